@@ -1,0 +1,44 @@
+# make bench    measure this machine in a few minutes, and say where the results lie
+# make test     lint, types and tests
+# make clean    remove what the others made, except results
+#
+# PYTHON=python3.12 picks the Python; ARGS='-k tile' is handed to pytest.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+RUN := $(VENV)/bin/python
+MADE := $(VENV)/.made
+SOURCES := $(shell find csrc kernels -name '*.cpp' -o -name '*.h' -o -name '*.cuh')
+
+.PHONY: bench test lint test-sanitize clean
+
+bench: $(MADE)
+	$(RUN) -m pytest --benchmark-only $(ARGS)
+
+test: lint
+	$(RUN) -m pytest tests $(ARGS)
+
+lint: $(MADE)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+# A build of its own beside the usual one; it runs only under the sanitizer's run-time library, preloaded.
+test-sanitize: $(MADE)
+	PYPERF_SANITIZE=1 $(RUN) setup.py -q build --build-base build/sanitize --build-lib build/sanitize/lib
+	PYTHONPATH=build/sanitize/lib ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" \
+	$(VENV)/bin/pytest tests/native $(ARGS)
+
+$(MADE): setup.py pyproject.toml constraints.txt tools/make_venv.py tools/compiler.py $(SOURCES)
+	@command -v $(PYTHON) >/dev/null || { echo "error: PYTHON=$(PYTHON) cannot be run:" \
+	  "install Python 3.10 or newer, or name one with make PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "error: PYTHON=$(PYTHON) is" \
+	  "$$($(PYTHON) -V 2>&1), and pyperf_suite needs 3.10 or newer: name one with make PYTHON=..." >&2; exit 2; }
+	$(PYTHON) tools/make_venv.py $(VENV)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info pyperf_suite/_native*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
