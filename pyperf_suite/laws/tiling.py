@@ -1,0 +1,156 @@
+"""Tile and wave quantization: how a matrix product is cut into tiles and how tiles fill the workers.
+
+`Tile` and `Schedule` are the words every kernel of the suite is asked in; the functions count what they imply.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyperf_suite.errors import UserError
+
+POLICIES = ("data_parallel", "persistent", "split_k", "stream_k", "library")
+
+_TILE = re.compile(r"(\d+)x(\d+)x(\d+)(?::s(\d+))?(?::c(\d+))?")
+_SCHEDULE = re.compile(r"([a-z_]+)(?:\((\d+)\))?@(\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class Tile:
+    """The piece of C that one worker computes at a time, `m × n`, in steps of `k` elements of K.
+
+    `stages` is the depth of the operand pipeline and `cluster` the number of CTAs that share operands; both are 1 on CPUs.
+    Written `128x256x64:s4:c2`, parts at 1 left out.
+    """
+
+    m: int
+    n: int
+    k: int
+    stages: int = 1
+    cluster: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.m, self.n, self.k, self.stages, self.cluster) < 1:
+            raise UserError(f"A tile has sizes of at least 1, but {self} was asked for.")
+
+    def __str__(self) -> str:
+        pipeline = f":s{self.stages}" if self.stages != 1 else ""
+        cluster = f":c{self.cluster}" if self.cluster != 1 else ""
+        return f"{self.m}x{self.n}x{self.k}{pipeline}{cluster}"
+
+    @classmethod
+    def parse(cls, text: str) -> Tile:
+        """The inverse of `str`. Raises UserError for anything else."""
+        match = _TILE.fullmatch(text.strip())
+        if match is None:
+            raise UserError(f"{text!r} is not a tile: write MxNxK, as in 128x128x256.")
+        return cls(*(int(part) for part in match.groups(default="1")))
+
+
+@dataclass(frozen=True, order=True)
+class Schedule:
+    """Who computes which tile: a policy, the number of workers, and for split_k the slices of K.
+
+    `library` leaves tile and order to the library and only bounds its threads. Written `split_k(4)@2`.
+    """
+
+    policy: str
+    workers: int
+    splits: int = 1
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise UserError(f"Unknown schedule {self.policy!r}: choose from {', '.join(POLICIES)}.")
+        if self.workers < 1:
+            raise UserError(f"A schedule needs at least 1 worker, but {self.workers} were asked for.")
+        if self.splits < 1 or (self.splits > 1 and self.policy != "split_k"):
+            raise UserError(
+                f"{self.splits} slices of K were asked of {self.policy}: only split_k takes more than one, as in split_k(4)@2."
+            )
+
+    def __str__(self) -> str:
+        splits = f"({self.splits})" if self.policy == "split_k" else ""
+        return f"{self.policy}{splits}@{self.workers}"
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """The inverse of `str`. Raises UserError for anything else."""
+        match = _SCHEDULE.fullmatch(text.strip())
+        if match is None:
+            raise UserError(f"{text!r} is not a schedule: write POLICY@WORKERS, as in data_parallel@2 or split_k(4)@2.")
+        policy, splits, workers = match.groups()
+        return cls(policy, int(workers), int(splits or 1))
+
+
+def ceil_div(numerator: ArrayLike, denominator: ArrayLike) -> NDArray[np.int64]:
+    """⌈numerator / denominator⌉ in exact integer arithmetic."""
+    return -(-np.asarray(numerator, dtype=np.int64) // np.asarray(denominator, dtype=np.int64))
+
+
+def tile_count(m: ArrayLike, n: ArrayLike, tile: Tile) -> NDArray[np.int64]:
+    """Output tiles C = ⌈M/Tm⌉·⌈N/Tn⌉ (NVIDIA, Matrix Multiplication Background User's Guide)."""
+    return ceil_div(m, tile.m) * ceil_div(n, tile.n)
+
+
+def wave_count(units: ArrayLike, slots: ArrayLike) -> NDArray[np.int64]:
+    """Waves W = ⌈units/slots⌉ (same guide); slots are workers that run at once: cores, or SMs × co-resident CTAs."""
+    return ceil_div(units, slots)
+
+
+def tile_efficiency(m: ArrayLike, n: ArrayLike, tile: Tile) -> NDArray[np.float64]:
+    """Share of the computed tile area that is C: MN / (C·Tm·Tn), in (0, 1]."""
+    area = np.asarray(m, dtype=np.float64) * np.asarray(n, dtype=np.float64)
+    return area / (tile_count(m, n, tile) * float(tile.m * tile.n))
+
+
+def wave_efficiency(units: ArrayLike, slots: ArrayLike) -> NDArray[np.float64]:
+    """Share of the slots that work, over all waves: units / (W·slots), in (0, 1]."""
+    return np.asarray(units, dtype=np.float64) / (wave_count(units, slots) * np.asarray(slots, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """What the busiest worker does for one product; each an array over the cases.
+
+    `k_extent` is in elements of K summed over its tiles, `tiles` counts visits to an output tile, `partials` those whose
+    result is a partial sum that is written, read back and added.
+    """
+
+    k_extent: NDArray[np.float64]
+    tiles: NDArray[np.float64]
+    partials: NDArray[np.float64]
+
+
+def critical_path(m: ArrayLike, n: ArrayLike, k: ArrayLike, tile: Tile, schedule: Schedule) -> CriticalPath:
+    """The busiest worker's share under a schedule; the closed form of what `kernels/cuda/schedule.cuh` enumerates.
+
+    data_parallel and persistent give it ⌈C/S⌉ whole tiles. split_k(s) gives it ⌈C·s/S⌉ slices of ⌈k-tiles/s⌉. stream_k
+    gives it whole tiles for all waves but the last full one, and an even share of the k-tiles of the rest (the two-tile
+    hybrid of Osama et al. 2023). The K edge is not padded. Raises UserError for the library's own schedule.
+    """
+    tiles = tile_count(m, n, tile)
+    depth = np.broadcast_to(np.asarray(k, dtype=np.float64), tiles.shape)
+    workers = schedule.workers
+    waves = wave_count(tiles, workers)
+    if schedule.policy in ("data_parallel", "persistent"):
+        return CriticalPath(waves * depth, waves.astype(np.float64), np.zeros(tiles.shape))
+    if schedule.policy == "split_k":
+        visits = wave_count(tiles * schedule.splits, workers)
+        k_tiles = ceil_div(depth.astype(np.int64), tile.k)
+        slice_extent = np.minimum(ceil_div(k_tiles, schedule.splits) * tile.k, depth)
+        shared = visits if schedule.splits > 1 else np.zeros(tiles.shape)
+        # Slices of a tile are handed out one after the other, so a worker meets long and short ones alike.
+        extent = np.where(visits > 1, visits * depth / schedule.splits, slice_extent)
+        return CriticalPath(extent, visits.astype(np.float64), np.asarray(shared, dtype=np.float64))
+    if schedule.policy == "stream_k":
+        even = tiles % workers == 0
+        whole = np.where(even, waves, np.maximum(tiles // workers - 1, 0))
+        streamed = tiles - whole * workers
+        extent = whole * depth + np.where(even, 0.0, streamed * depth / workers)
+        visits = whole + np.where(even, 0, np.where(streamed > workers, 2, 1))
+        return CriticalPath(extent, visits.astype(np.float64), np.where(even, 0.0, 1.0))
+    raise UserError(f"The schedule {schedule} is the library's own: its critical path is not known.")

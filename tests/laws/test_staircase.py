@@ -1,0 +1,49 @@
+"""The staircase law recovers constants that made the times, and says nothing negative."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.laws.staircase import StaircaseLaw, relative_error
+from pyperf_suite.laws.tiling import CriticalPath, Schedule, Tile, critical_path
+
+
+def paths() -> CriticalPath:
+    n = np.arange(32, 2000, 37)
+    parts = [
+        critical_path(128, n, k, Tile(128, 128, 256), Schedule.parse(schedule))
+        for schedule in ("data_parallel@3", "split_k(3)@3", "stream_k@3")
+        for k in (700, 4096)
+    ]
+    return CriticalPath(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("k_extent", "tiles", "partials")))
+
+
+cost = st.floats(1e-3, 1.0)
+
+
+@given(cost, cost, cost, cost)
+def test_fitting_recovers_the_law_that_made_the_times(overhead: float, per_k: float, per_tile: float, partial: float) -> None:
+    truth = StaircaseLaw(overhead * 1e-5, per_k * 1e-7, per_tile * 1e-4, partial * 1e-4)
+    path = paths()
+    fitted = StaircaseLaw.fit(path, truth.seconds(path))
+    np.testing.assert_allclose(fitted.seconds(path), truth.seconds(path), rtol=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_no_cost_comes_out_negative_whatever_the_noise(seed: int) -> None:
+    path = paths()
+    law = StaircaseLaw.fit(path, np.random.default_rng(seed).uniform(1e-6, 1e-2, path.k_extent.size))
+    assert min(law.overhead_s, law.per_k_s, law.per_tile_s, law.per_partial_s) >= 0
+
+
+def test_a_law_cannot_be_fitted_to_nothing() -> None:
+    nothing = CriticalPath(np.array([]), np.array([]), np.array([]))
+    with pytest.raises(ValueError, match="no measurements"):
+        StaircaseLaw.fit(nothing, [])
+
+
+def test_relative_error_is_relative_to_what_was_measured() -> None:
+    np.testing.assert_allclose(relative_error([2.0, 0.5], [1.0, 1.0]), [1.0, 0.5])

@@ -1,0 +1,126 @@
+"""The closed forms of tiling against plain counting, and against what the native scheduler really hands out."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.tiling import (
+    POLICIES,
+    Schedule,
+    Tile,
+    critical_path,
+    tile_count,
+    tile_efficiency,
+    wave_count,
+    wave_efficiency,
+)
+
+sizes = st.integers(1, 3000)
+tiles = st.builds(Tile, *(st.integers(1, 300) for _ in range(3)), stages=st.integers(1, 6), cluster=st.integers(1, 2))
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    policy = draw(st.sampled_from(POLICIES))
+    return Schedule(policy, draw(st.integers(1, 200)), draw(st.integers(1, 16)) if policy == "split_k" else 1)
+
+
+@given(tiles)
+def test_a_tile_is_read_back_as_it_is_written(tile: Tile) -> None:
+    assert Tile.parse(str(tile)) == tile
+
+
+@given(schedules())
+def test_a_schedule_is_read_back_as_it_is_written(schedule: Schedule) -> None:
+    assert Schedule.parse(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize("text", ["", "128", "128x128", "128x128x0", "0x1x1", "axbxc", "-1x2x3", "1x2x3x4", "1x2x3:s0"])
+def test_what_is_not_a_tile_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(UserError, match="tile"):
+        Tile.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "data_parallel", "magic@2", "stream_k@0", "persistent(2)@2", "split_k(0)@2"])
+def test_what_is_not_a_schedule_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(UserError):
+        Schedule.parse(text)
+
+
+@given(sizes, sizes, tiles)
+def test_tiles_cover_the_output_and_none_is_superfluous(m: int, n: int, tile: Tile) -> None:
+    rows, columns = math.ceil(m / tile.m), math.ceil(n / tile.n)
+    assert tile_count(m, n, tile) == rows * columns
+    assert (rows - 1) * tile.m < m <= rows * tile.m
+    assert 0 < tile_efficiency(m, n, tile) <= 1
+
+
+@given(st.integers(1, 10**6), st.integers(1, 1000))
+def test_wave_efficiency_is_one_exactly_where_waves_are_full(units: int, slots: int) -> None:
+    efficiency = wave_efficiency(units, slots)
+    assert 0 < efficiency <= 1
+    assert (efficiency == 1) == (units % slots == 0)
+
+
+def test_published_figures_of_tile_and_wave_quantization_come_out() -> None:
+    # NVIDIA's matmul guide: 257 x 256 on 128-tiles is 0.39 % more maths and 1.5 x the tiles of 256 x 256.
+    assert tile_count(257, 256, Tile(128, 128, 32)) / tile_count(256, 256, Tile(128, 128, 32)) == 1.5
+    # A100, M = 2304, tiles 256 x 128: full waves at N = 1536, 3072, 4608, 6144 (108 SMs).
+    full = [n for n in range(128, 6200, 128) if wave_efficiency(tile_count(2304, n, Tile(256, 128, 32)), 108) == 1]
+    assert full == [1536, 3072, 4608, 6144]
+    # B300, 148 -> 152 SMs (stas00/ml-engineering): speed-up = ratio of waves.
+    speed_ups = wave_count([152, 296, 304, 3584], 148) / wave_count([152, 296, 304, 3584], 152)
+    np.testing.assert_allclose(speed_ups, [2.0, 1.0, 1.5, 1.042], atol=5e-4)
+
+
+@given(sizes, sizes, st.integers(1, 5000), tiles, schedules())
+def test_no_schedule_beats_an_even_share_of_the_work(m: int, n: int, k: int, tile: Tile, schedule: Schedule) -> None:
+    if schedule.policy == "library":
+        with pytest.raises(UserError):
+            critical_path(m, n, k, tile, schedule)
+        return
+    path = critical_path(m, n, k, tile, schedule)
+    assert path.k_extent >= tile_count(m, n, tile) * k / schedule.workers * (1 - 1e-9)
+    assert path.tiles >= 1
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(1, 9),
+    st.sampled_from(["data_parallel", "persistent", "stream_k"]),
+    st.integers(1, 7),
+)
+def test_the_closed_form_agrees_with_what_the_native_scheduler_hands_out(
+    tiles_m: int, tiles_n: int, k_tiles: int, policy: str, workers: int
+) -> None:
+    native = pytest.importorskip("pyperf_suite._native")
+    tile = Tile(8, 32, 4)
+    m, n, k = tiles_m * tile.m, tiles_n * tile.n, k_tiles * tile.k
+    segments = native.schedule_segments(m, n, k, (tile.m, tile.n, tile.k), policy, 1, workers)
+    extent: dict[int, int] = defaultdict(int)
+    for unit, _, _, k_begin, k_end, _ in segments:
+        # Units of data_parallel are tiles, handed out in order to whoever is free; equal tiles make that a round.
+        worker = unit % workers
+        extent[worker] += (k_end - k_begin) * tile.k
+    busiest = max(extent.values())
+    assert abs(busiest - critical_path(m, n, k, tile, Schedule(policy, workers)).k_extent) <= tile.k
+
+
+def test_split_k_on_idle_workers_divides_the_time_by_the_slices() -> None:
+    path = critical_path(64, 64, 4096, Tile(64, 64, 256), Schedule("split_k", 4, 4))
+    assert path.k_extent == 1024
+
+
+def test_stream_k_has_no_wave_cliff_where_data_parallel_has_one() -> None:
+    m, k, tile = 128, 4096, Tile(128, 128, 256)
+    for policy, ratio in (("data_parallel", 2.0), ("stream_k", 1.5)):
+        path = critical_path([m, m], [256, 257], [k, k], tile, Schedule(policy, 2))
+        assert path.k_extent[1] / path.k_extent[0] == ratio
