@@ -1,0 +1,98 @@
+"""Ask NVIDIA's management library about a GPU: its settings now, and the links it has to others.
+
+Through ctypes rather than nvidia-ml-py: the library comes with the driver, so the answer, and with it a machine's
+identity, does not depend on which Python packages are installed. Signatures are those of the NVML API reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+from pyperf_suite.hardware.shared_library import Unavailable, open_library
+
+LIBRARIES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
+OVERRIDE = "PYPERF_LIBNVML"
+MAXIMUM_LINKS = 18  # NVML_NVLINK_MAX_LINKS
+SM_CLOCK = 1  # NVML_CLOCK_SM
+
+
+class Nvml:
+    """The few queries that identity and state need; each answers None where GPU or driver does not tell."""
+
+    def __init__(self, library: Any) -> None:
+        """Initialise the library; raises Unavailable where it does not start."""
+        self._library = library
+        code = int(library.nvmlInit_v2())
+        if code:
+            raise Unavailable(f"nvmlInit failed (nvmlReturn {code})")
+
+    def driver_version(self) -> str | None:
+        """The kernel driver's version, as in 580.82.07."""
+        text = ctypes.create_string_buffer(96)
+        answered = self._call("nvmlSystemGetDriverVersion", text, len(text))
+        return text.value.decode("utf-8", "replace") if answered else None
+
+    def settings(self, uuid: str) -> dict[str, Any]:
+        """Power limit, ECC, persistence and clocks of the GPU with that UUID (for a MIG slice: its parent)."""
+        device = self._physical(uuid)
+        if device is None:
+            return {}
+        power_limit_mw = self._unsigned("nvmlDeviceGetEnforcedPowerLimit", device)
+        pending = ctypes.c_uint()
+        ecc = self._unsigned("nvmlDeviceGetEccMode", device, after=(ctypes.byref(pending),))
+        persistence = self._unsigned("nvmlDeviceGetPersistenceMode", device)
+        return {
+            "power_limit_w": None if power_limit_mw is None else power_limit_mw / 1000,
+            "ecc": None if ecc is None else bool(ecc),
+            "persistence_mode": None if persistence is None else bool(persistence),
+            "application_sm_clock_mhz": self._unsigned("nvmlDeviceGetApplicationsClock", device, SM_CLOCK),
+            "maximum_sm_clock_mhz": self._unsigned("nvmlDeviceGetMaxClockInfo", device, SM_CLOCK),
+        }
+
+    def nvlink(self, uuid: str) -> str | None:
+        """The GPU's active NVLinks as `nvlink<version>x<links>`; None where none is active."""
+        device = self._physical(uuid)
+        if device is None:
+            return None
+        active = [
+            link
+            for link in range(MAXIMUM_LINKS)
+            if self._unsigned("nvmlDeviceGetNvLinkState", device, link) == 1
+        ]
+        if not active:
+            return None
+        version = self._unsigned("nvmlDeviceGetNvLinkVersion", device, active[0])
+        return f"nvlink{version or ''}x{len(active)}"
+
+    def _physical(self, uuid: str) -> ctypes.c_void_p | None:
+        """The handle of the GPU with that UUID, of the whole GPU where the UUID is a MIG slice's."""
+        device = ctypes.c_void_p()
+        if not self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(device)):
+            return None
+        parent = ctypes.c_void_p()
+        if uuid.startswith("MIG-") and self._call(
+            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device, ctypes.byref(parent)
+        ):
+            return parent
+        return device
+
+    def _unsigned(self, function: str, *arguments: Any, after: tuple[Any, ...] = ()) -> int | None:
+        """Call a function that answers through a pointer to unsigned int behind `arguments`."""
+        answer = ctypes.c_uint()
+        return answer.value if self._call(function, *arguments, ctypes.byref(answer), *after) else None
+
+    def _call(self, function: str, *arguments: Any) -> bool:
+        """Whether the function exists in this driver's library and succeeded."""
+        found = getattr(self._library, function, None)
+        return found is not None and int(found(*arguments)) == 0
+
+
+@functools.cache
+def nvml() -> Nvml | Unavailable:
+    """The management library, or why there is none; asked once, then remembered."""
+    try:
+        return Nvml(open_library(OVERRIDE, LIBRARIES))
+    except Unavailable as reason:
+        return reason
