@@ -1,0 +1,206 @@
+// One segment after another: pack, multiply, and where several segments share a tile, sum in ascending k.
+#include "cpu/gemm.h"
+
+#include "check.h"
+#include "cpu/pool.h"
+
+#include <algorithm>
+
+namespace pyperf::cpu {
+namespace {
+
+constexpr std::size_t line_floats = 16;  // scratch areas start on cache lines, so that workers share none
+constexpr int max_micro_tile_floats = 512;
+
+// The micro-kernel streams the block of A from L2 once for each B panel; the rest of L2 is left to B and C.
+constexpr std::size_t a_block_bytes = std::size_t{512} << 10;
+
+std::size_t round_to_line(std::size_t floats) { return (floats + line_floats - 1) / line_floats * line_floats; }
+
+std::int64_t clamp(std::int64_t value, std::int64_t most) { return std::max<std::int64_t>(0, std::min(value, most)); }
+
+// The address of element (row, column) of a row-major matrix; `lanes` = 0 marks a panel wholly outside of it.
+const void* at(const void* base, std::int64_t row, std::int64_t column, std::int64_t ld, int bytes, std::int64_t lanes) {
+    return lanes == 0 ? base : static_cast<const char*>(base) + (row * ld + column) * bytes;
+}
+
+}  // namespace
+
+struct Gemm::Scratch {
+    float* a_block;
+    float* b_tile;
+    float* sums;
+};
+
+Gemm::Gemm(const GemmOptions& options)
+    : options_(options),
+      kernels_(kernels_named(options.isa)),
+      schedule_(make_schedule(options.m, options.n, options.k, options.tile, options.schedule, options.splits,
+                              options.workers, options.group)),
+      cores_(usable_cores()) {
+    const Tile& tile = options_.tile;
+    check_tile(tile.m, tile.n, tile.k, kernels_);
+    CHECK_INPUT(options.workers <= static_cast<std::int64_t>(cores_.size()), "workers = ", options.workers,
+                " is more than the cores this process may use: ask for at most ", cores_.size(), ".");
+    CHECK_INTERNAL(kernels_.mr * kernels_.nr <= max_micro_tile_floats, "raise max_micro_tile_floats");
+    cores_.resize(schedule_.workers);
+
+    panels_m_ = (tile.m + kernels_.mr - 1) / kernels_.mr;
+    const std::size_t panel_floats = static_cast<std::size_t>(kernels_.a_width) * tile.k;
+    const int fitting = std::max(1, static_cast<int>(a_block_bytes / (panel_floats * sizeof(float))));
+    const int blocks = (panels_m_ + fitting - 1) / fitting;
+    panels_in_block_ = (panels_m_ + blocks - 1) / blocks;
+    a_block_floats_ = round_to_line(panel_floats * panels_in_block_);
+    b_tile_floats_ = round_to_line(static_cast<std::size_t>(tile.n) * tile.k);
+    sums_floats_ = round_to_line(static_cast<std::size_t>(tile.m) * tile.n);
+    const bool in_place = options_.out_type == DataType::float32;
+    const std::size_t shared = static_cast<std::size_t>(schedule_.shared_tiles());
+    scratch_floats_ = a_block_floats_ + b_tile_floats_ + (in_place && shared == 0 ? 0 : sums_floats_);
+    const double floats = static_cast<double>(scratch_floats_) * schedule_.workers +
+                          (in_place ? 0.0 : static_cast<double>(shared) * static_cast<double>(sums_floats_));
+    workspace_ = std::make_unique<Workspace>(floats * sizeof(float));
+    summed_ = std::make_unique<std::atomic<int>[]>(shared);
+    pinned_ = run_on_workers(cores_, options_.pin, [](int) {});
+}
+
+void Gemm::run(const GemmOperands& operands) {
+    check(operands);
+    std::lock_guard<std::mutex> turn(turn_);
+    operands_ = operands;
+    next_unit_.store(0, std::memory_order_relaxed);
+    for (long long tile = 0; tile < schedule_.shared_tiles(); ++tile) summed_[tile].store(0, std::memory_order_relaxed);
+    run_on_workers(cores_, options_.pin, [this](int worker) { work(worker); });
+}
+
+void Gemm::check(const GemmOperands& operands) const {
+    const auto require = [](const char* name, const void* address, const char* ld_name, std::int64_t ld,
+                            std::int64_t row_length) {
+        CHECK_INPUT(address, name, " has address 0: pass the address of its first element.");
+        CHECK_INPUT(ld >= row_length, ld_name, " = ", ld, " is less than the row length of ", name, " as stored, ",
+                    row_length, ".");
+    };
+    require("A", operands.a, "lda", operands.lda, options_.a_transposed ? options_.m : options_.k);
+    require("B", operands.b, "ldb", operands.ldb, options_.b_transposed ? options_.k : options_.n);
+    require("C", operands.c, "ldc", operands.ldc, options_.n);
+}
+
+Gemm::Scratch Gemm::scratch_of(int worker) const {
+    float* base = reinterpret_cast<float*>(workspace_->data()) + scratch_floats_ * worker;
+    return {base, base + a_block_floats_, base + a_block_floats_ + b_tile_floats_};
+}
+
+void Gemm::work(int worker) {
+    const Scratch scratch = scratch_of(worker);
+    const auto visit = [&](long long unit) {
+        Cursor cursor = schedule_.begin(unit);
+        Segment segment;
+        while (schedule_.next(cursor, segment)) compute(segment, scratch);
+    };
+    if (!schedule_.dynamic()) return visit(worker);
+    const long long units = schedule_.units();
+    for (long long unit; (unit = next_unit_.fetch_add(1, std::memory_order_relaxed)) < units;) visit(unit);
+}
+
+void Gemm::compute(const Segment& segment, const Scratch& scratch) {
+    const Tile& tile = options_.tile;
+    const std::int64_t row = std::int64_t{segment.tile_m} * tile.m, column = std::int64_t{segment.tile_n} * tile.n;
+    const std::int64_t rows = clamp(options_.m - row, tile.m), columns = clamp(options_.n - column, tile.n);
+    const bool in_place = options_.out_type == DataType::float32;
+    const std::int64_t offset = row * operands_.ldc + column;
+    const bool whole = segment.k_begin == 0 && segment.owner;
+    const long long slot = segment.tile - (schedule_.tiles() - schedule_.shared_tiles());
+
+    // Where the tile's sum grows: in C itself, or, where C cannot hold fp32, in memory of its own.
+    float* sum = scratch.sums;
+    std::int64_t ld = tile.n;
+    if (in_place) {
+        sum = static_cast<float*>(operands_.c) + offset;
+        ld = operands_.ldc;
+    } else if (!whole) {
+        sum = reinterpret_cast<float*>(workspace_->data()) + scratch_floats_ * schedule_.workers + sums_floats_ * slot;
+    }
+
+    if (segment.k_begin == 0) {
+        multiply(segment, scratch, sum, ld, rows, columns);
+    } else {
+        // The partial sum is always formed apart, even when its turn has come: results must not depend on timing.
+        // Whoever is waited for was started earlier (schedule.cuh), so there is no deadlock.
+        multiply(segment, scratch, scratch.sums, tile.n, rows, columns);
+        Patience patience;
+        while (summed_[slot].load(std::memory_order_acquire) != segment.k_begin) patience.wait();
+        kernels_.add(sum, ld, scratch.sums, tile.n, rows, columns);
+    }
+    if (segment.owner && !in_place)
+        kernels_.to_bfloat16(static_cast<std::uint16_t*>(operands_.c) + offset, operands_.ldc, sum, ld, rows, columns);
+    if (!whole) summed_[slot].store(segment.k_end, std::memory_order_release);
+}
+
+void Gemm::multiply(const Segment& segment, const Scratch& scratch, float* sums, std::int64_t ld, std::int64_t rows,
+                    std::int64_t columns) {
+    for (int k_tile = segment.k_begin; k_tile < segment.k_end; ++k_tile) {
+        const std::int64_t k = std::int64_t{k_tile} * options_.tile.k;
+        const std::int64_t depth = std::min<std::int64_t>(options_.tile.k, options_.k - k);
+        pack_b(segment, k, depth, scratch.b_tile);
+        for (int first = 0; first < panels_m_; first += panels_in_block_) {
+            const int last = std::min(first + panels_in_block_, panels_m_);
+            pack_a(segment, first, last, k, depth, scratch.a_block);
+            multiply_block(scratch, first, last, depth, sums, ld, rows, columns, k_tile > segment.k_begin);
+        }
+    }
+}
+
+int Gemm::panel_row(int panel) const {
+    return panel * (options_.tile.m / panels_m_) + std::min(panel, options_.tile.m % panels_m_);
+}
+
+void Gemm::pack_a(const Segment& segment, int first_panel, int last_panel, std::int64_t k, std::int64_t depth,
+                  float* a_block) const {
+    const Pack pack = kernels_.pack_a[static_cast<int>(options_.type)][options_.a_transposed ? 0 : 1];
+    for (int panel = first_panel; panel < last_panel; ++panel, a_block += depth * kernels_.a_width) {
+        const std::int64_t row = std::int64_t{segment.tile_m} * options_.tile.m + panel_row(panel);
+        const std::int64_t lanes = clamp(options_.m - row, kernels_.a_width);
+        const void* source = options_.a_transposed ? at(operands_.a, k, row, operands_.lda, bytes_of(options_.type), lanes)
+                                                   : at(operands_.a, row, k, operands_.lda, bytes_of(options_.type), lanes);
+        pack(source, operands_.lda, lanes, depth, a_block);
+    }
+}
+
+void Gemm::pack_b(const Segment& segment, std::int64_t k, std::int64_t depth, float* b_tile) const {
+    const Pack pack = kernels_.pack_b[static_cast<int>(options_.type)][options_.b_transposed ? 1 : 0];
+    for (int inside = 0; inside < options_.tile.n; inside += kernels_.nr, b_tile += depth * kernels_.nr) {
+        const std::int64_t column = std::int64_t{segment.tile_n} * options_.tile.n + inside;
+        const std::int64_t lanes = clamp(options_.n - column, kernels_.nr);
+        const void* source = options_.b_transposed
+                                 ? at(operands_.b, column, k, operands_.ldb, bytes_of(options_.type), lanes)
+                                 : at(operands_.b, k, column, operands_.ldb, bytes_of(options_.type), lanes);
+        pack(source, operands_.ldb, lanes, depth, b_tile);
+    }
+}
+
+void Gemm::multiply_block(const Scratch& scratch, int first_panel, int last_panel, std::int64_t depth, float* sums,
+                          std::int64_t ld, std::int64_t rows, std::int64_t columns, bool accumulate) {
+    alignas(64) float edge[max_micro_tile_floats];
+    for (int column = 0; column < options_.tile.n; column += kernels_.nr) {
+        const float* b_panel = scratch.b_tile + column * depth;
+        const std::int64_t columns_inside = clamp(columns - column, kernels_.nr);
+        for (int panel = first_panel; panel < last_panel; ++panel) {
+            const float* a_panel = scratch.a_block + (panel - first_panel) * depth * kernels_.a_width;
+            const int row = panel_row(panel), height = panel_row(panel + 1) - row;
+            const std::int64_t rows_inside = clamp(rows - row, height);
+            if (rows_inside == height && columns_inside == kernels_.nr) {
+                kernels_.micro[height](depth, a_panel, b_panel, sums + row * ld + column, ld, accumulate);
+                continue;
+            }
+            // A micro-tile at or over the edge costs as much as one inside; only what is inside of C is kept.
+            kernels_.micro[height](depth, a_panel, b_panel, edge, kernels_.nr, false);
+            if (rows_inside == 0 || columns_inside == 0) continue;
+            for (std::int64_t r = 0; r < rows_inside; ++r)
+                for (std::int64_t c = 0; c < columns_inside; ++c) {
+                    float& place = sums[(row + r) * ld + column + c];
+                    place = accumulate ? place + edge[r * kernels_.nr + c] : edge[r * kernels_.nr + c];
+                }
+        }
+    }
+}
+
+}  // namespace pyperf::cpu

@@ -1,0 +1,29 @@
+// Chooses the kernels at run time, so that one build serves every processor of its architecture.
+#include "kernels.h"
+
+#include "check.h"
+#include "kernels_isa.h"
+
+namespace pyperf::cpu {
+
+const std::vector<const KernelSet*>& usable_kernels() {
+    static const std::vector<const KernelSet*> usable = [] {
+        std::vector<const KernelSet*> found;
+        for (const KernelSet* kernels : {avx512_kernels(), avx2_kernels(), baseline_kernels()})
+            if (kernels) found.push_back(kernels);
+        return found;
+    }();
+    return usable;
+}
+
+const KernelSet& kernels_named(const std::string& name) {
+    if (name.empty()) return *usable_kernels().front();
+    std::string names;
+    for (const KernelSet* kernels : usable_kernels()) {
+        if (name == kernels->name) return *kernels;
+        names += (names.empty() ? "" : ", ") + std::string(kernels->name);
+    }
+    throw InputError(text("Instruction set '", name, "' cannot be used here: this processor can run ", names, "."));
+}
+
+}  // namespace pyperf::cpu

@@ -1,0 +1,46 @@
+// What an instruction set contributes to the GEMM: packing, the register micro-kernel, and the tile's finish.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace pyperf::cpu {
+
+enum class DataType : int { float32 = 0, bfloat16 = 1 };
+
+inline int bytes_of(DataType type) { return type == DataType::float32 ? 4 : 2; }
+
+// A panel is `depth` rows of a fixed number of fp32 lanes. Pack copies `lanes` ≤ width lanes of the source into it,
+// converting to fp32, and writes zeros in the lanes that lie outside the matrix.
+//   lane-contiguous source:  panel[k][lane] = source[k · ld + lane]
+//   depth-contiguous source: panel[k][lane] = source[lane · ld + k]
+using Pack = void (*)(const void* source, std::int64_t ld, std::int64_t lanes, std::int64_t depth, float* panel);
+
+// C[rows, nr] (+)= A-panel · B-panel; `rows` is fixed by the place in KernelSet::micro.
+using Micro = void (*)(std::int64_t depth, const float* a_panel, const float* b_panel, float* c, std::int64_t ldc,
+                       bool accumulate);
+
+constexpr int max_rows = 14;
+
+struct KernelSet {
+    const char* name;
+    int mr;       // most rows a micro-kernel takes
+    int nr;       // columns of a micro-kernel: width of a B panel
+    int a_width;  // lanes of an A panel; at least mr
+    Pack pack_a[2][2];           // [DataType][source is depth-contiguous]
+    Pack pack_b[2][2];
+    Micro micro[max_rows + 1];   // [rows], 1 … mr
+    void (*add)(float* into, std::int64_t ld_into, const float* from, std::int64_t ld_from, std::int64_t rows,
+                std::int64_t columns);
+    void (*to_bfloat16)(std::uint16_t* into, std::int64_t ld_into, const float* from, std::int64_t ld_from,
+                        std::int64_t rows, std::int64_t columns);
+};
+
+// The kernel sets this processor can run, best first.
+const std::vector<const KernelSet*>& usable_kernels();
+
+// By name; an empty name is the best one. Throws InputError naming what is usable here.
+const KernelSet& kernels_named(const std::string& name);
+
+}  // namespace pyperf::cpu

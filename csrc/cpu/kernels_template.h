@@ -1,0 +1,190 @@
+// The kernels of one instruction set, written once with GCC vector extensions.
+//
+// Included inside the anonymous namespace of kernels_<isa>.cpp, after that file has set its target and defined
+//   LANES, MR, VECTORS   lanes of a vector (4, 8, 16); rows, and vectors per row, of the micro-tile
+//   Vec                  that vector
+// so every function here is compiled for that instruction set alone (internal linkage: the linker cannot mix them).
+
+constexpr int NR = LANES * VECTORS;
+constexpr int A_WIDTH = (MR + LANES - 1) / LANES * LANES;
+
+typedef float UnalignedVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef std::uint16_t HalfVec __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+typedef std::uint32_t BitsVec __attribute__((vector_size(LANES * 4)));
+#if !defined(__clang__) && __GNUC__ < 12
+typedef std::int32_t IntVec __attribute__((vector_size(LANES * 4)));
+#endif
+
+inline float widen(float value) { return value; }
+inline float widen(std::uint16_t bits) {
+    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+inline Vec load(const float* source) { return *reinterpret_cast<const UnalignedVec*>(source); }
+inline Vec load(const std::uint16_t* source) {
+    const HalfVec half = *reinterpret_cast<const HalfVec*>(source);
+    return reinterpret_cast<Vec>(__builtin_convertvector(half, BitsVec) << 16);
+}
+inline void store(float* into, Vec value) { *reinterpret_cast<Vec*>(into) = value; }
+
+// Two vectors shuffled into one: lane l takes lane Index::of(l) of a and b laid end to end.
+template <typename Index, int... LANE>
+inline Vec shuffle(Vec a, Vec b, std::integer_sequence<int, LANE...>) {
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, Index::of(LANE)...);
+#else
+    return __builtin_shuffle(a, b, IntVec{Index::of(LANE)...});
+#endif
+}
+template <typename Index> inline Vec shuffle(Vec a, Vec b) {
+    return shuffle<Index>(a, b, std::make_integer_sequence<int, LANES>{});
+}
+
+// Inside each group of four lanes, the low or high half of a and b, interleaved by runs of SIZE lanes.
+template <int SIZE, int HIGH> struct Interleave {
+    static constexpr int of(int lane) {
+        const int inside = lane % 4, from_b = SIZE == 1 ? inside % 2 : inside / 2;
+        const int place = SIZE == 1 ? inside / 2 : inside % 2;
+        return lane - inside + 2 * HIGH + place + from_b * LANES;
+    }
+};
+
+// Exchanges blocks of SIZE lanes across the diagonal of the 2 × 2 blocks that two rows SIZE apart hold.
+template <int SIZE, int HIGH> struct Exchange {
+    static constexpr int of(int lane) {
+        const bool from_b = lane & SIZE;
+        return HIGH ? (from_b ? lane + LANES : lane + SIZE) : (from_b ? lane - SIZE + LANES : lane);
+    }
+};
+
+template <int SIZE> inline void exchange(Vec (&rows)[LANES]) {
+    if constexpr (SIZE < LANES) {
+#pragma GCC unroll 16
+        for (int row = 0; row < LANES; ++row) {
+            if (row & SIZE) continue;
+            const Vec a = rows[row], b = rows[row + SIZE];
+            rows[row] = shuffle<Exchange<SIZE, 0>>(a, b);
+            rows[row + SIZE] = shuffle<Exchange<SIZE, 1>>(a, b);
+        }
+        exchange<2 * SIZE>(rows);
+    }
+}
+
+// LANES × LANES in log2(LANES) rounds of one shuffle a vector: 4 × 4 blocks first, by the interleavings that every
+// x86 and Arm processor has an instruction for, then whole blocks.
+inline void transpose(Vec (&rows)[LANES]) {
+#pragma GCC unroll 4
+    for (int row = 0; row < LANES; row += 4) {
+        const Vec low_01 = shuffle<Interleave<1, 0>>(rows[row], rows[row + 1]);
+        const Vec high_01 = shuffle<Interleave<1, 1>>(rows[row], rows[row + 1]);
+        const Vec low_23 = shuffle<Interleave<1, 0>>(rows[row + 2], rows[row + 3]);
+        const Vec high_23 = shuffle<Interleave<1, 1>>(rows[row + 2], rows[row + 3]);
+        rows[row] = shuffle<Interleave<2, 0>>(low_01, low_23);
+        rows[row + 1] = shuffle<Interleave<2, 1>>(low_01, low_23);
+        rows[row + 2] = shuffle<Interleave<2, 0>>(high_01, high_23);
+        rows[row + 3] = shuffle<Interleave<2, 1>>(high_01, high_23);
+    }
+    exchange<4>(rows);
+}
+
+template <typename Source, int WIDTH>
+void pack_lane_contiguous(const void* data, std::int64_t ld, std::int64_t lanes, std::int64_t depth, float* panel) {
+    const Source* source = static_cast<const Source*>(data);
+    if (lanes >= WIDTH) {
+        for (std::int64_t k = 0; k < depth; ++k, source += ld, panel += WIDTH)
+            for (int lane = 0; lane < WIDTH; lane += LANES) store(panel + lane, load(source + lane));
+        return;
+    }
+    for (std::int64_t k = 0; k < depth; ++k, source += ld, panel += WIDTH)
+        for (std::int64_t lane = 0; lane < WIDTH; ++lane) panel[lane] = lane < lanes ? widen(source[lane]) : 0.0f;
+}
+
+template <typename Source, int WIDTH>
+void pack_depth_contiguous(const void* data, std::int64_t ld, std::int64_t lanes, std::int64_t depth, float* panel) {
+    const Source* source = static_cast<const Source*>(data);
+    const std::int64_t whole = depth / LANES * LANES;
+    for (std::int64_t k = 0; k < whole; k += LANES)
+        for (int block = 0; block < WIDTH; block += LANES) {
+            Vec rows[LANES];
+            if (block + LANES <= lanes) {
+#pragma GCC unroll 16
+                for (int lane = 0; lane < LANES; ++lane) rows[lane] = load(source + (block + lane) * ld + k);
+            } else {
+                for (int lane = 0; lane < LANES; ++lane)
+                    rows[lane] = block + lane < lanes ? load(source + (block + lane) * ld + k) : Vec{};
+            }
+            transpose(rows);
+#pragma GCC unroll 16
+            for (int step = 0; step < LANES; ++step) store(panel + (k + step) * WIDTH + block, rows[step]);
+        }
+    for (std::int64_t k = whole; k < depth; ++k)
+        for (std::int64_t lane = 0; lane < WIDTH; ++lane)
+            panel[k * WIDTH + lane] = lane < lanes ? widen(source[lane * ld + k]) : 0.0f;
+}
+
+template <int ROWS>
+void micro(std::int64_t depth, const float* a_panel, const float* b_panel, float* c, std::int64_t ldc, bool accumulate) {
+    Vec sum[ROWS][VECTORS] = {};
+    if (accumulate) {
+        for (int row = 0; row < ROWS; ++row)
+            for (int column = 0; column < NR; column += 16) __builtin_prefetch(c + row * ldc + column, 1);
+    }
+    for (std::int64_t k = 0; k < depth; ++k, a_panel += A_WIDTH, b_panel += NR) {
+        Vec b[VECTORS];
+#pragma GCC unroll 4
+        for (int vector = 0; vector < VECTORS; ++vector)
+            b[vector] = *reinterpret_cast<const Vec*>(b_panel + vector * LANES);
+#pragma GCC unroll 16
+        for (int row = 0; row < ROWS; ++row) {
+#pragma GCC unroll 4
+            for (int vector = 0; vector < VECTORS; ++vector) sum[row][vector] += a_panel[row] * b[vector];
+        }
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < ROWS; ++row)
+#pragma GCC unroll 4
+        for (int vector = 0; vector < VECTORS; ++vector) {
+            UnalignedVec& place = *reinterpret_cast<UnalignedVec*>(c + row * ldc + vector * LANES);
+            place = accumulate ? place + sum[row][vector] : sum[row][vector];
+        }
+}
+
+void add(float* into, std::int64_t ld_into, const float* from, std::int64_t ld_from, std::int64_t rows,
+         std::int64_t columns) {
+    for (std::int64_t row = 0; row < rows; ++row, into += ld_into, from += ld_from)
+        for (std::int64_t column = 0; column < columns; ++column) into[column] += from[column];
+}
+
+// Round to nearest, ties to even; a NaN stays a (quiet) NaN.
+void to_bfloat16(std::uint16_t* into, std::int64_t ld_into, const float* from, std::int64_t ld_from,
+                 std::int64_t rows, std::int64_t columns) {
+    for (std::int64_t row = 0; row < rows; ++row, into += ld_into, from += ld_from)
+        for (std::int64_t column = 0; column < columns; ++column) {
+            std::uint32_t bits;
+            std::memcpy(&bits, from + column, sizeof bits);
+            const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+            const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+            into[column] = static_cast<std::uint16_t>(is_nan ? (bits >> 16) | 0x40u : rounded);
+        }
+}
+
+// constexpr, so that no code of this instruction set runs before it is known to be usable.
+template <int... ROWS> constexpr KernelSet kernel_set(const char* name, std::integer_sequence<int, ROWS...>) {
+    using Half = std::uint16_t;
+    return {name,
+            MR,
+            NR,
+            A_WIDTH,
+            {{pack_lane_contiguous<float, A_WIDTH>, pack_depth_contiguous<float, A_WIDTH>},
+             {pack_lane_contiguous<Half, A_WIDTH>, pack_depth_contiguous<Half, A_WIDTH>}},
+            {{pack_lane_contiguous<float, NR>, pack_depth_contiguous<float, NR>},
+             {pack_lane_contiguous<Half, NR>, pack_depth_contiguous<Half, NR>}},
+            {nullptr, micro<ROWS + 1>...},
+            add,
+            to_bfloat16};
+}
+
+static_assert(MR <= max_rows, "KernelSet::micro has no place for so many rows: raise max_rows");

@@ -1,0 +1,245 @@
+"""The CPU GEMM against float64: every instruction set usable here, every layout, dtype and schedule."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SCHEDULES = ("data_parallel", "persistent", "split_k", "stream_k")
+CANARY = np.uint16(0x4321)
+
+# Per element: |out − ref| ≤ limit · (|A|·|B|). fp32 sums of the few hundred terms here stay far below 1e-5
+# (γ_k ≈ k · 2⁻²⁴, and rounding errors do not all add up); a bfloat16 result is rounded once more, to 8 bits.
+LIMIT = {"float32": 1e-5, "bfloat16": 2.0**-8}
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """The nearest bfloat16, ties to even, as its 16 bits."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+@dataclass
+class Product:
+    """One product: operands stored with padded rows, and C poisoned with NaN inside a frame of canaries."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "float32"
+    out_dtype: str = "float32"
+    a_transposed: bool = False
+    b_transposed: bool = False
+    padding: int = 0
+    seed: int = 0
+    options: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        random = np.random.default_rng(self.seed)
+        self.a, self.a_values = self._operand(random, self.m, self.k, self.a_transposed)
+        self.b, self.b_values = self._operand(random, self.k, self.n, self.b_transposed)
+        storage = np.float32 if self.out_dtype == "float32" else np.uint16
+        self.c = np.empty((self.m + 2, self.n + self.padding), storage)
+
+    def _operand(self, random: np.random.Generator, rows: int, columns: int, transposed: bool) -> tuple:
+        shape = (columns, rows) if transposed else (rows, columns)
+        stored = random.standard_normal((shape[0], shape[1] + self.padding)).astype(np.float32)
+        if self.dtype == "bfloat16":
+            stored = to_bfloat16(stored)
+        values = from_bfloat16(stored) if self.dtype == "bfloat16" else stored
+        values = values[:, : shape[1]].astype(np.float64)
+        # What lies in the padding must never be read into a sum.
+        stored[:, shape[1] :] = np.uint16(0x7FC0) if self.dtype == "bfloat16" else np.nan
+        return stored, values.T if transposed else values
+
+    def gemm(self, native: ModuleType) -> Any:
+        return native.Gemm(
+            self.m,
+            self.n,
+            self.k,
+            self.dtype,
+            self.out_dtype,
+            self.a_transposed,
+            self.b_transposed,
+            **self.options,
+        )
+
+    def run(self, gemm: Any) -> np.ndarray:
+        """The result as stored; checks that nothing outside of C was touched."""
+        self.c.view(np.uint16)[:] = CANARY
+        inside = self.c[1:-1, : self.n]
+        inside[:] = np.nan if self.out_dtype == "float32" else np.uint16(0x7FC0)
+        first = self.c[1:].ctypes.data
+        lda, ldb, ldc = self.a.shape[1], self.b.shape[1], self.c.shape[1]
+        gemm.run(self.a.ctypes.data, lda, self.b.ctypes.data, ldb, first, ldc)
+        frame = np.ones(self.c.shape, bool)
+        frame[1:-1, : self.n] = False
+        outside = np.ascontiguousarray(self.c[frame]).view(np.uint16)
+        assert (outside == CANARY).all(), "memory outside of C was written"
+        return inside.copy()
+
+    def assert_right(self, result: np.ndarray) -> None:
+        values = from_bfloat16(result) if self.out_dtype == "bfloat16" else result
+        reference = self.a_values @ self.b_values
+        limit = LIMIT[self.out_dtype] * (np.abs(self.a_values) @ np.abs(self.b_values))
+        error = np.abs(values - reference)
+        assert np.isfinite(values).all()
+        assert (error <= limit).all(), f"worst at {np.unravel_index((error - limit).argmax(), error.shape)}"
+
+    def check(self, native: ModuleType) -> None:
+        self.assert_right(self.run(self.gemm(native)))
+
+
+def workers_here(native: ModuleType) -> int:
+    """Two workers where the process may use two cores."""
+    try:
+        native.Gemm(1, 1, 1, tile=(1, native.micro_tile(native.isas()[0])[1], 1), workers=2)
+    except ValueError:
+        return 1
+    return 2
+
+
+@pytest.mark.parametrize("layout", ["NN", "TN", "NT", "TT"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_product_with_edges_on_every_side_is_right(
+    native: ModuleType, isa: str, layout: str, dtype: str, schedule: str
+) -> None:
+    columns = native.micro_tile(isa)[1]
+    options = {"isa": isa, "tile": (24, 2 * columns, 20), "schedule": schedule}
+    options |= {"workers": workers_here(native), "splits": 3 if schedule == "split_k" else 1}
+    for out_dtype in ("float32", "bfloat16"):
+        Product(
+            m=61,
+            n=4 * columns + 7,
+            k=97,
+            dtype=dtype,
+            out_dtype=out_dtype,
+            a_transposed=layout[1] == "T",
+            b_transposed=layout[0] == "T",
+            padding=3,
+            options=options,
+        ).check(native)
+
+
+@pytest.mark.parametrize("a_transposed", [False, True])
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_sizes_around_the_tile_one_and_primes_are_right(
+    native: ModuleType, isa: str, a_transposed: bool, b_transposed: bool
+) -> None:
+    columns = native.micro_tile(isa)[1]
+    tile = (16, columns, 16)
+    for m in (1, 15, 16, 17):
+        for n in (1, columns - 1, columns, columns + 1):
+            for k in (1, 13, 16, 17):
+                product = Product(m, n, k, a_transposed=a_transposed, b_transposed=b_transposed)
+                product.options = {"isa": isa, "tile": tile}
+                product.check(native)
+
+
+def test_every_height_of_the_micro_kernel_is_right(native: ModuleType, isa: str) -> None:
+    rows, columns = native.micro_tile(isa)
+    for height in range(1, rows + 2):
+        Product(height, columns, 5, options={"isa": isa, "tile": (height, columns, 5)}).check(native)
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_shape_tile_layout_and_schedule_is_right(native: ModuleType, data: st.DataObject) -> None:
+    isa = data.draw(st.sampled_from(native.isas()))
+    columns = native.micro_tile(isa)[1]
+    tile_m, tile_k = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 70))
+    tile = (tile_m, columns * data.draw(st.integers(1, 4)), tile_k)
+    m, n, k = (data.draw(st.integers(1, 150)) for _ in range(3))
+    schedule = data.draw(st.sampled_from(SCHEDULES))
+    splits = data.draw(st.integers(1, -(-k // tile_k))) if schedule == "split_k" else 1
+    workers = data.draw(st.integers(1, workers_here(native)))
+    options = {"isa": isa, "tile": tile, "schedule": schedule, "splits": splits, "workers": workers}
+    options["group"] = data.draw(st.integers(1, 4))
+    Product(
+        m,
+        n,
+        k,
+        dtype=data.draw(st.sampled_from(["float32", "bfloat16"])),
+        out_dtype=data.draw(st.sampled_from(["float32", "bfloat16"])),
+        a_transposed=data.draw(st.booleans()),
+        b_transposed=data.draw(st.booleans()),
+        padding=data.draw(st.integers(0, 5)),
+        seed=data.draw(st.integers(0, 9)),
+        options=options,
+    ).check(native)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("out_dtype", ["float32", "bfloat16"])
+def test_repeated_runs_agree_to_the_last_bit(native: ModuleType, schedule: str, out_dtype: str) -> None:
+    columns = native.micro_tile(native.isas()[0])[1]
+    options = {"tile": (16, columns, 8), "schedule": schedule, "workers": workers_here(native)}
+    options["splits"] = 5 if schedule == "split_k" else 1
+    product = Product(100, 3 * columns, 203, out_dtype=out_dtype, options=options)
+    gemm = product.gemm(native)
+    first = product.run(gemm)
+    for _ in range(30):
+        assert (product.run(gemm) == first).all()
+
+
+def test_a_bfloat16_result_is_rounded_to_nearest_even_and_keeps_nan_and_infinity(
+    native: ModuleType, isa: str
+) -> None:
+    columns = native.micro_tile(isa)[1]
+    values = [1.0, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, np.inf, -np.inf, np.nan, 3.3e38, 1e-40]
+    values = np.array(values, np.float32)
+    one = np.ones((1, 1), np.float32)
+    out = np.zeros((1, values.size), np.uint16)
+    gemm = native.Gemm(1, values.size, 1, "float32", "bfloat16", tile=(1, columns, 1), isa=isa)
+    gemm.run(one.ctypes.data, 1, values.ctypes.data, values.size, out.ctypes.data, values.size)
+    rounded = from_bfloat16(out)[0]
+    assert rounded[:4].tolist() == [1.0, 1.0, 1 + 2**-6, -1.0]
+    assert rounded[4:6].tolist() == [np.inf, -np.inf]
+    assert np.isnan(rounded[6])
+    assert (out[0, 7:] == to_bfloat16(values[7:])).all()
+
+
+def test_two_python_threads_may_multiply_at_once_on_one_object_and_on_two(native: ModuleType) -> None:
+    columns = native.micro_tile(native.isas()[0])[1]
+    workers = workers_here(native)
+    options = {"tile": (32, columns, 32), "schedule": "stream_k", "workers": workers}
+    products = [Product(97, 3 * columns, 130, seed=seed, options=options) for seed in range(4)]
+    shared = products[0].gemm(native)
+    gemms = [shared, shared, products[2].gemm(native), products[3].gemm(native)]
+    failures: list[BaseException] = []
+
+    def multiply(product: Product, gemm: Any) -> None:
+        try:
+            for _ in range(25):
+                product.assert_right(product.run(gemm))
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=multiply, args=pair) for pair in zip(products, gemms, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_the_default_tile_can_be_computed_and_gives_every_worker_a_tile(native: ModuleType, isa: str) -> None:
+    shapes = [(1, 1, 1), (7, 5000, 3), (256, 256, 256), (4096, 1024, 512), (3, 3, 100000), (50257, 768, 64)]
+    for m, n, k in shapes:
+        for workers in (1, 2, 3, 8):
+            tile = native.default_tile(m, n, k, "float32", workers, isa)
+            native.check_tile(*tile, isa)
+            if m * n >= 128 * 128 * workers:
+                assert -(-m // tile[0]) * -(-n // tile[1]) >= workers
