@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from pyperf_suite.hardware.cuda_driver import driver
+from pyperf_suite.hardware.shared_library import Unavailable
+
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
     """Leave the tests out of `pytest --benchmark-only`, which would collect them only to skip each."""
     return True if config.getoption("benchmark_only", default=False) else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked `gpu` where there is none, with the driver's reason."""
+    if item.get_closest_marker("gpu") and isinstance(driver(), Unavailable):
+        pytest.skip(f"needs a CUDA device, but {driver()}")

@@ -1,6 +1,6 @@
 """The data caches of the CPU: their sizes, and how many of each there are.
 
-Linux's /sys says both; where it does not (some virtual machines, macOS), the C library or sysctl has the sizes.
+Linux's /sys says both; where it does not (some virtual machines, macOS), the C library or sysctl may.
 """
 
 from __future__ import annotations

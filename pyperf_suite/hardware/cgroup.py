@@ -53,8 +53,8 @@ def _quotas(files: KernelFiles) -> Iterator[tuple[int | None, int | None]]:
 def _groups(files: KernelFiles, controller: str) -> Iterator[str]:
     """The folders of this process's groups for a controller, from its own to the root of what is mounted.
 
-    In a container the path in /proc/self/cgroup may be the host's while the mount shows the container's own group as
-    its root; the folders of that path then do not exist, and only the root counts.
+    In a container the path in /proc/self/cgroup may be the host's while the mount shows the container's own
+    group as its root; the folders of that path then do not exist, and only the root counts.
     """
     for line in (files.text("proc/self/cgroup") or "0::/").splitlines():
         fields = line.split(":", 2)

@@ -44,7 +44,7 @@ def detect() -> Cpu:
 
 
 def read_cpu(files: KernelFiles, affinity: int | None) -> Cpu:
-    """Describe the CPU these kernel files speak of, for a process allowed on `affinity` CPUs (None: on all)."""
+    """Describe the CPU these kernel files speak of, for a process allowed on `affinity` CPUs (None: all)."""
     information = _first_values(files.text("proc/cpuinfo") or "")
     flags = frozenset((information.get("flags") or information.get("features") or "").split())
     logical = _logical_cores(files)

@@ -1,7 +1,7 @@
 """Ask NVIDIA's management library about a GPU: its settings now, and the links it has to others.
 
-Through ctypes rather than nvidia-ml-py: the library comes with the driver, so the answer, and with it a machine's
-identity, does not depend on which Python packages are installed. Signatures are those of the NVML API reference.
+Through ctypes rather than nvidia-ml-py: the library comes with the driver, so the answer, and with it a
+machine's identity, does not depend on which Python packages are installed. Signatures: NVML API reference.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Nvml:
         return text.value.decode("utf-8", "replace") if answered else None
 
     def settings(self, uuid: str) -> dict[str, Any]:
-        """Power limit, ECC, persistence and clocks of the GPU with that UUID (for a MIG slice: its parent)."""
+        """Power limit, ECC, persistence, clocks of the GPU with that UUID (for a MIG slice, its parent)."""
         device = self._physical(uuid)
         if device is None:
             return {}

@@ -75,7 +75,7 @@ def gpu_state(index: int) -> dict[str, Any]:
 
 
 def compiler_of_extension() -> str | None:
-    """The compiler that built the C++ extension, by the note compilers leave in it; None where there is none."""
+    """The compiler that built the C++ extension, by the note compilers leave in it; None if not built."""
     extension = importlib.util.find_spec("pyperf_suite._native")
     if extension is None or extension.origin is None:
         return None

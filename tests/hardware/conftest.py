@@ -1,0 +1,130 @@
+"""A machine made of kernel files, and stand-ins for NVIDIA's two libraries."""
+
+# ruff: noqa: N802 (the stand-ins' functions bear the libraries' names)
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyperf_suite.hardware.kernel_files import KernelFiles
+
+Machine = Callable[[Mapping[str, str]], KernelFiles]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """Write the given files (path to content) below a root of their own, and read that root as a machine."""
+
+    def write(contents: Mapping[str, str]) -> KernelFiles:
+        for path, content in contents.items():
+            target = tmp_path / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content.encode("utf-8", "surrogateescape"))
+        return KernelFiles(tmp_path)
+
+    return write
+
+
+class FakeCuda:
+    """A libcuda of which only the answers are there."""
+
+    def __init__(self, names: list[str], initialises: int = 0) -> None:
+        self.names = names
+        self.initialises = initialises
+
+    def cuInit(self, flags: int) -> int:
+        return self.initialises
+
+    def cuGetErrorString(self, code: int, text: Any) -> int:
+        text._obj.value = b"driver words"
+        return 0
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = 13010
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = len(self.names)
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:
+        device._obj.value = index
+        return 0 if index < len(self.names) else 101
+
+    def cuDeviceGetName(self, name: Any, length: int, device: int) -> int:
+        name.value = self.names[device].encode()
+        return 0
+
+    def cuDeviceTotalMem_v2(self, memory: Any, device: int) -> int:
+        memory._obj.value = 150_110_011_392
+        return 0
+
+    def cuDeviceGetUuid_v2(self, raw: Any, device: int) -> int:
+        raw[:] = bytes(range(device, device + 16))
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: int) -> int:
+        value._obj.value = {16: 132, 75: 9, 76: 0}[attribute]
+        return 0
+
+
+class FakeNvml:
+    """A libnvidia-ml whose GPUs have a number of active NVLinks and the settings of an H200."""
+
+    def __init__(self, links: int = 18) -> None:
+        self.links = links
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, text: Any, length: int) -> int:
+        text.value = b"580.82.07"
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, device: Any) -> int:
+        device._obj.value = 7
+        return 0 if uuid.startswith((b"GPU-", b"MIG-")) else 2
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, device: ctypes.c_void_p, parent: Any) -> int:
+        parent._obj.value = 8
+        return 0
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, device: ctypes.c_void_p, milliwatts: Any) -> int:
+        milliwatts._obj.value = {7: 700_000, 8: 650_000}[device.value or 0]
+        return 0
+
+    def nvmlDeviceGetEccMode(self, device: ctypes.c_void_p, current: Any, pending: Any) -> int:
+        current._obj.value = 1
+        return 0
+
+    def nvmlDeviceGetPersistenceMode(self, device: ctypes.c_void_p, mode: Any) -> int:
+        return 3  # NVML_ERROR_NOT_SUPPORTED
+
+    def nvmlDeviceGetMaxClockInfo(self, device: ctypes.c_void_p, clock: int, mhz: Any) -> int:
+        mhz._obj.value = {1: 1980}[clock]
+        return 0
+
+    def nvmlDeviceGetNvLinkState(self, device: ctypes.c_void_p, link: int, active: Any) -> int:
+        active._obj.value = int(link < self.links)
+        return 0 if link < 18 else 2
+
+    def nvmlDeviceGetNvLinkVersion(self, device: ctypes.c_void_p, link: int, version: Any) -> int:
+        version._obj.value = 4
+        return 0
+
+
+@pytest.fixture
+def fake_cuda() -> type[FakeCuda]:
+    """The stand-in for libcuda, to be made with the names of its GPUs."""
+    return FakeCuda
+
+
+@pytest.fixture
+def fake_nvml() -> type[FakeNvml]:
+    """The stand-in for libnvidia-ml, to be made with its number of active NVLinks."""
+    return FakeNvml

@@ -1,0 +1,216 @@
+"""The CPU of several kinds of machine, each told by the kernel files such a machine has."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyperf_suite.hardware import caches, cpu
+from pyperf_suite.hardware.arm import core_name
+
+SYSTEM = "sys/devices/system/cpu"
+
+
+def cache(core: int, index: int, level: int, kind: str, size: str, shared: str) -> dict[str, str]:
+    """The files of one cache of one core."""
+    folder = f"{SYSTEM}/cpu{core}/cache/index{index}"
+    return {
+        f"{folder}/level": f"{level}\n",
+        f"{folder}/type": f"{kind}\n",
+        f"{folder}/size": f"{size}\n",
+        f"{folder}/shared_cpu_list": f"{shared}\n",
+    }
+
+
+def caches_of_core(
+    core: int, siblings: str, sizes: tuple[str, str, str], sharers_of_l3: str
+) -> dict[str, str]:
+    """L1d, L1i, L2 and L3 of a core, as Linux lists them."""
+    l1d, l2, l3 = sizes
+    return {
+        **cache(core, 0, 1, "Data", l1d, siblings),
+        **cache(core, 1, 1, "Instruction", "32K", siblings),
+        **cache(core, 2, 2, "Unified", l2, siblings),
+        **cache(core, 3, 3, "Unified", l3, sharers_of_l3),
+    }
+
+
+def x86_cpuinfo(vendor: str, model: str, flags: str, cores: int) -> str:
+    """The parts of /proc/cpuinfo that matter, of an x86 machine."""
+    return "\n".join(
+        f"processor\t: {core}\nvendor_id\t: {vendor}\nmodel name\t: {model}\nflags\t\t: {flags}\nbugs\t\t:\n"
+        for core in range(cores)
+    )
+
+
+# Two sockets of two hyper-threaded cores each: CPUs 0 and 4 are one core, as Intel numbers them.
+INTEL_BARE_METAL = {
+    "proc/cpuinfo": x86_cpuinfo(
+        "GenuineIntel", "Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz", "fpu avx2 avx512f", 8
+    ),
+    f"{SYSTEM}/online": "0-7",
+    "sys/devices/system/node/online": "0-1",
+    "sys/class/dmi/id/sys_vendor": "Dell Inc.",
+    **{
+        path: content
+        for core in range(8)
+        for path, content in caches_of_core(
+            core,
+            f"{core % 4},{core % 4 + 4}",
+            ("48K", "1280K", "43008K"),
+            "0-1,4-5" if core % 4 < 2 else "2-3,6-7",
+        ).items()
+    },
+}
+# Two core complexes, each with an L3 of its own, simultaneous multithreading off.
+AMD_BARE_METAL = {
+    "proc/cpuinfo": x86_cpuinfo(
+        "AuthenticAMD", "AMD EPYC 9454 48-Core Processor", "fpu avx2 avx512f avx512_bf16", 4
+    ),
+    f"{SYSTEM}/online": "0-3",
+    "sys/devices/system/node/online": "0",
+    **{
+        path: content
+        for core in range(4)
+        for path, content in caches_of_core(
+            core, str(core), ("32K", "1024K", "32768K"), "0-1" if core < 2 else "2-3"
+        ).items()
+    },
+}
+GRACE = {
+    "proc/cpuinfo": "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd sve2 bf16 i8mm\n"
+    "CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\n\nprocessor\t: 1\n",
+    f"{SYSTEM}/online": "0-1",
+    **caches_of_core(0, "0", ("64K", "1024K", "116736K"), "0-1"),
+    **caches_of_core(1, "1", ("64K", "1024K", "116736K"), "0-1"),
+}
+# A container on a virtual machine that hides its caches.
+CONTAINER_ON_VM = {
+    "proc/cpuinfo": x86_cpuinfo("GenuineIntel", "Intel(R) Xeon(R) Processor", "fpu avx2 hypervisor", 8),
+    f"{SYSTEM}/online": "0-7",
+    "proc/self/cgroup": "0::/\n",
+    "sys/fs/cgroup/cpu.max": "250000 100000\n",
+}
+
+
+def test_bare_metal_intel_counts_each_cache_once_though_two_threads_share_it(machine):
+    found = cpu.read_cpu(machine(INTEL_BARE_METAL), affinity=8)
+    assert found.model == "Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz"
+    assert (found.logical_cores, found.usable_cores, found.numa_nodes) == (8, 8, 2)
+    assert (found.l1d_bytes, found.l2_bytes, found.l2_total_bytes) == (48 << 10, 1280 << 10, 4 * 1280 << 10)
+    assert (found.l3_bytes, found.l3_total_bytes) == (43008 << 10, 2 * 43008 << 10)
+    assert found.isa_flags == ("avx2", "avx512f", "fpu")
+    assert not found.virtualised
+    assert not found.caches_assumed
+
+
+def test_amd_core_complexes_each_have_an_l3_of_their_own(machine):
+    found = cpu.read_cpu(machine(AMD_BARE_METAL), affinity=None)
+    assert found.model == "AMD EPYC 9454 48-Core Processor"
+    assert (found.l3_bytes, found.l3_total_bytes) == (32 << 20, 64 << 20)
+    assert found.l2_total_bytes == 4 << 20
+
+
+def test_an_arm_server_has_its_cores_name_and_features(machine):
+    found = cpu.read_cpu(machine(GRACE), affinity=2)
+    assert found.model == "Arm Neoverse-V2"
+    assert "sve2" in found.isa_flags
+    assert found.l1d_bytes == 64 << 10
+
+
+def test_a_container_may_use_the_whole_cores_of_its_quota(machine):
+    found = cpu.read_cpu(machine(CONTAINER_ON_VM), affinity=8)
+    assert (found.logical_cores, found.usable_cores) == (8, 2)
+    assert found.virtualised
+
+
+def test_affinity_narrower_than_the_quota_counts(machine):
+    assert cpu.read_cpu(machine(CONTAINER_ON_VM), affinity=1).usable_cores == 1
+
+
+def test_a_quota_of_half_a_core_leaves_one(machine):
+    files = machine({**CONTAINER_ON_VM, "sys/fs/cgroup/cpu.max": "50000 100000"})
+    assert cpu.read_cpu(files, affinity=8).usable_cores == 1
+
+
+def test_caches_the_kernel_hides_are_asked_of_the_c_library(machine, monkeypatch):
+    told = {"SC_LEVEL1_DCACHE_SIZE": 65536, "SC_LEVEL2_CACHE_SIZE": 524288, "SC_LEVEL3_CACHE_SIZE": 0}
+    monkeypatch.setattr(os, "sysconf", told.__getitem__)
+    found = cpu.read_cpu(machine(CONTAINER_ON_VM), affinity=8)
+    assert (found.l1d_bytes, found.l2_bytes, found.l2_total_bytes, found.l3_bytes) == (
+        65536,
+        524288,
+        8 * 524288,
+        0,
+    )
+    assert not found.caches_assumed
+
+
+def test_caches_that_nothing_tells_of_are_assumed_and_said_to_be(machine, monkeypatch):
+    monkeypatch.setattr(os, "sysconf", lambda name: 0)
+    found = cpu.read_cpu(machine(CONTAINER_ON_VM), affinity=8)
+    assert found.caches_assumed
+    assert found.l2_bytes == caches.ASSUMED_BYTES[2]
+
+
+def test_sysctl_tells_the_caches_where_linux_files_and_c_library_do_not(machine, monkeypatch):
+    monkeypatch.setattr(os, "sysconf", lambda name: -1)
+    told = {"hw.l1dcachesize": "65536", "hw.l2cachesize": "4194304"}
+    found = caches.read_caches(machine({}), logical_cores=8, sysctl=told.get)
+    assert (found.l1d_bytes, found.l2_bytes, found.l3_bytes, found.assumed) == (65536, 4 << 20, 0, False)
+
+
+def test_cores_of_two_kinds_are_sized_by_the_larger(machine):
+    files = machine(
+        {**caches_of_core(0, "0", ("48K", "2048K", "36M"), "0-1"), **cache(1, 2, 2, "Unified", "4M", "1")}
+    )
+    found = caches.read_caches(files, logical_cores=2, sysctl=lambda name: None)
+    assert (found.l2_bytes, found.l2_total_bytes) == (4 << 20, 6 << 20)
+
+
+def test_an_empty_machine_is_described_without_raising(machine):
+    found = cpu.read_cpu(machine({}), affinity=None)
+    assert found.model
+    assert found.usable_cores >= 1
+    assert found.l2_bytes > 0
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(path=st.sampled_from(sorted(INTEL_BARE_METAL)), content=st.text(max_size=60))
+def test_no_malformed_file_stops_the_description(machine, path, content):
+    found = cpu.read_cpu(
+        machine({**CONTAINER_ON_VM, **caches_of_core(0, "0", ("1K", "2K", "3K"), "0"), path: content}), 4
+    )
+    assert found.usable_cores >= 1
+    assert found.l2_total_bytes > 0
+
+
+def test_bytes_that_are_no_text_do_not_stop_the_description(machine):
+    files = machine({"proc/cpuinfo": "model name\t: \udcff\udcfe CPU\n", f"{SYSTEM}/online": "\udc80"})
+    assert "CPU" in cpu.read_cpu(files, affinity=None).model
+
+
+@pytest.mark.parametrize(
+    ("implementer", "part", "name"),
+    [
+        ("0x41", "0xd0c", "Arm Neoverse-N1"),
+        ("0xc0", "0xac3", "Ampere Ampere-1"),
+        ("0x41", "0xfff", "Arm part 0xfff"),
+        ("0x99", "0x1", "implementer 0x99 part 0x1"),
+        (None, "0xd0c", None),
+        ("0x41", "core", None),
+    ],
+)
+def test_arm_cores_are_named_by_implementer_and_part(implementer, part, name):
+    assert core_name(implementer, part) == name
+
+
+def test_this_machine_is_described_once_and_remembered():
+    found = cpu.detect()
+    assert found is cpu.detect()
+    assert 1 <= found.usable_cores <= found.logical_cores
+    assert dataclasses.asdict(found)["model"]

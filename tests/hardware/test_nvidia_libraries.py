@@ -1,0 +1,80 @@
+"""What is asked of libcuda and libnvidia-ml, through stand-ins that answer as an H200's would."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyperf_suite.hardware import cuda_driver, nvml
+from pyperf_suite.hardware.cuda_driver import CudaDriver
+from pyperf_suite.hardware.nvml import Nvml
+from pyperf_suite.hardware.shared_library import Unavailable, open_library
+
+UUID = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+
+
+def test_a_gpu_is_described_without_a_context(fake_cuda):
+    driver = CudaDriver(fake_cuda(["NVIDIA H200"]))
+    gpu = driver.gpu(0)
+    assert driver.device_count() == 1
+    assert driver.version() == "13.1"
+    assert (gpu.name, gpu.uuid, gpu.compute_capability) == ("NVIDIA H200", UUID, (9, 0))
+    assert (gpu.multiprocessors, gpu.memory_bytes) == (132, 150_110_011_392)
+
+
+def test_a_slice_of_a_gpu_has_a_slices_uuid(fake_cuda):
+    assert CudaDriver(fake_cuda(["NVIDIA H200 MIG 1g.18gb"])).gpu(0).uuid.startswith("MIG-0001")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(100, "finds no CUDA device"), (999, r"driver words \(CUresult 999\)")]
+)
+def test_a_driver_that_does_not_start_says_why(fake_cuda, code, words):
+    with pytest.raises(Unavailable, match=words):
+        CudaDriver(fake_cuda([], initialises=code))
+
+
+def test_an_index_beyond_the_devices_is_refused_in_the_drivers_words(fake_cuda):
+    with pytest.raises(Unavailable, match=r"cuDeviceGet failed: driver words \(CUresult 101\)"):
+        CudaDriver(fake_cuda(["NVIDIA H200"])).gpu(3)
+
+
+def test_settings_a_gpu_does_not_tell_are_none(fake_nvml):
+    assert Nvml(fake_nvml()).settings(UUID) == {
+        "power_limit_w": 700.0,
+        "ecc": True,
+        "persistence_mode": None,  # answered "not supported"
+        "application_sm_clock_mhz": None,  # not in this library at all
+        "maximum_sm_clock_mhz": 1980,
+    }
+
+
+def test_a_slices_settings_are_its_gpus(fake_nvml):
+    assert Nvml(fake_nvml()).settings(UUID.replace("GPU", "MIG"))["power_limit_w"] == 650.0
+
+
+def test_a_gpu_that_nvml_does_not_know_has_no_settings_and_no_links(fake_nvml):
+    assert Nvml(fake_nvml()).settings("unknown") == {}
+    assert Nvml(fake_nvml()).nvlink("unknown") is None
+
+
+def test_links_are_named_by_version_and_number(fake_nvml):
+    assert Nvml(fake_nvml(18)).nvlink(UUID) == "nvlink4x18"
+    assert Nvml(fake_nvml(0)).nvlink(UUID) is None
+
+
+@pytest.mark.parametrize("module", [cuda_driver, nvml])
+def test_an_override_that_cannot_be_opened_is_not_passed_over(module, monkeypatch):
+    monkeypatch.setenv(module.OVERRIDE, "/nowhere/library.so")
+    with pytest.raises(Unavailable, match=rf"{module.OVERRIDE}=/nowhere/library.so cannot be opened"):
+        open_library(module.OVERRIDE, ["libm.so.6"])
+
+
+def test_a_machine_without_the_library_has_no_gpus(monkeypatch):
+    monkeypatch.setattr(cuda_driver, "driver", lambda: Unavailable("absent"))
+    assert cuda_driver.gpus() == []
+
+
+def test_opening_no_library_says_that_there_is_no_driver(monkeypatch):
+    monkeypatch.delenv(cuda_driver.OVERRIDE, raising=False)
+    with pytest.raises(Unavailable, match=r"libnothing.so.1 cannot be opened, so there is no NVIDIA driver"):
+        open_library(cuda_driver.OVERRIDE, ["libnothing.so.1", "libnothing.so"])
