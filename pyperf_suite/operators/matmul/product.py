@@ -1,0 +1,83 @@
+"""The matrix product as an operator: its implementations, its float64 reference, its FLOPs and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.measure.verify import Verification, verify_product
+from pyperf_suite.operators.dtypes import aligned_empty, element_type, round_to, widen
+from pyperf_suite.operators.matmul.native_cpu import NativeCpuMatmul
+from pyperf_suite.operators.matmul.parameters import LAYOUTS, MatmulParameters
+from pyperf_suite.operators.matmul.torch_cpu import TorchCpuMatmul
+from pyperf_suite.operators.operator import Array, Implementation, Operator, Work
+
+# Beyond this no machine has memory for even one row of a product; it also keeps sizes inside 64-bit arithmetic.
+LARGEST_DIMENSION = 1 << 31
+
+
+class Matmul(Operator[MatmulParameters]):
+    """C = A·B; 2·M·N·K FLOP; each operand moved once is M·K + K·N + M·N elements."""
+
+    name = "matmul"
+    parameters_type = MatmulParameters
+    implementations: Mapping[str, Implementation[MatmulParameters]] = {
+        implementation.name: implementation for implementation in (NativeCpuMatmul(), TorchCpuMatmul())
+    }
+
+    def validate(self, parameters: MatmulParameters) -> None:
+        """Raise UserError for a dimension, dtype or layout that cannot be."""
+        for name in ("m", "n", "k"):
+            size = getattr(parameters, name)
+            if not 1 <= size <= LARGEST_DIMENSION:
+                raise UserError(
+                    f"{name.upper()} = {size} was asked for, but a dimension lies between 1 and {LARGEST_DIMENSION}."
+                )
+        element_type(parameters.dtype)
+        element_type(parameters.output_dtype)
+        if parameters.layout not in LAYOUTS:
+            raise UserError(f"Unknown layout {parameters.layout!r}: choose from {', '.join(LAYOUTS)}.")
+
+    def work(self, parameters: MatmulParameters) -> Work:
+        """2·M·N·K FLOP (a multiply and an add), and the footprint as bytes."""
+        return Work(2 * parameters.m * parameters.n * parameters.k, self.footprint_bytes(parameters))
+
+    def footprint_bytes(self, parameters: MatmulParameters) -> int:
+        """Bytes of A, B and C."""
+        m, n, k = parameters.m, parameters.n, parameters.k
+        inputs = (m * k + k * n) * element_type(parameters.dtype).size_bytes
+        return inputs + m * n * element_type(parameters.output_dtype).size_bytes
+
+    def operands(self, parameters: MatmulParameters, seed: int) -> Mapping[str, Array]:
+        """Standard normal A and B, rounded to dtype: values move a processor's power, and zeros run faster."""
+        random = np.random.default_rng(seed)
+        stored = {}
+        for name, shape in (("a", parameters.a_shape), ("b", parameters.b_shape)):
+            stored[name] = aligned_empty(shape, parameters.dtype)
+            stored[name][...] = round_to(random.standard_normal(shape, dtype=np.float32), parameters.dtype)
+        stored["c"] = aligned_empty((parameters.m, parameters.n), parameters.output_dtype)
+        return stored
+
+    def copy_operands(self, operands: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The same A and B elsewhere in memory, with a C of their own."""
+        copies = {}
+        for name, array in operands.items():
+            copies[name] = aligned_empty(array.shape, "float32" if array.dtype == np.float32 else "bfloat16")
+            copies[name][...] = array
+        return copies
+
+    def verify(
+        self, parameters: MatmulParameters, operands: Mapping[str, Array], output: Array
+    ) -> Verification:
+        """Against the float64 product of the rounded inputs (see measure.verify)."""
+        a = widen(operands["a"], parameters.dtype)
+        b = widen(operands["b"], parameters.dtype)
+        return verify_product(
+            widen(output, parameters.output_dtype),
+            a.T if parameters.a_transposed else a,
+            b.T if parameters.b_transposed else b,
+            parameters.dtype,
+            parameters.output_dtype,
+        )

@@ -1,0 +1,110 @@
+"""What an operator and its implementations are to the rest of the suite.
+
+An operator is one signature with one float64 reference; an implementation turns its operands into launches on a device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.verify import Verification
+
+Parameters = TypeVar("Parameters")
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a case must at least do: floating-point operations, and bytes that have to be read or written once."""
+
+    flop: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What really ran: the kernel's name, the path it took, and details worth keeping (tile, ISA, threads)."""
+
+    name: str
+    path: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Launches(ABC):
+    """A case made ready: buffers allocated, kernel chosen, nothing left to do in a timed region but `launch`."""
+
+    kernel: Kernel
+
+    @abstractmethod
+    def launch(self, index: int) -> None:
+        """Run once on operand set `index` modulo the number of sets."""
+
+    @abstractmethod
+    def output(self, index: int) -> Array:
+        """What the last launch on that set wrote, in the output dtype's storage."""
+
+    @abstractmethod
+    def poison(self) -> None:
+        """Fill every output with NaN, so that an element nobody wrote is seen."""
+
+
+class Implementation(ABC, Generic[Parameters]):
+    """One way to compute an operator on one kind of device."""
+
+    name: ClassVar[str]
+    device_kind: ClassVar[str]
+
+    def validate(self, parameters: Parameters) -> None:
+        """Raise UserError where this implementation can never take these parameters, before anything is measured."""
+
+    @abstractmethod
+    def prepare(self, parameters: Parameters, operand_sets: list[Mapping[str, Array]], device: Device) -> Launches:
+        """Make launches over the operand sets. Raises Unsupported with the reason where this machine has no way."""
+
+
+class Operator(ABC, Generic[Parameters]):
+    """One signature, several implementations, one float64 reference, FLOPs and bytes."""
+
+    name: ClassVar[str]
+    parameters_type: ClassVar[type]
+    implementations: Mapping[str, Implementation[Parameters]]
+
+    @abstractmethod
+    def validate(self, parameters: Parameters) -> None:
+        """Raise UserError where the parameters cannot be, whoever implements them."""
+
+    @abstractmethod
+    def work(self, parameters: Parameters) -> Work:
+        """FLOPs and compulsory bytes of one launch."""
+
+    @abstractmethod
+    def footprint_bytes(self, parameters: Parameters) -> int:
+        """Memory of one operand set, inputs and outputs."""
+
+    @abstractmethod
+    def operands(self, parameters: Parameters, seed: int) -> Mapping[str, Array]:
+        """Seeded inputs and room for outputs, in storage form (see dtypes)."""
+
+    @abstractmethod
+    def copy_operands(self, operands: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The same values elsewhere in memory: another set for the rotation."""
+
+    @abstractmethod
+    def verify(self, parameters: Parameters, operands: Mapping[str, Array], output: Array) -> Verification:
+        """Compare an output with the float64 reference."""
+
+    def implementation(self, name: str) -> Implementation[Parameters]:
+        """The implementation of that name. Raises UserError that names those there are."""
+        if name not in self.implementations:
+            raise UserError(
+                f"{self.name} has no implementation {name!r}: choose from {', '.join(sorted(self.implementations))}."
+            )
+        return self.implementations[name]
