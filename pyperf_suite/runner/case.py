@@ -1,0 +1,98 @@
+"""A case is plain data: an operator, that operator's parameters, an implementation and a seed.
+
+Its id hashes canonical JSON with fields at their default left out, so a new field with a default keeps old ids.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.operators import find_operator
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure. `parameters` is the operator's own frozen dataclass."""
+
+    operator: str
+    parameters: Any
+    implementation: str
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON with defaults left out: the form that is stored, hashed and sent to workers."""
+        encoded = {
+            "operator": self.operator,
+            "parameters": encode_fields(self.parameters),
+            "implementation": self.implementation,
+        }
+        return encoded | ({"seed": self.seed} if self.seed else {})
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Case:
+        """The inverse of `to_json`. Raises UserError for an unknown operator or parameters it does not have."""
+        try:
+            operator = find_operator(data["operator"])
+            parameters = decode_fields(operator.parameters_type, data["parameters"])
+            return cls(operator.name, parameters, data["implementation"], data.get("seed", 0))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"This is not a case of the suite ({error!r}): {str(data)[:200]}") from None
+
+    @functools.cached_property
+    def case_id(self) -> str:
+        """16 hexadecimal digits of the SHA-256 of the canonical JSON."""
+        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @functools.cached_property
+    def label(self) -> str:
+        """What a person reads: `matmul[native m=128 n=257 k=1024 schedule=persistent@2 tile=128x128x256]`."""
+        fields = " ".join(f"{name}={value}" for name, value in encode_fields(self.parameters).items())
+        return f"{self.operator}[{self.implementation} {fields}]"
+
+    def validate(self) -> None:
+        """Raise UserError where the case can never be measured, naming what is allowed."""
+        operator = find_operator(self.operator)
+        operator.validate(self.parameters)
+        operator.implementation(self.implementation).validate(self.parameters)
+
+
+def encode_fields(parameters: Any) -> dict[str, Any]:
+    """A parameter dataclass as plain JSON: defaults left out, words like Tile and Schedule as they are written."""
+    encoded = {}
+    for field in dataclasses.fields(parameters):
+        value = getattr(parameters, field.name)
+        if value != field.default:
+            encoded[field.name] = value if isinstance(value, bool | int | float | str) else str(value)
+    return encoded
+
+
+def decode_fields(parameters_type: type, data: Mapping[str, Any]) -> Any:
+    """The inverse of `encode_fields`: text becomes the field's type again through its `parse`."""
+    words = _parsers(parameters_type)
+    values = {}
+    for name, value in data.items():
+        if name not in words:
+            raise UserError(f"{parameters_type.__name__} has no field {name!r}: it has {', '.join(words)}.")
+        parse = words[name]
+        values[name] = parse(value) if parse is not None else value
+    return parameters_type(**values)
+
+
+@functools.cache
+def _parsers(parameters_type: type) -> dict[str, Any]:
+    """For each field the `parse` of its type, or None where JSON already holds the value."""
+    parsers = {}
+    for name, hint in typing.get_type_hints(parameters_type).items():
+        choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
+        parsers[name] = next((choice.parse for choice in choices if hasattr(choice, "parse")), None)
+    return parsers

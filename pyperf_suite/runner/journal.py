@@ -1,0 +1,113 @@
+"""The append-only file of records: one JSON line each, on disk before the next case starts, and the only truth.
+
+A killed writer can leave one torn line at the end; reading drops it with a warning and resuming sets it aside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.runner.record import Record
+
+
+class TornJournal(UserWarning):
+    """The last line of a journal was cut off in the middle; the records before it are whole."""
+
+
+class Journal:
+    """records.jsonl of one run, open for appending. Use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        """Open for appending; a torn last line is moved to `<name>.torn` beside it first.
+
+        Raises UserError where the file cannot be written.
+        """
+        self.path = path
+        try:
+            _set_torn_tail_aside(path)
+            self._file: IO[bytes] = path.open("ab")
+        except OSError as error:
+            raise UserError(f"The results file {path} cannot be written: {error.strerror}.") from None
+
+    def append(self, record: Record) -> None:
+        """Write one record and wait until it is on disk. Raises UserError where the disk refuses."""
+        line = json.dumps(record.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
+        try:
+            self._file.write(line.encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UserError(
+                f"A record could not be written to {self.path}: {error.strerror}. All earlier records are kept; "
+                "free some space and go on with --resume."
+            ) from None
+
+    def close(self) -> None:
+        """Close the file; appending is over."""
+        self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_journal(path: Path) -> list[Record]:
+    """Every complete record of a journal, in the order written.
+
+    A torn last line is dropped with a TornJournal warning. Raises UserError naming file and line for anything else that
+    is not a record, or where the file cannot be read.
+    """
+    return list(_records(path))
+
+
+def _records(path: Path) -> Iterator[Record]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"The results file {path} cannot be read: {error.strerror}.") from None
+    whole, tail = _split_torn_tail(content)
+    if tail:
+        warnings.warn(f"{path}: the last line is torn and was dropped ({len(tail)} bytes).", TornJournal, stacklevel=4)
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            record = Record.from_json(json.loads(line))
+        except (ValueError, RecursionError, UserError) as error:
+            raise UserError(f"{path}, line {number} is not a record of the suite: {error}") from None
+        yield record
+
+
+def _split_torn_tail(content: bytes) -> tuple[bytes, bytes]:
+    """The whole lines, and what a killed writer left after them. A last record that lacks only its newline is whole."""
+    end = content.rfind(b"\n") + 1
+    whole, tail = content[:end], content[end:]
+    try:
+        json.loads(tail)
+    except (ValueError, RecursionError):
+        return whole, tail
+    return content, b""
+
+
+def _set_torn_tail_aside(path: Path) -> None:
+    """Keep what a killed writer left after the last whole line, but not where the next record goes."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole, tail = _split_torn_tail(content)
+    if tail:
+        with path.with_suffix(path.suffix + ".torn").open("ab") as torn:
+            torn.write(tail + b"\n")
+            torn.flush()
+            os.fsync(torn.fileno())
+        os.truncate(path, len(whole))
+        warnings.warn(f"{path}: a torn last line was set aside in {path.name}.torn.", TornJournal, stacklevel=4)
+    elif whole and not whole.endswith(b"\n"):
+        with path.open("ab") as journal:
+            journal.write(b"\n")

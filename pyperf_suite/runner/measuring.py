@@ -1,0 +1,162 @@
+"""What a worker does with one case: prepare, verify, warm up, sample, verify again, tell.
+
+Runs inside the worker process, which owns the device; returns plain JSON, so that the parent never touches a tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware import cpu, memory
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.sampling import Measurement, measure
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
+from pyperf_suite.measure.telemetry import Around
+from pyperf_suite.measure.verify import Verification
+from pyperf_suite.operators import find_operator
+from pyperf_suite.operators.operator import Array, Launches, Operator
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Metric
+
+# Rotating through operands that together exceed the caches this many times over leaves nothing of a set when it
+# comes round again (DESIGN: 2-3 x L2).
+CACHE_TURNOVER = 3
+
+# Operand sets may not crowd out the reference, which needs room of its own.
+MEMORY_SHARE = 0.25
+
+
+def measure_case(case: Case, rule: StopRule | None, device: Device) -> dict[str, Any]:
+    """Measure one case and return the measured part of its record; with `rule` None only verify it.
+
+    Every way a case can end is an outcome, never an exception: `unsupported` and `failed` carry their reason.
+    """
+    started_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+    try:
+        result = _measure(case, rule, device)
+    except (Unsupported, UserError) as reason:
+        result = {"outcome": "unsupported", "reason": str(reason)}
+    except MemoryError:
+        result = {"outcome": "failed", "reason": "Out of memory while the case was prepared or verified."}
+    except Exception as error:  # a case that breaks costs that case, not the run
+        result = {"outcome": "failed", "reason": f"{type(error).__name__}: {error}"}
+    return {"started_at": started_at} | result
+
+
+def _measure(case: Case, rule: StopRule | None, device: Device) -> dict[str, Any]:
+    operator = find_operator(case.operator)
+    operator.validate(case.parameters)
+    operands = operator.operands(case.parameters, case.seed)
+    operand_sets = _rotation(operator, case.parameters, operands)
+    launches = operator.implementation(case.implementation).prepare(case.parameters, operand_sets, device)
+    result: dict[str, Any] = {
+        "kernel": dataclasses.asdict(launches.kernel),
+        "work": dataclasses.asdict(operator.work(case.parameters)),
+    }
+
+    launches.poison()
+    launches.launch(0)
+    verified_output = launches.output(0).copy()
+    verification = operator.verify(case.parameters, operands, verified_output)
+    result["verification"] = _plain(dataclasses.asdict(verification))
+    if not verification.passed:
+        return result | _wrong(verification, "before timing")
+    if rule is None:
+        return result | {"outcome": "ok"}
+
+    stopwatch = CpuStopwatch()
+    with Around() as telemetry:
+        measurement = measure(launches.launch, stopwatch, rule)
+    result["metrics"] = {"time": dataclasses.asdict(time_metric(measurement))}
+    result["sampling"] = _how_sampled(measurement, stopwatch, len(operand_sets))
+    result["quality"] = {
+        "converged": measurement.converged,
+        "relative_half_width": measurement.relative_half_width,
+        "discarded": _plain(measurement.discarded),
+    } | telemetry.report
+
+    recheck = _verify_again(operator, case.parameters, operands, launches, verified_output)
+    if not recheck.passed:
+        return result | _wrong(recheck, "after timing")
+    return result | {"outcome": "ok"}
+
+
+def _rotation(operator: Operator[Any], parameters: Any, operands: Mapping[str, Array]) -> list[Mapping[str, Array]]:
+    """Operand sets to rotate through, so that no launch finds its operands in the cache that the last one left.
+
+    Raises Unsupported where even one set does not fit in memory.
+    """
+    footprint = operator.footprint_bytes(parameters)
+    wanted = math.ceil(CACHE_TURNOVER * cpu.detect().l2_total_bytes / footprint)
+    affordable = int(MEMORY_SHARE * memory.available_bytes() / footprint)
+    copies = max(0, min(wanted, affordable) - 1)
+    return [operands, *(operator.copy_operands(operands) for _ in range(copies))]
+
+
+def time_metric(measurement: Measurement) -> Metric:
+    """The samples of one measurement as a metric in seconds a launch."""
+    return Metric(
+        unit="s",
+        value=measurement.median,
+        low=measurement.interval[0],
+        high=measurement.interval[1],
+        q20=measurement.q20,
+        q80=measurement.q80,
+        samples=[float(f"{sample:.6g}") for sample in measurement.seconds],
+    )
+
+
+def _how_sampled(measurement: Measurement, stopwatch: Stopwatch, sets: int) -> dict[str, Any]:
+    """Everything about the taking of the samples that a reader needs to judge them."""
+    return {
+        "stopwatch": stopwatch.name,
+        "resolution_s": stopwatch.resolution_s,
+        "launches_per_sample": measurement.launches_per_sample,
+        "warmup_launches": measurement.warmup_launches,
+        "warmup_s": measurement.warmup_s,
+        "steady": measurement.steady,
+        "stopped_by": measurement.stopped_by,
+        "effective_samples": measurement.effective_samples,
+        "confidence": measurement.interval[2],
+        "cache": "cold_l2" if sets > 1 else "larger_than_l2",
+        "operand_sets": sets,
+    }
+
+
+def _verify_again(
+    operator: Operator[Any],
+    parameters: Any,
+    operands: Mapping[str, Array],
+    launches: Launches,
+    verified_output: Array,
+) -> Verification:
+    """A race shows after many launches, not in the first; bitwise the same output needs no second product."""
+    launches.poison()
+    launches.launch(0)
+    output = launches.output(0)
+    if np.array_equal(output, verified_output):
+        return Verification(True, "same output", 0.0, 0.0, 0.0, (0, 0), "")
+    return operator.verify(parameters, operands, output)
+
+
+def _wrong(verification: Verification, when: str) -> dict[str, Any]:
+    return {"outcome": "failed", "reason": f"Wrong result {when}: {verification.message}"}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN or infinity: null stands for a figure that is not a number."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,74 @@
+"""What a run will measure: cases of probes, in a seeded random order, visited by several processes."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware import memory
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators import find_operator
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.profiles import Profile
+
+# Starting a case costs inputs, two references and a warm-up beside the samples; seen on two cores, used for estimates.
+SECONDS_AROUND_A_CASE = 0.12
+
+
+@dataclass(frozen=True)
+class PlannedCase:
+    """One case and the probe that asked for it."""
+
+    probe: str
+    case: Case
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides what a run measures; the same plan resumes the same run."""
+
+    cases: tuple[PlannedCase, ...]
+    profile: Profile
+    device: Device
+    seed: int = 0
+
+    @property
+    def plan_id(self) -> str:
+        """16 hexadecimal digits that are equal for plans that measure the same cases in the same way."""
+        parts = sorted(f"{planned.probe}:{planned.case.case_id}" for planned in self.cases)
+        text = "\n".join([self.profile.name, str(self.device), str(self.seed), *parts])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def probes(self) -> tuple[str, ...]:
+        """Names of the probes, sorted."""
+        return tuple(sorted({planned.probe for planned in self.cases}))
+
+    @property
+    def seconds_at_most(self) -> float:
+        """How long the run takes where every case reaches its time cap."""
+        visits = len(self.cases) * self.profile.processes
+        return visits * (self.profile.rule.time_cap_s + SECONDS_AROUND_A_CASE)
+
+    def validate(self) -> None:
+        """Raise UserError for a case that can never be measured, or not in this machine's memory."""
+        available = memory.available_bytes()
+        for planned in self.cases:
+            case = planned.case
+            case.validate()
+            needed = find_operator(case.operator).footprint_bytes(case.parameters)
+            if needed > available:
+                raise UserError(
+                    f"{case.label} needs {needed / 1e9:.1f} GB for its operands, but {available / 1e9:.1f} GB of memory "
+                    "are free: ask for smaller dimensions."
+                )
+
+
+def in_random_order(cases: Sequence[PlannedCase], seed: int) -> tuple[PlannedCase, ...]:
+    """The cases shuffled by the seed, so that drift of the machine does not line up with any axis of a sweep."""
+    shuffled = list(cases)
+    random.Random(seed).shuffle(shuffled)
+    return tuple(shuffled)

@@ -1,0 +1,113 @@
+"""A record is one case's outcome in one process: what was measured, how, and on what; never a prediction.
+
+Readers join laws to records; nothing derived is stored in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.runner.case import Case
+
+SCHEMA_VERSION = 1
+
+Outcome = Literal["ok", "failed", "unsupported"]
+OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "unsupported")
+
+# "timing" is a measured case; "sentinel" is the fixed kernel at the start and the end of a run that tells machine drift
+# from code.
+KINDS = ("timing", "sentinel")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One measured quantity: its unit, its median and quantiles, an interval of the median, and the raw samples.
+
+    `samples` is a list in the order taken, or a list of such lists where several ranks measured (the rank axis first).
+    """
+
+    unit: str
+    value: float
+    low: float
+    high: float
+    q20: float
+    q80: float
+    samples: list[Any]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Metric:
+        """The inverse of `dataclasses.asdict`. Raises TypeError for anything but numbers and a list of samples."""
+        metric = cls(**data)
+        figures = (metric.value, metric.low, metric.high, metric.q20, metric.q80)
+        if not all(isinstance(figure, int | float) for figure in figures) or not isinstance(metric.samples, list):
+            raise TypeError(f"a metric holds figures and a list of samples, not {str(data)[:80]}")
+        return metric
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of records.jsonl."""
+
+    run_id: str
+    kind: str
+    case: Mapping[str, Any]
+    case_id: str
+    process: int
+    position: int
+    started_at: str
+    outcome: Outcome
+    reason: str = ""
+    probe: str = ""
+    profile: str = ""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    work: Mapping[str, int] = field(default_factory=dict)
+    kernel: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    quality: Mapping[str, Any] = field(default_factory=dict)
+    verification: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, ready for one line of the journal."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Record:
+        """The inverse of `to_json`. Raises UserError for another schema version or anything that is not a record.
+
+        Fields this version does not know are ignored, so that an additive newer minor change stays readable.
+        """
+        if not isinstance(data, dict):
+            raise UserError(f"A record is a JSON object, but this is {type(data).__name__}.")
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise UserError(f"A record of schema version {version!r} was found; this version reads {SCHEMA_VERSION}.")
+        known = {item.name for item in dataclasses.fields(cls)}
+        try:
+            metrics = {name: Metric.from_json(metric) for name, metric in data["metrics"].items()}
+            record = cls(**{name: value for name, value in data.items() if name in known} | {"metrics": metrics})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"A record is incomplete or malformed: {error}.") from None
+        if record.outcome not in OUTCOMES or record.kind not in KINDS or not isinstance(record.case, dict):
+            raise UserError(f"A record of kind {record.kind!r} and outcome {record.outcome!r} is not one of the suite's.")
+        return record
+
+    def parsed_case(self) -> Case:
+        """The case as data again. Raises UserError where this version no longer has its operator."""
+        return Case.from_json(self.case)
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds of one launch. Raises KeyError on a record that timed nothing."""
+        return self.metrics["time"].value
+
+    @property
+    def label(self) -> str:
+        """What a person reads for the case."""
+        return self.parsed_case().label

@@ -1,0 +1,106 @@
+"""Where runs live: `<results>/<machine>/<run-id>/` with run.json, records.jsonl and the pictures drawn from them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.identity import Identity
+from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.plan import Plan
+from pyperf_suite.runner.record import Record
+
+DEFAULT_RESULTS = Path("bench_results")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run and the manifest in it."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def run_id(self) -> str:
+        """The folder's name: when the run began, and four random digits."""
+        return self.path.name
+
+    @property
+    def records_path(self) -> Path:
+        """The journal, which is the only truth."""
+        return self.path / "records.jsonl"
+
+    def records(self) -> list[Record]:
+        """All records so far; none where the run was ended before its first."""
+        return read_journal(self.records_path) if self.records_path.exists() else []
+
+
+def create_run(results: Path, identity: Identity, plan: Plan) -> RunFolder:
+    """Make a new run's folder and manifest. Raises UserError where the results folder cannot be written."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    path = results / identity.slug / f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    manifest = {
+        "run_id": path.name,
+        "plan_id": plan.plan_id,
+        "started_at": now.isoformat(timespec="seconds"),
+        "probes": list(plan.probes),
+        "profile": plan.profile.name,
+        "processes": plan.profile.processes,
+        "device": str(plan.device),
+        "seed": plan.seed,
+        "cases": len(plan.cases),
+        "identity": dict(identity.fields),
+    }
+    try:
+        path.mkdir(parents=True)
+        (path / "run.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"The results folder {results} cannot be written ({error.strerror}): name another with --results, "
+            "or --suite-results under pytest."
+        ) from None
+    return RunFolder(path, manifest)
+
+
+def open_run(path: Path) -> RunFolder:
+    """The run in that folder. Raises UserError where its manifest is absent or damaged."""
+    manifest_path = path / "run.json"
+    try:
+        manifest = json.loads(manifest_path.read_text())
+    except OSError as error:
+        raise UserError(f"{path} is not a run's folder: {manifest_path.name} cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{manifest_path} is damaged: it does not hold JSON; the records beside it are untouched.") from None
+    if not isinstance(manifest, dict) or "plan_id" not in manifest:
+        raise UserError(f"{manifest_path} is not a run's manifest: it names no plan_id.")
+    return RunFolder(path, manifest)
+
+
+def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "latest") -> RunFolder:
+    """The run to resume: the newest of the same plan on this machine, or the one named `wanted`.
+
+    Raises UserError where there is none, or where the named run measured something else.
+    """
+    folder = results / identity.slug
+    if wanted != "latest":
+        run = open_run(folder / wanted)
+        if run.manifest["plan_id"] != plan.plan_id:
+            raise UserError(
+                f"Run {wanted} measured {', '.join(run.manifest.get('probes', []))} with profile "
+                f"{run.manifest.get('profile')} and other cases than asked for now: resume it with the same options."
+            )
+        return run
+    for manifest in sorted(folder.glob("*/run.json"), reverse=True):
+        try:
+            run = open_run(manifest.parent)
+        except UserError:
+            continue  # a damaged neighbour is no reason not to find the right one
+        if run.manifest["plan_id"] == plan.plan_id:
+            return run
+    raise UserError(f"There is no run of the same cases and profile to resume in {folder}: start one without --resume.")

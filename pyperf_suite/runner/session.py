@@ -1,0 +1,111 @@
+"""One run from first to last case: workers, the journal, resume, the sentinel.
+
+Front ends ask for one planned case after the other and get its records; they never touch a device.
+"""
+
+from __future__ import annotations
+
+import datetime
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from pyperf_suite.hardware.identity import identity as identify
+from pyperf_suite.hardware.state import state as machine_state
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.operators.matmul import MatmulParameters
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.journal import Journal
+from pyperf_suite.runner.plan import Plan, PlannedCase
+from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.results import RunFolder
+from pyperf_suite.runner.worker_pool import DEADLINE_S, WorkerPool
+
+# A library's product that no change of ours can slow down: when it moves between the start and the end of a run,
+# the machine moved.
+SENTINEL = Case("matmul", MatmulParameters(512, 512, 512, Schedule("library", 1)), "torch")
+SENTINEL_RULE = StopRule(relative_half_width=0.01, time_cap_s=0.3)
+
+
+@dataclass
+class Session:
+    """A run in progress: `open` it, `measure` each planned case in the plan's order, `finish` or `close` it."""
+
+    plan: Plan
+    folder: RunFolder
+    deadline_s: float = DEADLINE_S
+
+    def __post_init__(self) -> None:
+        identity = identify(self.plan.device)
+        self._identity = {"kind": identity.kind, "slug": identity.slug} | dict(identity.fields)
+        self._state = machine_state(self.plan.device)
+        self.records = self.folder.records()
+        self._finished = {_visit(record): record for record in self.records if record.outcome != "failed"}
+
+    def open(self) -> Session:
+        """Open the journal and measure the sentinel. Raises UserError where the journal cannot be written."""
+        self._resources = ExitStack()
+        self._journal = self._resources.enter_context(Journal(self.folder.records_path))
+        self._workers = self._resources.enter_context(WorkerPool(self.plan.device, self.deadline_s))
+        self._measure_sentinel()
+        return self
+
+    def finish(self) -> None:
+        """Measure the sentinel once more and close: the end of a run that was not interrupted."""
+        try:
+            self._measure_sentinel()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the workers and close the journal; a second call does nothing."""
+        self._resources.close()
+
+    def measure(self, planned: PlannedCase) -> list[Record]:
+        """The case's record from each process of the profile; what a resumed run already holds is not measured again.
+
+        Raises UserError where a record cannot be written.
+        """
+        records = []
+        for process in range(self.plan.profile.processes):
+            visit = (planned.probe, planned.case.case_id, process)
+            if visit not in self._finished:
+                self._finished[visit] = self._measure(planned, process, self.plan.profile.rule)
+            records.append(self._finished[visit])
+        return records
+
+    def is_finished(self, planned: PlannedCase) -> bool:
+        """Whether a resumed run already holds the case from every process."""
+        return all(
+            (planned.probe, planned.case.case_id, process) in self._finished
+            for process in range(self.plan.profile.processes)
+        )
+
+    def _measure_sentinel(self) -> None:
+        self._measure(PlannedCase("sentinel", SENTINEL), 0, SENTINEL_RULE, kind="sentinel")
+
+    def _measure(self, planned: PlannedCase, process: int, rule: StopRule, kind: str = "timing") -> Record:
+        answer = self._workers.measure(process, planned.case, rule)
+        metrics = {name: Metric.from_json(metric) for name, metric in answer.pop("metrics", {}).items()}
+        answer.setdefault("started_at", datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"))
+        record = Record(
+            run_id=self.folder.run_id,
+            kind=kind,
+            case=planned.case.to_json(),
+            case_id=planned.case.case_id,
+            process=process,
+            position=len(self.records),
+            probe=planned.probe,
+            profile=self.plan.profile.name,
+            metrics=metrics,
+            identity=self._identity,
+            state=self._state,
+            **answer,
+        )
+        self._journal.append(record)
+        self.records.append(record)
+        return record
+
+
+def _visit(record: Record) -> tuple[str, str, int]:
+    return (record.probe, record.case_id, record.process)

@@ -1,0 +1,123 @@
+"""The parent's handle on one worker: ask with a deadline, and say how it ended when it did not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.runner.case import Case
+
+COMMAND = (sys.executable, "-m", "pyperf_suite.runner.worker")
+
+# How much of a dead worker's log is worth repeating in the reason.
+_LOG_TAIL_BYTES = 400
+
+
+class WorkerLost(Exception):
+    """The worker died or ran past its deadline; the message is the reason for the case it was in."""
+
+
+class WorkerProcess:
+    """One worker, started at once, alive until `close` or until it is lost."""
+
+    def __init__(self, device: Device, command: tuple[str, ...] = COMMAND) -> None:
+        """Start the process; `command` is another way to start the same worker (torchrun, or a test's double)."""
+        self._device = device
+        self._log = tempfile.TemporaryFile()
+        self._unread = b""
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
+        )
+
+    def measure(self, case: Case, rule: StopRule | None, deadline_s: float) -> dict[str, Any]:
+        """The worker's answer to one case. Raises WorkerLost, after which this handle is closed."""
+        request = {
+            "case": case.to_json(),
+            "rule": dataclasses.asdict(rule) if rule is not None else None,
+            "device": str(self._device),
+        }
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._lost("died before the case was sent") from None
+        line = self._read_line(deadline_s)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise self._lost(f"answered something that is not JSON ({line[:60]!r}) and was ended") from None
+        return answer
+
+    def close(self) -> None:
+        """End the worker: politely through its input, then by a signal to its whole process group."""
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._log.close()
+
+    def _read_line(self, deadline_s: float) -> bytes:
+        assert self._process.stdout is not None
+        end = time.monotonic() + deadline_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    raise self._lost(f"did not answer within its deadline of {deadline_s:g} s and was ended")
+                part = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not part:
+                    raise self._lost("died")
+                self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _lost(self, what: str) -> WorkerLost:
+        ended_by_itself = self._has_ended()
+        self._kill()
+        how = f" ({_exit_words(self._process.returncode)})" if ended_by_itself else ""
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - _LOG_TAIL_BYTES))
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        last_words = f"; its last words: {lines[-1]}" if lines else ""
+        self.close()
+        return WorkerLost(f"The worker process {what}{how}{last_words}")
+
+    def _has_ended(self) -> bool:
+        """Whether the process ended on its own; one whose pipe broke gets a moment to become reapable."""
+        try:
+            self._process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _exit_words(return_code: int) -> str:
+    """`signal SIGSEGV` or `exit code 3`."""
+    if return_code >= 0:
+        return f"exit code {return_code}"
+    try:
+        return f"signal {signal.Signals(-return_code).name}"
+    except ValueError:
+        return f"signal {-return_code}"

@@ -1,0 +1,116 @@
+"""Cases are data: they survive JSON, and their ids stay when a field with a default is added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.operators.matmul import LAYOUTS, MatmulParameters
+from pyperf_suite.runner.case import Case, decode_fields, encode_fields
+
+dimensions = st.integers(1, 1 << 31)
+parameters = st.builds(
+    MatmulParameters,
+    dimensions,
+    dimensions,
+    dimensions,
+    st.builds(Schedule, st.sampled_from(["data_parallel", "stream_k", "library"]), st.integers(1, 64)),
+    st.none() | st.builds(Tile, *(st.integers(1, 512) for _ in range(3))),
+    st.sampled_from(["float32", "bfloat16"]),
+    st.sampled_from(["", "float32"]),
+    st.sampled_from(LAYOUTS),
+)
+
+
+@given(parameters, st.sampled_from(["native", "torch"]), st.integers(0, 9))
+def test_a_case_comes_back_from_json_with_the_same_id(p: MatmulParameters, implementation: str, seed: int) -> None:
+    case = Case("matmul", p, implementation, seed)
+    again = Case.from_json(case.to_json())
+    assert again == case
+    assert again.case_id == case.case_id
+
+
+def test_the_id_of_a_known_case_never_changes() -> None:
+    case = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 2), Tile(64, 64, 64)), "native")
+    assert case.to_json() == {
+        "operator": "matmul",
+        "parameters": {"m": 64, "n": 64, "k": 64, "schedule": "persistent@2", "tile": "64x64x64"},
+        "implementation": "native",
+    }
+    assert case.case_id == "0380f9ad226d6c96"
+
+
+def test_a_new_field_with_a_default_keeps_the_encoding_of_old_cases() -> None:
+    @dataclass(frozen=True)
+    class Before:
+        m: int
+
+    @dataclass(frozen=True)
+    class After:
+        m: int
+        stride: int = 0
+
+    assert encode_fields(Before(3)) == encode_fields(After(3)) == {"m": 3}
+
+
+def test_different_cases_have_different_ids_and_labels() -> None:
+    cases = [
+        Case("matmul", MatmulParameters(m, 8, 8, Schedule(policy, workers)), implementation, seed)
+        for m in (7, 8)
+        for policy in ("data_parallel", "persistent")
+        for workers in (1, 2)
+        for implementation in ("native", "torch")
+        for seed in (0,)
+    ]
+    assert len({case.case_id for case in cases}) == len({case.label for case in cases}) == len(cases)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"operator": "divination", "parameters": {}, "implementation": "native"},
+        {"operator": "matmul", "parameters": {"m": 1}, "implementation": "native"},
+        {"operator": "matmul", "parameters": {"zeal": 1}, "implementation": "native"},
+        {"operator": "matmul", "parameters": 7, "implementation": "native"},
+        {"operator": ["matmul"], "parameters": {}, "implementation": "native"},
+    ],
+)
+def test_what_is_not_a_case_is_a_user_error(data: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        Case.from_json(data)
+
+
+def test_an_unknown_field_is_named_with_those_there_are() -> None:
+    with pytest.raises(UserError, match="'width'.*m, n, k"):
+        decode_fields(MatmulParameters, {"width": 3})
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"m": 0}, "M = 0"),
+        ({"n": -3}, "N = -3"),
+        ({"k": 1 << 40}, "K = "),
+        ({"dtype": "float7"}, "float7"),
+        ({"layout": "XY"}, "XY"),
+        ({"schedule": Schedule("data_parallel", 100_000)}, "100000 workers"),
+        ({"schedule": Schedule("library", 1)}, "library@1"),
+        ({"tile": Tile(7, 7, 7)}, "7"),
+        ({"tile": Tile(64, 64, 64, stages=3)}, "stages"),
+    ],
+)
+def test_a_case_that_can_never_run_is_refused_with_the_value_named(changed: dict[str, object], named: str) -> None:
+    values = {"m": 8, "n": 8, "k": 8, "schedule": Schedule("data_parallel", 1)} | changed
+    with pytest.raises(UserError, match=named):
+        Case("matmul", MatmulParameters(**values), "native").validate()  # type: ignore[arg-type]
+
+
+def test_an_unknown_implementation_is_named_with_those_there_are() -> None:
+    with pytest.raises(UserError, match="'abacus'.*native, torch"):
+        Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "abacus").validate()

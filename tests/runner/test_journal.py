@@ -1,0 +1,131 @@
+"""The journal keeps every complete record whatever happens to the writer, and names what it cannot read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.runner.journal import Journal, TornJournal, read_journal
+from pyperf_suite.runner.record import Metric, Record
+
+CASE = {"operator": "matmul", "parameters": {"m": 1, "n": 2, "k": 3, "schedule": "library@1"}, "implementation": "torch"}
+
+
+def a_record(position: int, reason: str = "") -> Record:
+    metric = Metric("s", 1e-3, 0.9e-3, 1.1e-3, 0.95e-3, 1.05e-3, [1e-3, 1.1e-3])
+    return Record(
+        run_id="run",
+        kind="timing",
+        case=CASE,
+        case_id="0" * 16,
+        process=0,
+        position=position,
+        started_at="2026-01-01T00:00:00+00:00",
+        outcome="failed" if reason else "ok",
+        reason=reason,
+        probe="tile_wave",
+        metrics={"time": metric},
+        quality={"converged": True},
+    )
+
+
+def write(path: Path, records: list[Record]) -> None:
+    with Journal(path) as journal:
+        for record in records:
+            journal.append(record)
+
+
+# Newlines of every kind in a reason must not look like the end of a record.
+reasons = st.lists(st.text(st.characters(exclude_categories=("Cs",)), max_size=20), min_size=1, max_size=4)
+
+
+@given(reasons)
+@settings(max_examples=60, deadline=None)
+def test_records_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    records = [a_record(position, text) for position, text in enumerate(texts)]
+    path = tmp_path_factory.mktemp("journal") / "records.jsonl"
+    write(path, records)
+    assert read_journal(path) == records
+
+
+@pytest.mark.filterwarnings("ignore::pyperf_suite.runner.journal.TornJournal")
+def test_cut_at_every_byte_all_complete_records_come_back_and_writing_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    records = [a_record(position, "a\u2028b\n" * position) for position in range(3)]
+    write(path, records)
+    whole = path.read_bytes()
+    ends = [0] + [index for index, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        # A record is complete once its last brace is there, with or without the newline.
+        complete = sum(cut >= end for end in ends[1:])
+        assert read_journal(path) == records[:complete], cut
+        write(path, [a_record(99)])
+        assert read_journal(path) == [*records[:complete], a_record(99)], cut
+
+
+def test_a_torn_last_line_is_dropped_with_a_warning_and_set_aside_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    write(path, [a_record(0)])
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:40])
+    with pytest.warns(TornJournal, match="torn"):
+        assert len(read_journal(path)) == 1
+    with pytest.warns(TornJournal, match="set aside"):
+        write(path, [a_record(1)])
+    assert (tmp_path / "records.jsonl.torn").read_bytes().startswith(whole[:40])
+    assert len(read_journal(path)) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[]", "{}", "7", "not json", '{"schema_version": 99}', '{"schema_version": 1}', "[" * 100_000, "\xff\xfe"],
+)
+def test_a_corrupt_line_is_named_by_file_and_number_and_the_file_stays_as_it_is(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "records.jsonl"
+    write(path, [a_record(0)])
+    content = path.read_bytes() + line.encode("latin-1") + b"\n"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="line 2"):
+        read_journal(path)
+    assert path.read_bytes() == content
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=5), lambda leaf: st.lists(leaf, max_size=3)
+       | st.dictionaries(st.sampled_from(["schema_version", "metrics", "case", "kind", "outcome", "x"]), leaf, max_size=4)))
+@settings(max_examples=200, deadline=None)
+def test_foreign_json_is_a_user_error_and_never_a_traceback(value: object) -> None:
+    if isinstance(value, dict):
+        value = {**value, "schema_version": 1}
+    with pytest.raises(UserError):
+        Record.from_json(value)
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be written"):
+        Journal(tmp_path / "absent" / "records.jsonl")
+
+
+def test_a_full_disk_is_one_sentence_says_how_to_go_on_and_keeps_earlier_records(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    path = tmp_path / "records.jsonl"
+    with Journal(path) as journal:
+        journal.append(a_record(0))
+        journal._file = full.open("ab", buffering=0)
+        with pytest.raises(UserError, match="--resume"):
+            journal.append(a_record(1))
+    assert read_journal(path) == [a_record(0)]
+
+
+def test_a_record_on_disk_is_one_line_of_plain_json(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    write(path, [a_record(0), a_record(1, "two\nlines")])
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["position"] for line in lines] == [0, 1]

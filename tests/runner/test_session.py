@@ -1,0 +1,129 @@
+"""A run records every visit once, resumes where it stopped, and never loses what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.hardware.identity import identity
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.operators.matmul import MatmulParameters
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
+from pyperf_suite.runner.profiles import PROFILES, Profile, find_profile
+from pyperf_suite.runner.results import create_run, find_run, open_run
+from pyperf_suite.runner.session import Session
+
+CPU = resolve("cpu")
+TWO_PROCESSES = Profile("quick", 2, StopRule(time_cap_s=0.01), "for tests")
+
+
+def a_plan(sizes: tuple[int, ...] = (16, 33), profile: Profile = TWO_PROCESSES) -> Plan:
+    schedule = Schedule("persistent", 1)
+    cases = [Case("matmul", MatmulParameters(size, size, size, schedule, Tile(32, 32, 32)), "native") for size in sizes]
+    return Plan(tuple(PlannedCase("tile_wave", case) for case in cases), profile, CPU)
+
+
+def run(plan: Plan, folder: Path, stop_after: int | None = None) -> Session:
+    session = Session(plan, create_run(folder, identity(CPU), plan))
+    session.open()
+    for planned in plan.cases[:stop_after]:
+        session.measure(planned)
+    session.close() if stop_after is not None else session.finish()
+    return session
+
+
+def test_every_case_is_visited_by_every_process_between_two_sentinels(tmp_path: Path) -> None:
+    session = run(a_plan(), tmp_path)
+    records = read_journal(session.folder.records_path)
+    assert [record.kind for record in records] == ["sentinel"] + ["timing"] * 4 + ["sentinel"]
+    assert [record.position for record in records] == list(range(6))
+    timing = [record for record in records if record.kind == "timing"]
+    assert {(record.case_id, record.process) for record in timing} == {
+        (planned.case.case_id, process) for planned in session.plan.cases for process in (0, 1)
+    }
+    assert all(record.outcome == "ok" and record.seconds > 0 for record in timing)
+    assert all(record.identity["kind"] == "cpu" and record.state for record in records)
+
+
+def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(tmp_path: Path) -> None:
+    plan = a_plan()
+    first = run(plan, tmp_path, stop_after=1)
+    folder = find_run(tmp_path, identity(CPU), plan)
+    assert folder.path == first.folder.path
+    resumed = Session(plan, folder)
+    assert resumed.is_finished(plan.cases[0])
+    assert not resumed.is_finished(plan.cases[1])
+    resumed.open()
+    for planned in plan.cases:
+        resumed.measure(planned)
+    resumed.finish()
+    timing = [record for record in read_journal(folder.records_path) if record.kind == "timing"]
+    assert len(timing) == 4
+    assert len({(record.case_id, record.process) for record in timing}) == 4
+
+
+def test_a_failed_visit_is_recorded_and_tried_again_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = a_plan(sizes=(16,), profile=Profile("quick", 1, StopRule(time_cap_s=0.01), "for tests"))
+    session = Session(plan, create_run(tmp_path, identity(CPU), plan), deadline_s=60)
+    session.open()
+    monkeypatch.setattr(session._workers, "measure", lambda *_: {"outcome": "failed", "reason": "a fuse blew"})
+    (record,) = session.measure(plan.cases[0])
+    assert (record.outcome, record.reason) == ("failed", "a fuse blew")
+    session.close()
+    again = Session(plan, session.folder)
+    assert not again.is_finished(plan.cases[0])
+
+
+def test_resuming_what_never_began_or_was_another_plan_is_one_sentence(tmp_path: Path) -> None:
+    plan = a_plan()
+    with pytest.raises(UserError, match="no run"):
+        find_run(tmp_path, identity(CPU), plan)
+    folder = create_run(tmp_path, identity(CPU), a_plan(sizes=(8,)))
+    with pytest.raises(UserError, match="other cases"):
+        find_run(tmp_path, identity(CPU), plan, folder.run_id)
+    with pytest.raises(UserError, match="not a run's folder"):
+        find_run(tmp_path, identity(CPU), plan, "20000101T000000Z-0000")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "[" * 100_000])
+def test_a_damaged_manifest_is_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(UserError, match=r"run\.json"):
+        open_run(tmp_path)
+
+
+def test_a_results_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        create_run(tmp_path / "file", identity(CPU), a_plan())
+
+
+def test_the_order_is_random_but_the_seeds_own() -> None:
+    cases = a_plan(sizes=tuple(range(1, 40))).cases
+    assert in_random_order(cases, 1) == in_random_order(cases, 1)
+    assert in_random_order(cases, 1) != in_random_order(cases, 2)
+    assert sorted(in_random_order(cases, 1), key=str) == sorted(cases, key=str)
+
+
+def test_plans_of_the_same_cases_are_the_same_plan_whatever_their_order() -> None:
+    plan = a_plan()
+    turned = Plan(plan.cases[::-1], plan.profile, plan.device)
+    assert turned.plan_id == plan.plan_id
+    assert Plan(plan.cases[:1], plan.profile, plan.device).plan_id != plan.plan_id
+
+
+def test_operands_that_memory_cannot_hold_are_refused_before_anything_is_measured() -> None:
+    with pytest.raises(UserError, match="GB of memory"):
+        a_plan(sizes=(2_000_000,)).validate()
+
+
+def test_standard_profiles_take_the_process_as_their_unit() -> None:
+    assert PROFILES["standard"].processes >= 3
+    with pytest.raises(UserError, match="'thorough'.*quick, standard, full"):
+        find_profile("thorough")

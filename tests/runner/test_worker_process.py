@@ -1,0 +1,136 @@
+"""A worker that crashes, hangs, talks nonsense or is killed costs one case, in one sentence, within the deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.operators.matmul import MatmulParameters
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
+
+CPU = resolve("cpu")
+CASE = Case("matmul", MatmulParameters(33, 65, 70, Schedule("data_parallel", 1), Tile(32, 32, 32)), "native")
+RULE = StopRule(time_cap_s=0.02)
+
+
+def double(program: str) -> WorkerProcess:
+    """A worker that follows the given program instead of the suite's."""
+    return WorkerProcess(CPU, (sys.executable, "-c", textwrap.dedent(program)))
+
+
+def test_a_worker_measures_a_case_and_says_how() -> None:
+    worker = WorkerProcess(CPU)
+    try:
+        answer = worker.measure(CASE, RULE, 60)
+    finally:
+        worker.close()
+    assert answer["outcome"] == "ok", answer
+    assert answer["verification"]["passed"]
+    assert answer["kernel"]["details"]["tile"] == "32x32x32"
+    assert answer["work"] == {"flop": 2 * 33 * 65 * 70, "bytes": 4 * (33 * 70 + 70 * 65 + 33 * 65)}
+    time_metric = answer["metrics"]["time"]
+    assert time_metric["unit"] == "s"
+    assert 0 < time_metric["low"] <= time_metric["value"] <= time_metric["high"]
+    assert answer["sampling"]["operand_sets"] > 1
+    assert answer["sampling"]["cache"] == "cold_l2"
+
+
+def test_verifying_alone_takes_no_samples() -> None:
+    worker = WorkerProcess(CPU)
+    try:
+        answer = worker.measure(CASE, None, 60)
+    finally:
+        worker.close()
+    assert answer["outcome"] == "ok"
+    assert "metrics" not in answer
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import os, signal; input(); os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("import sys; input(); print('the coil burnt out', file=sys.stderr); sys.exit(3)", "exit code 3.*the coil burnt out"),
+        ("import sys; sys.exit(7)", "exit code 7"),
+        ("input(); print('half a line', end='', flush=True)", "died"),
+        ("input(); print('this is no JSON', flush=True); input()", "JSON"),
+    ],
+)
+def test_a_worker_that_dies_or_babbles_is_lost_with_the_reason(program: str, words: str) -> None:
+    with pytest.raises(WorkerLost, match=words):
+        double(program).measure(CASE, RULE, 30)
+
+
+def test_a_worker_that_hangs_is_ended_at_its_deadline_with_its_children() -> None:
+    worker = double(
+        """
+        import subprocess, sys, time
+        input()
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print(child.pid, file=sys.stderr, flush=True)
+        time.sleep(600)
+        """
+    )
+    begin = time.monotonic()
+    with pytest.raises(WorkerLost, match="deadline of 1 s.*last words: [0-9]+") as lost:
+        worker.measure(CASE, RULE, 1)
+    assert time.monotonic() - begin < 10
+    child = int(str(lost.value).rsplit(" ", 1)[1])
+    for _ in range(50):
+        if not _alive(child):
+            break
+        time.sleep(0.1)
+    assert not _alive(child)
+
+
+def test_the_case_after_a_crash_is_measured_by_a_fresh_worker() -> None:
+    with WorkerPool(CPU, deadline_s=60) as pool:
+        assert pool.measure(0, CASE, RULE)["outcome"] == "ok"
+        (worker,) = pool._workers.values()
+        os.kill(worker._process.pid, signal.SIGKILL)
+        lost = pool.measure(0, CASE, RULE)
+        assert lost["outcome"] == "failed"
+        assert "SIGKILL" in lost["reason"]
+        assert pool.measure(0, CASE, RULE)["outcome"] == "ok"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_a_worker_dies_with_its_parent() -> None:
+    program = f"""
+        import os, signal
+        from pyperf_suite.hardware.devices import resolve
+        from pyperf_suite.measure.stop_rule import StopRule
+        from pyperf_suite.runner.case import Case
+        from pyperf_suite.runner.worker_process import WorkerProcess
+        worker = WorkerProcess(resolve("cpu"))
+        worker.measure(Case.from_json({CASE.to_json()!r}), StopRule(time_cap_s=0.02), 60)
+        print(worker._process.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE)
+    out, _ = parent.communicate(timeout=60)
+    orphan = int(out)
+    for _ in range(50):
+        if not _alive(orphan):
+            break
+        time.sleep(0.1)
+    assert not _alive(orphan)
+
+
+def _alive(pid: int) -> bool:
+    """Whether the process runs; one that ended but nobody reaped does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
