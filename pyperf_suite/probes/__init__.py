@@ -1,0 +1,17 @@
+"""One module a probe: what varies, which law explains it, what to tell the user."""
+
+from __future__ import annotations
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.probes.baseline import Baseline
+from pyperf_suite.probes.probe import Probe
+from pyperf_suite.probes.tile_wave import TileWave
+
+PROBES: dict[str, Probe] = {probe.name: probe for probe in (TileWave(), Baseline())}
+
+
+def find_probe(name: str) -> Probe:
+    """The probe of that name. Raises UserError that names those there are."""
+    if name not in PROBES:
+        raise UserError(f"Unknown probe {name!r}: choose from {', '.join(PROBES)}.")
+    return PROBES[name]

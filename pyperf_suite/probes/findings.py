@@ -1,0 +1,58 @@
+"""What a probe has to say about its records, as data that a terminal, a picture and a page can each present."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under named columns; figures are formatted by whoever knows their meaning."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line or set of points. `style` is "points" for measurements, "line" for a law, "beside" for a baseline."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: str
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes; `strong_edges` and `weak_edges` are x positions worth a solid or a dotted vertical line."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    strong_edges: tuple[float, ...] = ()
+    weak_edges: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels in rows; `name` is the file's stem, `caption` says in a sentence what one sees."""
+
+    name: str
+    title: str
+    caption: str
+    rows: tuple[tuple[Panel, ...], ...]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Sentences first: they carry the conclusion; tables and figures show where it comes from."""
+
+    sentences: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = field(default=())

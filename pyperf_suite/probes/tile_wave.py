@@ -1,0 +1,134 @@
+"""Tile and wave quantization: what one element more costs at the edges of tiles and of waves.
+
+Sweeps cross every edge by construction (k·tile − 1, k·tile, k·tile + 1); the wave law is fitted on part of the cases and
+judged on the rest, and the library's own staircase on the same shapes stands beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.operators.matmul import MatmulParameters
+from pyperf_suite.probes.findings import Findings
+from pyperf_suite.probes.probe import Probe
+from pyperf_suite.probes.readings import readings
+from pyperf_suite.probes.tile_wave_findings import explain
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Record
+
+
+@dataclass(frozen=True)
+class TileWaveAxes:
+    """What the probe varies. `schedule` is written without its workers, which are an axis of their own."""
+
+    tile: tuple[Tile, ...]
+    schedule: tuple[str, ...]
+    workers: tuple[int, ...]
+    k: tuple[int, ...]
+    dtype: tuple[str, ...]
+    along: tuple[str, ...]
+    waves: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
+
+# Up to here every tile count is visited; beyond, only those beside a wave edge.
+EVERY_TILE_COUNT = 16
+
+
+class TileWave(Probe):
+    """One row (or column) of tiles that grows through several waves."""
+
+    name = "tile_wave"
+    question = "Where are this machine's tile and wave cliffs, what do they cost, and does the wave law explain them?"
+
+    def axes(self, profile: str, device: Device) -> TileWaveAxes:
+        """One tile along N in the quick profile; several tiles, dtypes and both directions in the others."""
+        cores = cpu.detect().usable_cores
+        if profile == "quick":
+            return TileWaveAxes(
+                tile=(Tile(128, 128, 256),),
+                schedule=SCHEDULES,
+                workers=(cores,),
+                k=(1024,),
+                dtype=("float32",),
+                along=("n",),
+                waves=(3,),
+                offset=(-64, -1, 0, 1),
+            )
+        return TileWaveAxes(
+            tile=(Tile(64, 128, 256), Tile(128, 128, 256), Tile(192, 256, 256)),
+            schedule=SCHEDULES,
+            workers=(cores,),
+            k=(1024,),
+            dtype=("float32",) if profile == "standard" else ("float32", "bfloat16"),
+            along=("n", "m"),
+            waves=(4,),
+            offset=(-64, -1, 0, 1),
+        )
+
+    def sweep(self, axes: TileWaveAxes) -> list[Case]:
+        """Every tile, schedule and direction; the library runs the same shapes once, whatever our schedule."""
+        cases: dict[str, Case] = {}
+        for product in _products(axes):
+            for schedule in axes.schedule:
+                _add(cases, "native", product, Schedule.parse(f"{schedule}@{product.workers}"))
+            _add(cases, "torch", product, Schedule("library", product.workers))
+        return list(cases.values())
+
+    def findings(self, records: Sequence[Record]) -> Findings:
+        """A sentence for every sweep, the law with its held-out error, and a picture of both."""
+        return explain(readings(records))
+
+    def group(self, case: Case) -> str:
+        """One table a sweep."""
+        tile = case.parameters.tile
+        return f"tile_wave {case.implementation} {case.parameters.schedule}" + (f" {tile}" if tile else "")
+
+
+@dataclass(frozen=True)
+class _Product:
+    m: int
+    n: int
+    k: int
+    dtype: str
+    tile: Tile
+    workers: int
+
+
+def _products(axes: TileWaveAxes) -> list[_Product]:
+    products = []
+    for tile in axes.tile:
+        for workers in axes.workers:
+            for direction in axes.along:
+                for size in _sizes_across_edges(getattr(tile, direction), workers, max(axes.waves), axes.offset):
+                    m, n = (size, tile.n) if direction == "m" else (tile.m, size)
+                    products += [_Product(m, n, k, dtype, tile, workers) for k in axes.k for dtype in axes.dtype]
+    return products
+
+
+def _sizes_across_edges(width: int, workers: int, waves: int, offsets: Sequence[int]) -> list[int]:
+    """Sizes at the offsets from each edge, from the first tile to the last of the last wave."""
+    counts = range(1, waves * workers + 1)
+    if len(counts) > EVERY_TILE_COUNT:
+        beside_a_wave_edge = {workers * wave + beside for wave in range(waves + 1) for beside in (-1, 0, 1)}
+        counts = [count for count in counts if count in beside_a_wave_edge]
+    return sorted({size for count in counts for offset in offsets if (size := count * width + offset) >= 1})
+
+
+def _add(cases: dict[str, Case], implementation: str, product: _Product, schedule: Schedule) -> None:
+    parameters = MatmulParameters(
+        product.m,
+        product.n,
+        product.k,
+        schedule,
+        tile=product.tile if implementation == "native" else None,
+        dtype=product.dtype,
+    )
+    case = Case("matmul", parameters, implementation)
+    cases.setdefault(case.case_id, case)
