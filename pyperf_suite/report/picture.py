@@ -1,0 +1,67 @@
+"""Figures of findings drawn as PNG files with matplotlib, which is imported only here and only when drawing."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from pyperf_suite.probes.findings import Figure, Panel
+
+_PANEL_WIDTH_IN, _PANEL_HEIGHT_IN = 4.2, 3.1
+
+# Readable for the colour-blind (Okabe and Ito 2008), and told apart by shape as well.
+_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#777777"
+
+
+def draw(figure: Figure, folder: Path) -> Path:
+    """Draw a figure into `<folder>/<name>.png` and return that path. Raises OSError where it cannot be written."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = max(len(row) for row in figure.rows)
+    size = (max(1.6, columns) * _PANEL_WIDTH_IN, len(figure.rows) * _PANEL_HEIGHT_IN + 1.1)
+    canvas, axes = pyplot.subplots(len(figure.rows), columns, figsize=size, squeeze=False, sharey="row", sharex="col")
+    for row, panels in enumerate(figure.rows):
+        for column in range(columns):
+            if column < len(panels):
+                _draw_panel(axes[row][column], panels[column], first=column == 0, top=row == 0, last=row == len(figure.rows) - 1)
+            else:
+                axes[row][column].set_visible(False)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    canvas.suptitle(figure.title, fontsize=13, y=0.99)
+    caption = textwrap.fill(figure.caption, int(size[0] * 13))
+    canvas.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.955), ncols=len(labels), frameon=False)
+    canvas.text(0.5, 0.01, caption, ha="center", va="bottom", fontsize=9, color="#444444")
+    canvas.tight_layout(rect=(0, 0.045, 1, 0.93))
+    path = folder / f"{figure.name}.png"
+    canvas.savefig(path, dpi=120)
+    pyplot.close(canvas)
+    return path
+
+
+def _draw_panel(axes, panel: Panel, first: bool, top: bool, last: bool) -> None:  # type: ignore[no-untyped-def]
+    for position in panel.strong_edges:
+        axes.axvline(position, color=_GREY, linewidth=0.9, alpha=0.55, zorder=0)
+    for position in panel.weak_edges:
+        axes.axvline(position, color=_GREY, linewidth=0.8, alpha=0.45, linestyle=":", zorder=0)
+    for series in panel.series:
+        if series.style == "line":
+            axes.plot(series.x, series.y, color=_ORANGE, linewidth=1.4, label=series.label, zorder=2)
+        elif series.style == "beside":
+            axes.plot(series.x, series.y, color=_GREY, linestyle="--", linewidth=1.1, marker="x", markersize=3.5,
+                      label=series.label, zorder=1)
+        else:
+            below = [max(0.0, y - low) for y, low in zip(series.y, series.low, strict=True)]
+            above = [max(0.0, high - y) for y, high in zip(series.y, series.high, strict=True)]
+            axes.errorbar(series.x, series.y, yerr=(below, above), fmt="o", markersize=3.5, color=_BLUE, elinewidth=1,
+                          label=series.label, zorder=3)
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    if top:
+        axes.set_title(panel.title, fontsize=10)
+    if first:
+        axes.set_ylabel(panel.y_label)
+    if last:
+        axes.set_xlabel(panel.x_label)

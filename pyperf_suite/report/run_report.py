@@ -1,0 +1,74 @@
+"""A finished run told whole: every probe's findings from its records, printed, and drawn beside them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from pyperf_suite.probes import PROBES
+from pyperf_suite.probes.findings import Findings
+from pyperf_suite.probes.readings import readings
+from pyperf_suite.report.picture import draw
+from pyperf_suite.report.terminal import cautions, print_findings, print_places
+from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.results import RunFolder
+
+
+def findings_of(records: Sequence[Record]) -> dict[str, Findings]:
+    """What each probe says about its own records, in the order of the registry."""
+    by_probe: dict[str, list[Record]] = {}
+    for record in records:
+        by_probe.setdefault(record.probe, []).append(record)
+    return {name: probe.findings(by_probe[name]) for name, probe in PROBES.items() if name in by_probe}
+
+
+def draw_all(findings: Mapping[str, Findings], folder: Path) -> list[Path]:
+    """Every figure as a PNG in the run's folder; one that cannot be written is warned about, not fatal."""
+    paths = []
+    for found in findings.values():
+        for figure in found.figures:
+            try:
+                paths.append(draw(figure, folder))
+            except OSError as error:
+                warnings.warn(f"The picture {figure.name} could not be written: {error.strerror}.", stacklevel=2)
+    return paths
+
+
+def report_run(console: Console, folder: RunFolder, records: Sequence[Record]) -> None:
+    """Print the summary of a run and draw its pictures."""
+    findings = findings_of(records)
+    print_findings(console, findings, records)
+    print_places(console, folder.records_path, draw_all(findings, folder.path))
+
+
+def run_as_json(folder: RunFolder, records: Sequence[Record]) -> str:
+    """The findings and every case's reading as JSON text, for other programs; pictures are drawn as well."""
+    findings = findings_of(records)
+    pictures = draw_all(findings, folder.path)
+    cases = [
+        {
+            "case": reading.case.to_json(),
+            "case_id": reading.case.case_id,
+            "seconds": reading.seconds,
+            "low_s": reading.low,
+            "high_s": reading.high,
+            "flop_per_s": reading.flop_per_s,
+            "converged": reading.converged,
+        }
+        for reading in readings(records)
+    ]
+    return json.dumps(
+        {
+            "run": dict(folder.manifest),
+            "records": str(folder.records_path),
+            "pictures": [str(path) for path in pictures],
+            "findings": {name: {"sentences": found.sentences} for name, found in findings.items()},
+            "cautions": cautions(records),
+            "cases": cases,
+        },
+        indent=2,
+    )
