@@ -1,0 +1,1 @@
+"""What `pytest --benchmark-only` runs: one file a probe, one item a case."""
