@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import signal, stats
+
+from pyperf_suite.measure.median import effective_samples, median_and_quantiles, median_interval
+
+finite = st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
+series = st.lists(finite, min_size=1, max_size=200)
+
+
+def autoregressive(rho: float, length: int, trials: int, seed: int) -> np.ndarray:
+    """`trials` stationary Gaussian AR(1) series of unit variance and median 0, one a row."""
+    noise = np.random.default_rng(seed).standard_normal((trials, length + 200))
+    filtered = signal.lfilter([math.sqrt(1 - rho**2)], [1, -rho], noise, axis=1)
+    return filtered[:, 200:]
+
+
+def heavy_tailed(gaussian: np.ndarray) -> np.ndarray:
+    """The same series with each value mapped to a Cauchy distribution: no mean, no variance, median 0."""
+    return np.tan(np.pi * (stats.norm.cdf(gaussian) - 0.5))
+
+
+def skewed(gaussian: np.ndarray) -> np.ndarray:
+    """The same series mapped to an exponential distribution less its median: times with a hard lower end."""
+    return -np.log(stats.norm.sf(gaussian)) - math.log(2)
+
+
+def coverage(samples: np.ndarray, *, independent: bool = False) -> float:
+    """The share of rows whose 95 % interval holds the true median, 0."""
+    hits = 0
+    for row in samples:
+        interval = median_interval(row, 0.95, effective=row.size if independent else None)
+        hits += interval.low <= 0 <= interval.high
+    return hits / len(samples)
+
+
+@pytest.mark.parametrize("shape", [lambda gaussian: gaussian, heavy_tailed, skewed])
+@pytest.mark.parametrize(("rho", "length"), [(0.0, 30), (0.0, 300), (0.5, 100), (0.9, 300), (0.9, 1000)])
+def test_the_interval_covers_the_median_as_often_as_it_says(shape, rho, length):
+    samples = shape(autoregressive(rho, length, trials=400, seed=1))
+    # Three standard errors of a proportion of 400 lie below 95 % at 91.7 %.
+    assert coverage(samples) >= 0.917
+
+
+def test_taking_correlated_samples_as_independent_would_miss_the_median_half_of_the_time():
+    samples = autoregressive(0.9, 300, trials=200, seed=1)
+    assert coverage(samples, independent=True) < 0.6 < coverage(samples)
+
+
+def test_short_correlated_series_mostly_admit_that_they_cannot_tell():
+    intervals = [median_interval(row, 0.95) for row in autoregressive(0.9, 50, trials=200, seed=2)]
+    assert sum(interval.confidence < 0.95 for interval in intervals) > 100
+
+
+def test_the_interval_of_independent_samples_is_that_of_the_binomial_tables():
+    # n = 20, 95 %: from the 6th to the 15th of the ordered samples, with confidence 0.9586.
+    interval = median_interval(np.arange(1.0, 21.0), 0.95, effective=20)
+    assert (interval.low, interval.high) == (6.0, 15.0)
+    assert interval.confidence == pytest.approx(0.9586, abs=1e-4)
+
+
+def test_few_samples_get_their_whole_range_and_the_confidence_it_has():
+    interval = median_interval([3.0, 1.0, 2.0], 0.95, effective=3)
+    assert (interval.low, interval.high, interval.confidence) == (1.0, 3.0, 0.75)
+
+
+def test_equal_samples_have_an_interval_of_no_width_and_full_effect():
+    interval = median_interval([2.0] * 50, 0.95)
+    assert interval.low == interval.high == 2.0
+    assert interval.confidence >= 0.95
+
+
+@pytest.mark.parametrize(("rho", "expected"), [(0.0, 1.0), (0.5, 0.43), (0.9, 0.07)])
+def test_effective_samples_approach_the_known_share_in_long_series(rho, expected):
+    # Signs of a Gaussian AR(1) have autocorrelation (2/π)·asin(ρ^k), summed here as the exact answer.
+    lags = rho ** np.arange(1, 400) if rho else np.zeros(1)
+    exact = 1 / (1 + 2 * np.sum(2 / np.pi * np.arcsin(lags)))
+    share = np.median([effective_samples(row) / 4000 for row in autoregressive(rho, 4000, 40, seed=3)])
+    assert exact == pytest.approx(expected, abs=0.03)
+    assert share == pytest.approx(exact, rel=0.15)
+
+
+def test_a_drift_leaves_next_to_no_effective_samples():
+    assert effective_samples(np.linspace(1.0, 2.0, 500)) < 6
+
+
+@given(series)
+def test_the_interval_holds_the_middle_and_lies_within_the_samples(samples):
+    interval = median_interval(samples, 0.95)
+    middle = np.sort(samples)[[(len(samples) - 1) // 2, len(samples) // 2]]
+    assert min(samples) <= interval.low <= middle[0] <= middle[1] <= interval.high <= max(samples)
+    assert 0 <= interval.confidence <= 1
+    assert 0 < interval.effective_samples <= len(samples)
+
+
+@given(series, st.floats(0.01, 100).map(lambda value: round(value, 2)))
+def test_the_interval_scales_with_the_samples(samples, factor):
+    interval, scaled = median_interval(samples, 0.9), median_interval([s * factor for s in samples], 0.9)
+    assert scaled.low == pytest.approx(interval.low * factor)
+    assert scaled.high == pytest.approx(interval.high * factor)
+
+
+@given(st.integers(1, 3000), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+@settings(max_examples=50)
+def test_no_narrower_pair_of_order_statistics_would_do(n, confidence):
+    interval = median_interval(np.arange(1.0, n + 1), confidence, effective=n)
+    rank = int(interval.low)
+    assert interval.high == n + 1 - rank
+    if interval.confidence >= confidence:
+        assert interval.confidence == pytest.approx(1 - 2 * stats.binom.cdf(rank - 1, n, 0.5))
+        assert rank == (n + 1) // 2 or 1 - 2 * stats.binom.cdf(rank, n, 0.5) < confidence
+    else:
+        assert rank == 1
+        assert interval.confidence == pytest.approx(1 - 2.0 ** (1 - n))
+
+
+def test_quantiles_are_those_of_linear_interpolation():
+    assert median_and_quantiles([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == (3.5, 2.0, 5.0)
+    assert all(math.isnan(value) for value in median_and_quantiles([]))
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, 95.0])
+def test_a_confidence_outside_0_and_1_is_refused(confidence):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        median_interval([1.0, 2.0], confidence)
+
+
+def test_an_interval_of_no_samples_is_refused():
+    with pytest.raises(ValueError, match="at least one sample"):
+        median_interval([], 0.95)
