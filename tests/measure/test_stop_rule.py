@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.measure.median import median_interval
+from pyperf_suite.measure.stop_rule import StopRule
+
+QUIET = np.random.default_rng(0).normal(1.0, 0.01, 2000).tolist()
+NOISY = np.random.default_rng(0).normal(1.0, 0.2, 2000).tolist()
+
+
+def test_quiet_samples_stop_by_their_interval():
+    assert StopRule().decide(QUIET[:60], 60, 1.0) == "interval"
+
+
+def test_noisy_samples_go_on():
+    assert StopRule().decide(NOISY[:60], 60, 1.0) is None
+
+
+def test_few_samples_go_on_however_equal():
+    assert StopRule().decide([1.0] * 10, 10, 1.0) is None
+
+
+def test_an_interval_below_the_confidence_asked_for_does_not_stop():
+    rule = StopRule(min_samples=4, min_effective_samples=0)
+    assert median_interval([1.0] * 5, rule.confidence).confidence < rule.confidence
+    assert rule.decide([1.0] * 5, 5, 1.0) is None
+
+
+def test_slowly_wandering_samples_do_not_count_as_many():
+    steps = np.repeat([1.0, 1.004, 0.997, 1.002], 25).tolist()
+    assert StopRule().decide(steps, 100, 1.0) is None
+
+
+def test_nothing_stops_by_its_interval_before_the_shortest_time():
+    assert StopRule(min_time_s=0.5).decide(QUIET[:60], 60, 0.4) is None
+
+
+@pytest.mark.parametrize(
+    ("taken", "elapsed_s", "expected"),
+    [(2000, 1.0, "max_samples"), (3, 5.0, "time_cap"), (2, 60.0, None), (100, 4.9, None)],
+)
+def test_limits_stop_noisy_samples_but_not_before_the_least_number(taken, elapsed_s, expected):
+    assert StopRule().decide(NOISY[:taken], taken, elapsed_s) == expected
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=1, max_size=100), st.floats(0, 10))
+def test_the_same_samples_and_time_lead_to_the_same_decision(samples, elapsed_s):
+    rule = StopRule(relative_half_width=0.1)
+    first, again = (rule.decide(list(samples), len(samples), elapsed_s) for _ in range(2))
+    assert first == again
+
+
+@given(st.integers(0, 1999))
+def test_checkpoints_advance_geometrically_and_end_at_the_maximum(samples):
+    rule = StopRule()
+    following = rule.next_checkpoint(samples)
+    assert samples < following <= rule.max_samples
+    assert following >= min(rule.max_samples, int(samples * rule.checkpoint_growth))
+
+
+@given(st.integers(0, 1999), st.floats(0, 5), st.floats(1e-7, 20))
+def test_a_block_leaves_the_time_cap_and_the_next_checkpoint_standing(samples, elapsed_s, sample_s):
+    rule = StopRule()
+    block = rule.next_block(samples, elapsed_s, sample_s)
+    assert 1 <= block <= rule.next_checkpoint(samples) - samples
+    assert block == 1 or elapsed_s + block * sample_s <= rule.time_cap_s
+    assert block == 1 or block * sample_s <= rule.block_s
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"relative_half_width": 0.0},
+        {"confidence": 95},
+        {"min_samples": 0},
+        {"max_samples": 5},
+        {"least_samples": 50},
+        {"min_effective_samples": -1},
+        {"time_cap_s": -1.0},
+        {"checkpoint_growth": 1.0},
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"must|cannot"):
+        StopRule(**wrong)
