@@ -1,0 +1,162 @@
+"""The state of the machine around a measurement: clocks, stolen time, load, interruptions, temperature.
+
+A reading that this system does not offer is absent from the dict rather than guessed; everything is plain
+JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import statistics
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_PROC = Path("/proc")
+_SYS = Path("/sys")
+
+
+def snapshot() -> dict[str, Any]:
+    """What can be read now: clocks in MHz, seconds since some start, counts since the process began.
+
+    Keys, each present where readable: `monotonic_s`, `cpu_mhz` {low, median, high} over the cores this
+    process may use, `load_average` (1, 5, 15 min), `cpu_busy_s`, `cpu_steal_s` (of the whole machine since
+    boot), `process_cpu_s`, `voluntary_context_switches`, `involuntary_context_switches`, `major_page_faults`
+    (of this process, all its threads), `peak_memory_bytes`, `temperature_celsius` (the hottest sensor).
+    """
+    readings: dict[str, Any] = {
+        "monotonic_s": time.monotonic(),
+        "cpu_mhz": _cpu_mhz(),
+        "load_average": _load_average(),
+        "temperature_celsius": _temperature_celsius(),
+    }
+    readings.update(_machine_times_s())
+    readings.update(_process_usage())
+    return {name: value for name, value in readings.items() if value is not None}
+
+
+def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The two snapshots with what happened between them, counts and seconds as increments.
+
+    Beside `before` and `after`: `elapsed_s`, increments of every count and time in both, and `steal_share`,
+    the part of the time wanted by this machine's cores that a hypervisor gave to others.
+    """
+    between: dict[str, Any] = {"before": before, "after": after}
+    between["elapsed_s"] = after["monotonic_s"] - before["monotonic_s"]
+    for name in _INCREASING:
+        if name in before and name in after:
+            between[name] = after[name] - before[name]
+    if "cpu_steal_s" in between:
+        wanted_s = between["cpu_busy_s"] + between["cpu_steal_s"]
+        between["steal_share"] = between["cpu_steal_s"] / wanted_s if wanted_s > 0 else 0.0
+    return between
+
+
+class Around:
+    """`with Around() as telemetry: …` leaves the block's `difference` in `report`, even if it raises."""
+
+    def __init__(self) -> None:
+        self.report: dict[str, Any] = {}
+
+    def __enter__(self) -> Around:
+        self._before = snapshot()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.report = difference(self._before, snapshot())
+
+
+_INCREASING = (
+    "cpu_busy_s",
+    "cpu_steal_s",
+    "process_cpu_s",
+    "voluntary_context_switches",
+    "involuntary_context_switches",
+    "major_page_faults",
+)
+
+
+def _cpu_mhz() -> dict[str, float] | None:
+    mhz = _cpufreq_mhz() or _cpuinfo_mhz(_PROC / "cpuinfo") or _psutil_mhz()
+    if not mhz:
+        return None
+    return {"low": min(mhz), "median": statistics.median(mhz), "high": max(mhz)}
+
+
+def _usable_cores() -> set[int] | None:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
+
+def _cpufreq_mhz() -> list[float]:
+    """The governor's view, one file a core; virtual machines seldom have it."""
+    mhz = []
+    for core in _usable_cores() or ():
+        text = _read(_SYS / f"devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")
+        if text and text.strip().isdigit():
+            mhz.append(int(text) / 1000)
+    return mhz
+
+
+def _cpuinfo_mhz(path: Path) -> list[float]:
+    usable = _usable_cores()
+    text = _read(path) or ""
+    found = re.findall(r"^processor\s*:\s*(\d+)$.*?^cpu MHz\s*:\s*([\d.]+)$", text, re.MULTILINE | re.DOTALL)
+    return [float(mhz) for core, mhz in found if usable is None or int(core) in usable]
+
+
+def _psutil_mhz() -> list[float]:
+    try:
+        import psutil
+
+        frequency = psutil.cpu_freq()
+    except (ImportError, OSError, RuntimeError, NotImplementedError, AttributeError):
+        return []
+    return [float(frequency.current)] if frequency else []
+
+
+def _load_average() -> list[float] | None:
+    try:
+        return list(os.getloadavg())
+    except (AttributeError, OSError):
+        return None
+
+
+def _machine_times_s() -> dict[str, float]:
+    """Busy and stolen time of all cores since boot, from the first line of /proc/stat (proc(5))."""
+    line = (_read(_PROC / "stat") or "").partition("\n")[0].split()
+    if len(line) < 9 or line[0] != "cpu":
+        return {}
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(ticks) for ticks in line[1:9])
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    return {"cpu_busy_s": (user + nice + system + irq + softirq) * tick_s, "cpu_steal_s": steal * tick_s}
+
+
+def _process_usage() -> dict[str, Any]:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    unit_bytes = 1 if os.uname().sysname == "Darwin" else 1024
+    return {
+        "process_cpu_s": usage.ru_utime + usage.ru_stime,
+        "voluntary_context_switches": usage.ru_nvcsw,
+        "involuntary_context_switches": usage.ru_nivcsw,
+        "major_page_faults": usage.ru_majflt,
+        "peak_memory_bytes": usage.ru_maxrss * unit_bytes,
+    }
+
+
+def _temperature_celsius() -> float | None:
+    """The hottest sensor, from the hwmon and thermal classes of the kernel, both in millidegrees."""
+    paths = [*_SYS.glob("class/hwmon/hwmon*/temp*_input"), *_SYS.glob("class/thermal/thermal_zone*/temp")]
+    texts = [(_read(path) or "").strip() for path in paths]
+    return max((int(text) / 1000 for text in texts if text.lstrip("-").isdigit()), default=None)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None

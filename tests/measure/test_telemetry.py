@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from pyperf_suite.measure import telemetry
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A machine whose /proc and /sys hold only what a test writes there."""
+    monkeypatch.setattr(telemetry, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(telemetry, "_SYS", tmp_path / "sys")
+    monkeypatch.setattr(telemetry, "_psutil_mhz", list)
+    (tmp_path / "proc").mkdir()
+    return tmp_path
+
+
+def test_a_snapshot_is_plain_json():
+    taken = telemetry.snapshot()
+    assert json.loads(json.dumps(taken, allow_nan=False)) == taken
+
+
+def test_what_cannot_be_read_is_absent(elsewhere):
+    taken = telemetry.snapshot()
+    assert "monotonic_s" in taken
+    assert not {"cpu_mhz", "temperature_celsius", "cpu_steal_s"} & set(taken)
+
+
+def test_stolen_time_is_told_as_a_share_of_the_time_wanted(elsewhere):
+    stat = elsewhere / "proc" / "stat"
+    stat.write_text("cpu  100 0 100 9999 0 0 0 50 0 0\ncpu0 1 2 3\n")
+    before = telemetry.snapshot()
+    stat.write_text("cpu  250 0 130 20000 0 10 10 150 0 0\n")
+    report = telemetry.difference(before, telemetry.snapshot())
+    # 200 ticks busy and 100 stolen: a third of what was wanted.
+    assert report["steal_share"] == pytest.approx(1 / 3)
+    assert report["cpu_busy_s"] == pytest.approx(2 * report["cpu_steal_s"])
+
+
+def test_clocks_are_those_of_the_cores_this_process_may_use(elsewhere, monkeypatch):
+    monkeypatch.setattr(telemetry, "_usable_cores", lambda: {0, 2})
+    text = "".join(f"processor\t: {core}\ncpu MHz\t\t: {1000.5 + core}\n\n" for core in range(4))
+    (elsewhere / "proc" / "cpuinfo").write_text(text)
+    assert telemetry.snapshot()["cpu_mhz"] == {"low": 1000.5, "median": 1001.5, "high": 1002.5}
+
+
+def test_the_governors_clock_is_preferred(elsewhere, monkeypatch):
+    monkeypatch.setattr(telemetry, "_usable_cores", lambda: {1})
+    folder = elsewhere / "sys/devices/system/cpu/cpu1/cpufreq"
+    folder.mkdir(parents=True)
+    (folder / "scaling_cur_freq").write_text("2400000\n")
+    assert telemetry.snapshot()["cpu_mhz"]["median"] == 2400.0
+
+
+def test_the_hottest_sensor_is_told(elsewhere):
+    for zone, value in (
+        ("thermal_zone0", "41000\n"),
+        ("thermal_zone1", "55500\n"),
+        ("thermal_zone2", "broken\n"),
+    ):
+        folder = elsewhere / "sys/class/thermal" / zone
+        folder.mkdir(parents=True)
+        (folder / "temp").write_text(value)
+    assert telemetry.snapshot()["temperature_celsius"] == 55.5
+
+
+def test_around_reports_the_block_even_if_it_fails():
+    telemetry_of_block = telemetry.Around()
+    with pytest.raises(RuntimeError), telemetry_of_block:
+        time.sleep(0.01)
+        raise RuntimeError
+    report = telemetry_of_block.report
+    assert report["elapsed_s"] >= 0.01
+    assert report["before"]["monotonic_s"] < report["after"]["monotonic_s"]
+    json.dumps(report, allow_nan=False)
+
+
+def test_waiting_shows_as_context_switches_of_this_process():
+    with telemetry.Around() as around:
+        for _ in range(5):
+            time.sleep(0.001)
+    assert around.report["voluntary_context_switches"] >= 5
+    assert around.report["involuntary_context_switches"] >= 0
