@@ -1,0 +1,94 @@
+"""How far a correct matrix product may lie from the exact one: one table, by dtype, with reasons.
+
+Two limits go together: one on the relative norm, for errors everywhere, and one per element, for errors
+anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a dtype does to a product, as operand (`accumulation`) and as result (`rounding`, `smallest`).
+
+    `accumulation` is the unit roundoff of the sums that kernels form of products of this dtype, `rounding`
+    that of storing a result in it, and `smallest` the magnitude below which a stored result may lose all
+    digits.
+    """
+
+    accumulation: float
+    rounding: float
+    smallest: float
+    reason: str
+
+
+TABLE: dict[str, Precision] = {
+    "float64": Precision(2.0**-53, 2.0**-53, 2.0**-1022, "IEEE double throughout"),
+    "float32": Precision(2.0**-24, 2.0**-24, 2.0**-126, "IEEE single throughout; subnormals may be flushed"),
+    "tfloat32": Precision(2.0**-24, 2.0**-24, 2.0**-126, "exact products, sums and result in fp32"),
+    "bfloat16": Precision(2.0**-24, 2.0**-8, 2.0**-126, "exact products, sums in fp32, stored with 8 bits"),
+    "float16": Precision(2.0**-24, 2.0**-11, 2.0**-24, "exact products, sums in fp32, stored with 11 bits"),
+    "float8_e4m3fn": Precision(2.0**-13, 2.0**-4, 2.0**-9, "sums in tensor cores keep about 14 bits"),
+    "float8_e5m2": Precision(2.0**-13, 2.0**-3, 2.0**-16, "sums in tensor cores keep about 14 bits"),
+}
+"""The 14 bits: DeepSeek-V3 technical report (arXiv 2412.19437), section 3.3.2."""
+
+_SAFETY = 4.0
+
+
+@dataclass(frozen=True)
+class ElementLimit:
+    """|out − ref| <= accumulation·(|A|·|B|) + rounding·|ref| + smallest, for each element."""
+
+    accumulation: float
+    rounding: float
+    smallest: float
+
+    def of(self, magnitude: NDArray[np.float64], reference: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The limit of each element, given |A|·|B| and the reference, all of one shape."""
+        return self.accumulation * magnitude + self.rounding * np.abs(reference) + self.smallest
+
+
+def element_limit(dtype: str, out_dtype: str, inner: int) -> ElementLimit:
+    """The limit per element of a product over `inner` (K) terms of `dtype`, stored as `out_dtype`.
+
+    A sum of K terms is off by at most K·u·(|A|·|B|) (Higham, *Accuracy and Stability of Numerical
+    Algorithms*, 2002, section 3.1) and, rounding errors being independent, by a small multiple of
+    √K·u·(|A|·|B|) with near certainty (Higham & Mary, *SIAM J. Sci. Comput.* 41, 2019, theorem 2.4). The
+    multiple is 4, which is above the certain bound for K < 16 and leaves room for tensor cores, which
+    truncate. The storing of the result is kept apart, as it errs relative to |ref|: charged to |A|·|B|, it
+    would in bf16 hide errors as large as the elements themselves.
+
+    Raises ValueError for a dtype that is not in the table, or K < 1.
+    """
+    operand, result = _look_up(dtype), _look_up(out_dtype)
+    if inner < 1:
+        raise ValueError(f"a product sums over at least one term, not {inner}")
+    unit = max(operand.accumulation, TABLE["float32"].rounding if out_dtype != "float64" else 0.0)
+    return ElementLimit(_SAFETY * math.sqrt(inner) * unit, result.rounding, result.smallest)
+
+
+def relative_norm_limit(dtype: str, out_dtype: str, inner: int) -> float:
+    """The limit of ‖out − ref‖/‖ref‖ (Frobenius) for operands of random sign.
+
+    Then ‖ref‖ is as √K where |A|·|B| is as K, and each of K roundings errs by u times a partial sum of size
+    √k: the relative norm is near 0.4·√K·u plus the storing of the result, less than half its unit roundoff on
+    average. The limit takes four times the first and once the second: tight enough that a few lost terms show
+    in any dtype.
+
+    Raises ValueError as `element_limit` does.
+    """
+    limit = element_limit(dtype, out_dtype, inner)
+    return limit.accumulation + limit.rounding
+
+
+def _look_up(dtype: str) -> Precision:
+    if dtype not in TABLE:
+        raise ValueError(f"no tolerance is known for dtype {dtype!r}; known are {', '.join(TABLE)}")
+    return TABLE[dtype]
