@@ -1,0 +1,136 @@
+"""The layers of the package: who may import whom, and what importing may need."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+import pyperf_suite
+
+PACKAGE = Path(pyperf_suite.__file__).parent
+# Lowest first. A part imports from parts below its own layer, never from beside or above.
+LAYERS = (
+    ("errors", "_native", "kernels"),
+    ("laws", "hardware"),
+    ("measure",),
+    ("operators",),
+    ("runner",),
+    ("probes",),
+    ("history", "advise", "report"),
+    ("cli", "pytest_plugin", "benchmarks"),
+    ("__main__",),
+)
+LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
+MEASURING_PATH = (
+    "errors",
+    "laws",
+    "hardware",
+    "measure",
+    "operators",
+    "runner",
+    "probes",
+    "pytest_plugin",
+    "benchmarks",
+)
+MEASURING_PATH_MAY_IMPORT = {
+    *("click", "numpy", "psutil", "pynvml", "pytest", "pytest_benchmark", "rich", "scipy", "torch", "triton"),
+}
+# What takes long to import or may be absent is imported inside the function that uses it.
+ONLY_INSIDE_FUNCTIONS = {"matplotlib", "plotly", "pynvml", "ruptures", "torch", "triton"}
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(module: str) -> str:
+    """The part of the package that a dotted name belongs to; the package itself counts as its lowest."""
+    return [*module.split("."), "errors"][1]
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a source file of the package."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(path: Path, tree: ast.AST) -> Iterator[str]:
+    """Dotted names of all that a tree of a source file imports, inside functions too."""
+    package = module_of(path) if path.stem == "__init__" else module_of(path).rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = resolve_name("." * node.level + (node.module or ""), package)
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def on_measuring_path(path: Path) -> bool:
+    """Whether a source file takes part in a measurement."""
+    return part_of(module_of(path)) in MEASURING_PATH
+
+
+def without_functions(tree: ast.Module) -> ast.Module:
+    """What runs when the module is imported: all but function bodies and what only type checkers read."""
+
+    class Remover(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+            return None
+
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            return None if "TYPE_CHECKING" in ast.unparse(node.test) else self.generic_visit(node)
+
+    return Remover().visit(tree)
+
+
+def label(path: Path) -> str:
+    """A source file's path within the package, to name its test."""
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_a_module_imports_only_from_layers_below_its_own(path):
+    own = part_of(module_of(path))
+    reached = {
+        part_of(name)
+        for name in imported_modules(path, ast.parse(path.read_text()))
+        if name.split(".")[0] == "pyperf_suite"
+    }
+    beside_or_above = {part for part in reached - {own, "__version__"} if LAYER[part] >= LAYER[own]}
+    assert not beside_or_above, f"{own} must not import from {beside_or_above}"
+
+
+@pytest.mark.parametrize("path", list(filter(on_measuring_path, SOURCES)), ids=label)
+def test_the_measuring_path_imports_no_other_third_party_than_those_agreed(path):
+    roots = {name.split(".")[0] for name in imported_modules(path, ast.parse(path.read_text()))}
+    others = roots - set(sys.stdlib_module_names) - MEASURING_PATH_MAY_IMPORT - {"pyperf_suite"}
+    assert not others
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=label)
+def test_heavy_or_optional_packages_are_imported_where_they_are_used(path):
+    roots = {
+        name.split(".")[0] for name in imported_modules(path, without_functions(ast.parse(path.read_text())))
+    }
+    assert not roots & ONLY_INSIDE_FUNCTIONS
+
+
+def test_every_part_of_the_package_has_its_layer():
+    parts = {path.stem if path.parent == PACKAGE else path.relative_to(PACKAGE).parts[0] for path in SOURCES}
+    assert parts - {"__init__"} <= LAYER.keys()
+
+
+def test_every_module_imports_without_torch_and_without_the_extension():
+    modules = [module_of(path) for path in SOURCES if path.stem != "__main__"]
+    absent = ["torch", "triton", "pynvml", "pyperf_suite._native"]
+    program = (
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({absent!r}))\n"  # None there makes an import fail
+        f"for name in {modules!r}: importlib.import_module(name)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
