@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyperf_suite.measure.verify import Verification, verify_product
+
+
+def operands(m: int, n: int, k: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(A, B, A·B) in float32, standard normal."""
+    generator = np.random.default_rng(seed)
+    a = generator.standard_normal((m, k), dtype=np.float32)
+    b = generator.standard_normal((k, n), dtype=np.float32)
+    return a, b, a @ b
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Round float32 values to the nearest bfloat16, ties to even, kept as float32."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+@pytest.fixture(scope="module")
+def large() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return operands(4096, 4096, 4096)
+
+
+@pytest.fixture(scope="module")
+def small() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return operands(160, 208, 96)
+
+
+def element(out: np.ndarray) -> None:
+    out[out.shape[0] // 2 + 3, out.shape[1] // 3] += 3.0
+
+
+def rows_swapped(out: np.ndarray) -> None:
+    out[[70, 71]] = out[[71, 70]]
+
+
+def columns_swapped(out: np.ndarray) -> None:
+    out[:, [64, 65]] = out[:, [65, 64]]
+
+
+def row_not_written(out: np.ndarray) -> None:
+    out[77] = 0.0
+
+
+def column_not_written(out: np.ndarray) -> None:
+    out[:, 77] = 0.0
+
+
+def tile_not_written(out: np.ndarray) -> None:
+    out[64:80, 48:64] = 0.0
+
+
+def tile_doubled(out: np.ndarray) -> None:
+    out[32:48, 96:112] *= 2.0
+
+
+def edge_of_a_tile_wrong(out: np.ndarray) -> None:
+    out[63, 16:32] += 0.5
+
+
+def last_column_shifted(out: np.ndarray) -> None:
+    out[:, -1] = out[:, -2]
+
+
+def not_a_number(out: np.ndarray) -> None:
+    out[99, 101] = np.nan
+
+
+def infinite(out: np.ndarray) -> None:
+    out[99, 101] = -np.inf
+
+
+FAULTS = [
+    element, rows_swapped, columns_swapped, row_not_written, column_not_written, tile_not_written,
+    tile_doubled, edge_of_a_tile_wrong, last_column_shifted, not_a_number, infinite,
+]  # fmt: skip
+
+
+def wrong(out: np.ndarray, fault: Callable[[np.ndarray], None]) -> np.ndarray:
+    copy = out.copy()
+    fault(copy)
+    return copy
+
+
+def assert_found(verification: Verification, wrong_out: np.ndarray, right: np.ndarray) -> None:
+    """It failed, and the element it names is one of those that were made wrong."""
+    assert not verification.passed
+    assert verification.worst_element_ratio > 1
+    assert wrong_out[verification.worst_at] != right[verification.worst_at]
+    row, column = verification.worst_at
+    assert f"out[{row}, {column}]" in verification.message
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_in_full(small, fault):
+    a, b, out = small
+    faulty = wrong(out, fault)
+    found = verify_product(faulty, a, b, "float32", "float32")
+    assert found.method == "full"
+    assert_found(found, faulty, out)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_by_samples_whatever_the_seed(small, fault, seed):
+    a, b, out = small
+    faulty = wrong(out, fault)
+    found = verify_product(faulty, a, b, "float32", "float32", flop_budget=1e6, seed=seed)
+    assert found.method == "sampled"
+    assert_found(found, faulty, out)
+
+
+@pytest.mark.parametrize("fault", [element, rows_swapped, columns_swapped, tile_not_written, not_a_number])
+def test_a_fault_is_found_in_a_large_product(large, fault):
+    a, b, out = large
+    faulty = wrong(out, fault)
+    found = verify_product(faulty, a, b, "float32", "float32")
+    assert found.method == "sampled"
+    assert_found(found, faulty, out)
+
+
+def test_a_transposed_result_is_found_in_a_large_product(large):
+    a, b, out = large
+    found = verify_product(out.T, a, b, "float32", "float32")
+    assert_found(found, out.T, out)
+    assert found.relative_norm == pytest.approx(np.sqrt(2), rel=0.01)
+
+
+def test_a_correct_large_product_passes_with_its_norm_over_all_elements(large):
+    a, b, out = large
+    found = verify_product(out, a, b, "float32", "float32")
+    assert found.passed
+    assert found.method == "sampled"
+    assert 1e-8 < found.relative_norm < 2e-6
+
+
+@pytest.mark.parametrize("fault", [element, rows_swapped, column_not_written, tile_not_written, tile_doubled])
+@pytest.mark.parametrize("flop_budget", [2e10, 1e6])
+def test_a_fault_is_found_under_the_rounding_of_bfloat16(fault, flop_budget):
+    a, b, _ = operands(160, 208, 96)
+    a, b = to_bfloat16(a), to_bfloat16(b)
+    out = to_bfloat16(a @ b)
+    assert verify_product(out, a, b, "bfloat16", "bfloat16", flop_budget).passed
+    faulty = wrong(out, fault)
+    assert_found(verify_product(faulty, a, b, "bfloat16", "bfloat16", flop_budget), faulty, out)
+
+
+@pytest.mark.parametrize("flop_budget", [2e10, 1e4])
+def test_a_single_element_is_found_from_a_few_times_its_limit_on(small, flop_budget):
+    a, b, out = small
+    faulty = out.copy()
+    # The limit is 4·√96·2⁻²⁴ of |A|·|B|, near 61 here: 1.4e-4.
+    faulty[31, 57] += 5e-4
+    found = verify_product(faulty, a, b, "float32", "float32", flop_budget)
+    assert not found.passed
+    assert found.worst_at == (31, 57)
+
+
+def test_a_term_lost_from_every_sum_fails(small):
+    a, b, _ = small
+    assert not verify_product(a[:, :-1] @ b[:-1], a, b, "float32", "float32").passed
+
+
+def test_operands_left_unrounded_fail_as_float32(small):
+    a, b, _ = small
+    assert not verify_product(to_bfloat16(a) @ to_bfloat16(b), a, b, "float32", "float32").passed
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 70), st.booleans(), st.integers(0, 2**31))
+def test_correct_products_of_any_shape_and_strides_pass(m, n, k, in_full, seed):
+    a, b, out = operands(m, n, k, seed)
+    budget = 2e10 if in_full else 1.0
+    padded = np.full((m, 2 * n), np.nan, dtype=np.float32)
+    padded[:, ::2] = out
+    strided_b = np.ascontiguousarray(b.T).T
+    found = verify_product(padded[:, ::2], a, strided_b, "float32", "float32", budget, seed)
+    assert found.passed, found.message
+    assert found.method == ("full" if in_full else "sampled")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 70), st.booleans(), st.data())
+def test_one_wrong_element_anywhere_is_found_and_named(m, n, k, in_full, data):
+    a, b, out = operands(m, n, k)
+    at = data.draw(st.integers(0, m - 1)), data.draw(st.integers(0, n - 1))
+    out[at] += 1.0
+    found = verify_product(out, a, b, "float32", "float32", 2e10 if in_full else 1.0)
+    assert not found.passed
+    assert found.worst_at == at
+
+
+def test_zeros_times_zeros_are_zeros_and_nothing_else():
+    zeros = np.zeros((8, 8), dtype=np.float32)
+    assert verify_product(zeros, zeros, zeros, "float32", "float32").passed
+    out = zeros.copy()
+    out[2, 3] = 1e-30
+    assert not verify_product(out, zeros, zeros, "float32", "float32").passed
+
+
+def test_float64_is_held_to_float64():
+    a, b, _ = (array.astype(np.float64) for array in operands(50, 60, 70))
+    assert verify_product(a @ b, a, b, "float64", "float64").passed
+    single = (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float64)
+    assert not verify_product(single, a, b, "float64", "float64").passed
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3, 4), (4, 5), (3, 6)), ((3, 4), (5, 5), (3, 5)), ((0, 4), (4, 5), (0, 5))]
+)
+def test_shapes_that_do_not_fit_are_refused(shapes):
+    a, b, out = (np.ones(shape) for shape in shapes)
+    with pytest.raises(ValueError, match="shapes do not fit"):
+        verify_product(out, a, b, "float32", "float32")
+
+
+def test_operands_that_are_not_finite_are_refused(small):
+    a, b, out = small
+    with pytest.raises(ValueError, match="operand b holds a NaN"):
+        verify_product(out, a, np.where(b > 2, np.nan, b), "float32", "float32")
