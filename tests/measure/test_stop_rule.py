@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import signal
 
 from pyperf_suite.measure.median import median_interval
 from pyperf_suite.measure.stop_rule import StopRule
@@ -45,6 +46,20 @@ def test_nothing_stops_by_its_interval_before_the_shortest_time():
 )
 def test_limits_stop_noisy_samples_but_not_before_the_least_number(taken, elapsed_s, expected):
     assert StopRule().decide(NOISY[:taken], taken, elapsed_s) == expected
+
+
+@pytest.mark.parametrize(("rho", "at_least"), [(0.0, 0.93), (0.5, 0.92), (0.9, 0.85)])
+def test_stopping_when_the_interval_is_narrow_does_not_rob_it_of_its_coverage(rho, at_least):
+    rule, hits = StopRule(), 0
+    noise = np.random.default_rng(5).standard_normal((400, 2200))
+    for row in signal.lfilter([np.sqrt(1 - rho**2)], [1, -rho], noise, axis=1)[:, 200:]:
+        samples = 1 + 0.02 * row
+        count = rule.next_checkpoint(0)
+        while rule.decide(samples[:count].tolist(), count, 1.0) is None:
+            count = rule.next_checkpoint(count)
+        interval = median_interval(samples[:count], rule.confidence)
+        hits += interval.low <= 1 <= interval.high
+    assert hits / 400 >= at_least
 
 
 @given(st.lists(st.floats(0.5, 2), min_size=1, max_size=100), st.floats(0, 10))
