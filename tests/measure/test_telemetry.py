@@ -68,11 +68,14 @@ def test_the_hottest_sensor_is_told(elsewhere):
 
 
 def test_around_reports_the_block_even_if_it_fails():
-    telemetry_of_block = telemetry.Around()
-    with pytest.raises(RuntimeError), telemetry_of_block:
+    def fail() -> None:
         time.sleep(0.01)
         raise RuntimeError
-    report = telemetry_of_block.report
+
+    around = telemetry.Around()
+    with pytest.raises(RuntimeError), around:
+        fail()
+    report = around.report
     assert report["elapsed_s"] >= 0.01
     assert report["before"]["monotonic_s"] < report["after"]["monotonic_s"]
     json.dumps(report, allow_nan=False)
