@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
@@ -24,6 +25,10 @@ def why_not_testable() -> str | None:
         return f"the pyperf_suite of {sys.executable} is {elsewhere}, not the one of this checkout"
     if importlib.util.find_spec("pyperf_suite._native") is None:
         return f"the C++ extension of pyperf_suite is not built for {sys.executable}"
+    if not importlib.metadata.entry_points(group="pytest11", name="pyperf_suite"):
+        return (
+            f"pyperf_suite is built here, but not installed for {sys.executable}"
+        )
     return None
 
 
