@@ -1,0 +1,62 @@
+"""pytest started in a checkout that is not the package it would test."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+Said = Callable[..., str]
+
+
+@pytest.fixture
+def said_with(checkout: Path, monkeypatch, capsys) -> Said:
+    """Run the checkout's conftest.py with other answers to `find_spec`; return the sentence it exits with."""
+
+    def run(**found: str | None) -> str:
+        def find_spec(name: str) -> ModuleSpec | None:
+            origin = found[name.replace(".", "_")]
+            return None if origin is None else ModuleSpec(name, None, origin=origin)
+
+        monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+        with pytest.raises(SystemExit) as stopped:
+            runpy.run_path(str(checkout / "conftest.py"))
+        assert stopped.value.code == 2
+        [sentence] = capsys.readouterr().err.splitlines()
+        return sentence
+
+    return run
+
+
+def test_a_package_that_is_nowhere_is_told_with_what_to_run(said_with):
+    sentence = said_with(pyperf_suite=None)
+    assert f"pyperf_suite is not installed for {sys.executable}: run `make test`" in sentence
+
+
+def test_an_extension_that_is_not_built_is_told_with_what_to_run(said_with, checkout):
+    sentence = said_with(pyperf_suite=str(checkout / "pyperf_suite" / "__init__.py"), pyperf_suite__native=None)
+    assert f"the C++ extension of pyperf_suite is not built for {sys.executable}: run `make test`" in sentence
+
+
+def test_a_package_that_is_built_but_not_installed_is_told_with_what_to_run(said_with, checkout, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    here = str(checkout / "pyperf_suite" / "__init__.py")
+    assert "built here, but not installed" in said_with(pyperf_suite=here, pyperf_suite__native=here)
+
+
+def test_pytest_ends_with_that_sentence_and_exit_code_2(checkout, tmp_path):
+    shutil.copy(checkout / "conftest.py", tmp_path)
+    (tmp_path / "test_something.py").write_text("def test_something():\n    pass\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    [sentence] = [line for line in (done.stdout + done.stderr).splitlines() if line]
+    assert f"is {checkout / 'pyperf_suite'}, not the one of this checkout: run `make test`" in sentence

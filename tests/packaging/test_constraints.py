@@ -1,0 +1,56 @@
+"""The pins that `make` installs by: whole, exact, and in the ranges the package promises, for every Python."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.markers import Environment, default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REQUIREMENTS = [Requirement(line) for line in importlib.metadata.requires("pyperf_suite") or []]
+BUILD_REQUIREMENTS = [Requirement("setuptools>=77"), Requirement("pybind11>=2.13")]
+
+
+@pytest.fixture(scope="module")
+def pins(checkout: Path) -> list[Requirement]:
+    """The lines of constraints.txt; one that is no requirement (a URL, an option) fails here."""
+    lines = (checkout / "constraints.txt").read_text().splitlines()
+    return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+
+def environment(python: str) -> Environment:
+    """The environment that markers see on Linux under that Python."""
+    return {**default_environment(), "python_version": python, "platform_system": "Linux", "extra": ""}
+
+
+def valid_for(pins: list[Requirement], python: str) -> Iterator[Requirement]:
+    """The pins that hold under that Python."""
+    seen = environment(python)
+    return (pin for pin in pins if pin.marker is None or pin.marker.evaluate(seen))
+
+
+def test_every_pin_is_one_exact_version(pins):
+    for pin in pins:
+        assert [specifier.operator for specifier in pin.specifier] == ["=="], str(pin)
+        assert "*" not in str(pin.specifier)
+        assert pin.url is None
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_nothing_is_pinned_twice(pins, python):
+    names = [canonicalize_name(pin.name) for pin in valid_for(pins, python)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("requirement", REQUIREMENTS + BUILD_REQUIREMENTS, ids=lambda requirement: requirement.name)
+def test_every_requirement_is_pinned_within_its_range(pins, requirement, python):
+    [pin] = [
+        pin for pin in valid_for(pins, python) if canonicalize_name(pin.name) == canonicalize_name(requirement.name)
+    ]
+    [exact] = pin.specifier
+    assert requirement.specifier.contains(exact.version)

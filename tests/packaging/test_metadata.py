@@ -1,0 +1,51 @@
+"""What an installer and other programs are told about the package."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from importlib.resources import files
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+import pyperf_suite
+
+DISTRIBUTION = importlib.metadata.distribution("pyperf_suite")
+REQUIREMENTS = [Requirement(line) for line in DISTRIBUTION.requires or []]
+ALWAYS = {requirement.name for requirement in REQUIREMENTS if "extra" not in str(requirement.marker)}
+
+
+def test_the_version_is_the_packages_own():
+    assert DISTRIBUTION.version == pyperf_suite.__version__
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value"),
+    [
+        ("console_scripts", "pyperf-suite", "pyperf_suite.cli:main"),
+        ("pytest11", "pyperf_suite", "pyperf_suite.pytest_plugin"),
+    ],
+)
+def test_both_front_ends_are_entry_points_that_load(group, name, value):
+    [entry_point] = [point for point in DISTRIBUTION.entry_points if (point.group, point.name) == (group, name)]
+    assert entry_point.value == value
+    assert entry_point.load()
+
+
+def test_torch_and_triton_are_asked_for_by_an_extra_alone_so_that_an_installed_one_is_kept():
+    assert not {"torch", "triton"} & ALWAYS
+    assert {requirement.name for requirement in REQUIREMENTS} >= {"torch", "triton"}
+
+
+def test_supported_pythons_begin_with_3_10():
+    supported = SpecifierSet(DISTRIBUTION.metadata["Requires-Python"])
+    assert [version in supported for version in ("3.9", "3.10", "3.13")] == [False, True, True]
+
+
+def test_the_device_sources_are_installed_with_the_package():
+    assert "schedule.cuh" in {source.name for source in (files("pyperf_suite.kernels") / "cuda").iterdir()}
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (files("pyperf_suite") / "py.typed").is_file()

@@ -1,0 +1,119 @@
+"""Making the environment: what is kept of the machine's own, and what is said where something is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PINS = ["# run", "numpy==2.4.6", "scipy==1.17.1", "rich==15.0.0", "Jinja2==3.1.6", "", "torch==2.13.0"]
+
+
+def test_every_pin_holds_where_the_machine_has_no_torch(tool):
+    kept = tool("make_venv").constraints_keeping({}, set(), PINS)
+    assert kept == ["numpy==2.4.6", "scipy==1.17.1", "rich==15.0.0", "Jinja2==3.1.6", "torch==2.13.0"]
+
+
+def test_a_torch_of_the_machine_is_kept_with_its_numpy_and_frees_what_it_requires(tool):
+    held = {"numpy": "1.26.4", "torch": "2.9.0a0+nv25.9"}
+    kept = tool("make_venv").constraints_keeping(held, {*held, "jinja2"}, PINS)
+    # scipy is compiled against numpy, so pip must find one that fits; rich has nothing to do with torch.
+    assert kept == ["rich==15.0.0", "numpy==1.26.4", "torch==2.9.0a0+nv25.9"]
+
+
+def test_what_torch_requires_is_followed_through_to_the_end(tool, monkeypatch):
+    required = {
+        "torch": ["sympy>=1.13", "setuptools", "opt-einsum; extra == 'opt-einsum'"],
+        "sympy": ["mpmath<1.4,>=1.1.0"],
+        "mpmath": None,
+        "setuptools": None,
+        "numpy": None,
+    }
+
+    def requires(name):
+        if name not in required:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return required[name]
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    assert tool("make_venv").required_by_torch() == {"torch", "sympy", "mpmath", "numpy"}
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("typing_extensions>=4.10", "typing-extensions"),
+        ("Jinja2 (>=3)", "jinja2"),
+        ("cuda-toolkit[cublas]==13", "cuda-toolkit"),
+    ],
+)
+def test_a_requirements_name_is_read_in_any_spelling(tool, line, name):
+    assert tool("make_venv").requirement_name(line) == name
+
+
+def test_a_module_that_breaks_on_import_counts_as_absent(tool, tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("raise OSError('libcudart.so is missing')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    can_import = tool("make_venv").can_import
+    assert can_import(sys.executable, "json")
+    assert not can_import(sys.executable, "broken_module")
+
+
+def program(folder: Path, name: str, script: str) -> Path:
+    """Write an executable shell script."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_compiler_is_the_one_cxx_names_or_the_first_on_the_path(tool, tmp_path, monkeypatch):
+    program(tmp_path, "g++", "exit 0")
+    program(tmp_path, "clang++", "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert tool("compiler").find_cxx() == "g++"
+    monkeypatch.setenv("CXX", "clang++ -stdlib=libc++")
+    assert tool("compiler").find_cxx() == "clang++ -stdlib=libc++"
+
+
+@pytest.mark.parametrize(
+    ("cxx", "said"),
+    [("", "tried $CXX, which is not set, and c++, g++, clang++"), ("icpx -O3", "CXX=icpx -O3 cannot be run")],
+)
+def test_a_missing_compiler_is_one_sentence_and_exit_code_2(tool, tmp_path, monkeypatch, capsys, cxx, said):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", cxx)
+    with pytest.raises(SystemExit) as stopped:
+        tool("compiler").find_cxx()
+    assert stopped.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        ("no-such-python", "PYTHON=no-such-python cannot be run"),
+        ("./python-old", "PYTHON=./python-old is Python 3.9.18, and pyperf_suite needs 3.10 or newer"),
+    ],
+)
+def test_make_refuses_a_python_that_is_absent_or_too_old_with_a_sentence(checkout, tmp_path, python, said):
+    shutil.copy(checkout / "Makefile", tmp_path)
+    for prerequisite in ("setup.py", "pyproject.toml", "constraints.txt", "tools/make_venv.py", "tools/compiler.py"):
+        (tmp_path / prerequisite).parent.mkdir(exist_ok=True)
+        (tmp_path / prerequisite).touch()
+    program(tmp_path, "python-old", '[ "$1" = -V ] && echo Python 3.9.18; exit 1')
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    done = subprocess.run(
+        ["make", "bench", f"PYTHON={python}"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
