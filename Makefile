@@ -25,11 +25,11 @@ lint: $(MADE)
 	$(RUN) -m mypy
 
 # A build of its own beside the usual one; it runs only under the sanitizer's run-time library, preloaded.
+SANITIZED := build/sanitize/lib
 test-sanitize: $(MADE)
-	PYPERF_SANITIZE=1 $(RUN) setup.py -q build --build-base build/sanitize --build-lib build/sanitize/lib
-	PYTHONPATH=build/sanitize/lib ASAN_OPTIONS=detect_leaks=0 \
-	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)" \
-	$(VENV)/bin/pytest tests/native $(ARGS)
+	PYPERF_SANITIZE=1 $(RUN) setup.py -q build --build-base build/sanitize --build-lib $(SANITIZED)
+	cd $(SANITIZED) && ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$(foreach library,asan ubsan stdc++,$(shell \
+	  $${CXX:-c++} -print-file-name=lib$(library).so))" $(CURDIR)/$(RUN) -m pytest $(CURDIR)/tests/native $(ARGS)
 
 $(MADE): setup.py pyproject.toml constraints.txt tools/make_venv.py tools/compiler.py $(SOURCES)
 	@command -v $(PYTHON) >/dev/null || { echo "error: PYTHON=$(PYTHON) cannot be run:" \
