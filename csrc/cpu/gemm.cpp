@@ -13,15 +13,14 @@ constexpr std::size_t line_floats = 16;  // scratch areas start on cache lines, 
 constexpr int max_micro_tile_floats = 512;
 
 // The micro-kernel streams the block of A from L2 once for each B panel; the rest of L2 is left to B and C.
-constexpr std::size_t a_block_bytes = std::size_t{512} << 10;
+constexpr std::size_t a_block_bytes = std::size_t{256} << 10;
 
 std::size_t round_to_line(std::size_t floats) { return (floats + line_floats - 1) / line_floats * line_floats; }
 
 std::int64_t clamp(std::int64_t value, std::int64_t most) { return std::max<std::int64_t>(0, std::min(value, most)); }
 
-// The address of element (row, column) of a row-major matrix; `lanes` = 0 marks a panel wholly outside of it.
-const void* at(const void* base, std::int64_t row, std::int64_t column, std::int64_t ld, int bytes, std::int64_t lanes) {
-    return lanes == 0 ? base : static_cast<const char*>(base) + (row * ld + column) * bytes;
+const void* at(const void* base, std::int64_t row, std::int64_t column, std::int64_t ld, DataType type) {
+    return static_cast<const char*>(base) + (row * ld + column) * bytes_of(type);
 }
 
 }  // namespace
@@ -45,12 +44,13 @@ Gemm::Gemm(const GemmOptions& options)
     CHECK_INTERNAL(kernels_.mr * kernels_.nr <= max_micro_tile_floats, "raise max_micro_tile_floats");
     cores_.resize(schedule_.workers);
 
-    panels_m_ = (tile.m + kernels_.mr - 1) / kernels_.mr;
+    a_panels_ = Panels::evenly(tile.m, kernels_.mr);
+    b_panels_ = Panels::evenly(tile.n, kernels_.nr);
     const std::size_t panel_floats = static_cast<std::size_t>(kernels_.a_width) * tile.k;
     const int fitting = std::max(1, static_cast<int>(a_block_bytes / (panel_floats * sizeof(float))));
-    const int blocks = (panels_m_ + fitting - 1) / fitting;
-    panels_in_block_ = (panels_m_ + blocks - 1) / blocks;
-    a_block_floats_ = round_to_line(panel_floats * panels_in_block_);
+    const int blocks = (a_panels_.count + fitting - 1) / fitting;
+    a_panels_in_block_ = (a_panels_.count + blocks - 1) / blocks;
+    a_block_floats_ = round_to_line(panel_floats * a_panels_in_block_);
     b_tile_floats_ = round_to_line(static_cast<std::size_t>(tile.n) * tile.k);
     sums_floats_ = round_to_line(static_cast<std::size_t>(tile.m) * tile.n);
     const bool in_place = options_.out_type == DataType::float32;
@@ -141,52 +141,41 @@ void Gemm::multiply(const Segment& segment, const Scratch& scratch, float* sums,
         const std::int64_t k = std::int64_t{k_tile} * options_.tile.k;
         const std::int64_t depth = std::min<std::int64_t>(options_.tile.k, options_.k - k);
         pack_b(segment, k, depth, scratch.b_tile);
-        for (int first = 0; first < panels_m_; first += panels_in_block_) {
-            const int last = std::min(first + panels_in_block_, panels_m_);
+        for (int first = 0; first < a_panels_.count; first += a_panels_in_block_) {
+            const int last = std::min(first + a_panels_in_block_, a_panels_.count);
             pack_a(segment, first, last, k, depth, scratch.a_block);
             multiply_block(scratch, first, last, depth, sums, ld, rows, columns, k_tile > segment.k_begin);
         }
     }
 }
 
-int Gemm::panel_row(int panel) const {
-    return panel * (options_.tile.m / panels_m_) + std::min(panel, options_.tile.m % panels_m_);
-}
-
 void Gemm::pack_a(const Segment& segment, int first_panel, int last_panel, std::int64_t k, std::int64_t depth,
                   float* a_block) const {
     const Pack pack = kernels_.pack_a[static_cast<int>(options_.type)][options_.a_transposed ? 0 : 1];
-    for (int panel = first_panel; panel < last_panel; ++panel, a_block += depth * kernels_.a_width) {
-        const std::int64_t row = std::int64_t{segment.tile_m} * options_.tile.m + panel_row(panel);
-        const std::int64_t lanes = clamp(options_.m - row, kernels_.a_width);
-        const void* source = options_.a_transposed ? at(operands_.a, k, row, operands_.lda, bytes_of(options_.type), lanes)
-                                                   : at(operands_.a, row, k, operands_.lda, bytes_of(options_.type), lanes);
-        pack(source, operands_.lda, lanes, depth, a_block);
-    }
+    const std::int64_t row = std::int64_t{segment.tile_m} * options_.tile.m;
+    const void* source = options_.a_transposed ? at(operands_.a, k, row, operands_.lda, options_.type)
+                                               : at(operands_.a, row, k, operands_.lda, options_.type);
+    pack(source, operands_.lda, a_panels_, first_panel, last_panel, options_.m - row, depth, a_block);
 }
 
 void Gemm::pack_b(const Segment& segment, std::int64_t k, std::int64_t depth, float* b_tile) const {
     const Pack pack = kernels_.pack_b[static_cast<int>(options_.type)][options_.b_transposed ? 1 : 0];
-    for (int inside = 0; inside < options_.tile.n; inside += kernels_.nr, b_tile += depth * kernels_.nr) {
-        const std::int64_t column = std::int64_t{segment.tile_n} * options_.tile.n + inside;
-        const std::int64_t lanes = clamp(options_.n - column, kernels_.nr);
-        const void* source = options_.b_transposed
-                                 ? at(operands_.b, column, k, operands_.ldb, bytes_of(options_.type), lanes)
-                                 : at(operands_.b, k, column, operands_.ldb, bytes_of(options_.type), lanes);
-        pack(source, operands_.ldb, lanes, depth, b_tile);
-    }
+    const std::int64_t column = std::int64_t{segment.tile_n} * options_.tile.n;
+    const void* source = options_.b_transposed ? at(operands_.b, column, k, operands_.ldb, options_.type)
+                                               : at(operands_.b, k, column, operands_.ldb, options_.type);
+    pack(source, operands_.ldb, b_panels_, 0, b_panels_.count, options_.n - column, depth, b_tile);
 }
 
 void Gemm::multiply_block(const Scratch& scratch, int first_panel, int last_panel, std::int64_t depth, float* sums,
                           std::int64_t ld, std::int64_t rows, std::int64_t columns, bool accumulate) {
     alignas(64) float edge[max_micro_tile_floats];
-    for (int column = 0; column < options_.tile.n; column += kernels_.nr) {
-        const float* b_panel = scratch.b_tile + column * depth;
-        const std::int64_t columns_inside = clamp(columns - column, kernels_.nr);
-        for (int panel = first_panel; panel < last_panel; ++panel) {
-            const float* a_panel = scratch.a_block + (panel - first_panel) * depth * kernels_.a_width;
-            const int row = panel_row(panel), height = panel_row(panel + 1) - row;
-            const std::int64_t rows_inside = clamp(rows - row, height);
+    for (int panel = first_panel; panel < last_panel; ++panel) {
+        const float* a_panel = scratch.a_block + (panel - first_panel) * depth * kernels_.a_width;
+        const int row = a_panels_.begin(panel), height = a_panels_.begin(panel + 1) - row;
+        const std::int64_t rows_inside = clamp(rows - row, height);
+        for (int column = 0; column < options_.tile.n; column += kernels_.nr) {
+            const float* b_panel = scratch.b_tile + column * depth;
+            const std::int64_t columns_inside = clamp(columns - column, kernels_.nr);
             if (rows_inside == height && columns_inside == kernels_.nr) {
                 kernels_.micro[height](depth, a_panel, b_panel, sums + row * ld + column, ld, accumulate);
                 continue;

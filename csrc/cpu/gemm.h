@@ -77,14 +77,13 @@ class Gemm {
     void pack_b(const Segment& segment, std::int64_t k, std::int64_t depth, float* b_tile) const;
     Scratch scratch_of(int worker) const;
     void check(const GemmOperands& operands) const;
-    int panel_row(int panel) const;
 
     GemmOptions options_;
     const KernelSet& kernels_;
     Schedule schedule_;
     std::vector<int> cores_;
-    int panels_m_;         // A panels of a tile: as few as hold its rows, their heights as even as can be
-    int panels_in_block_;  // of these, how many are packed and kept in L2 at a time
+    Panels a_panels_, b_panels_;  // of a tile
+    int a_panels_in_block_;       // how many of A's are packed and kept in L2 at a time
     std::size_t a_block_floats_, b_tile_floats_, sums_floats_, scratch_floats_;
     std::unique_ptr<Workspace> workspace_;
     std::unique_ptr<std::atomic<int>[]> summed_;  // of each shared tile: the k-tiles already in its sum

@@ -11,11 +11,25 @@ enum class DataType : int { float32 = 0, bfloat16 = 1 };
 
 inline int bytes_of(DataType type) { return type == DataType::float32 ? 4 : 2; }
 
-// A panel is `depth` rows of a fixed number of fp32 lanes. Pack copies `lanes` ≤ width lanes of the source into it,
-// converting to fp32, and writes zeros in the lanes that lie outside the matrix.
-//   lane-contiguous source:  panel[k][lane] = source[k · ld + lane]
-//   depth-contiguous source: panel[k][lane] = source[lane · ld + k]
-using Pack = void (*)(const void* source, std::int64_t ld, std::int64_t lanes, std::int64_t depth, float* panel);
+// Lanes (rows of A, columns of B) dealt out to panels as evenly as can be: the first `longer` get one more.
+struct Panels {
+    int count;
+    int lanes;
+    int longer;
+
+    static Panels evenly(int lanes, int most) {
+        const int count = (lanes + most - 1) / most;
+        return {count, lanes / count, lanes % count};
+    }
+    int begin(int panel) const { return panel * lanes + (panel < longer ? panel : longer); }
+};
+
+// Packs panels [first, last) one after another. A panel is `depth` rows of a fixed number of fp32 lanes, starting with
+// its own; lanes that lie outside the matrix (its `inside` lanes, counted from panel 0) are zero.
+//   lane-contiguous source:  panel[k][lane] = source[k · ld + begin + lane]
+//   depth-contiguous source: panel[k][lane] = source[(begin + lane) · ld + k]
+using Pack = void (*)(const void* source, std::int64_t ld, const Panels& panels, int first, int last,
+                      std::int64_t inside, std::int64_t depth, float* packed);
 
 // C[rows, nr] (+)= A-panel · B-panel; `rows` is fixed by the place in KernelSet::micro.
 using Micro = void (*)(std::int64_t depth, const float* a_panel, const float* b_panel, float* c, std::int64_t ldc,

@@ -90,49 +90,69 @@ inline void transpose(Vec (&rows)[LANES]) {
     exchange<4>(rows);
 }
 
+// Row by row over all panels: a row of the source is read from end to end, which hardware prefetching follows, and the
+// next row, which lies in another page and which it therefore does not foresee, is fetched meanwhile.
 template <typename Source, int WIDTH>
-void pack_lane_contiguous(const void* data, std::int64_t ld, std::int64_t lanes, std::int64_t depth, float* panel) {
+void pack_lane_contiguous(const void* data, std::int64_t ld, const Panels& panels, int first, int last,
+                          std::int64_t inside, std::int64_t depth, float* packed) {
     const Source* source = static_cast<const Source*>(data);
-    if (lanes >= WIDTH) {
-        for (std::int64_t k = 0; k < depth; ++k, source += ld, panel += WIDTH)
-            for (int lane = 0; lane < WIDTH; lane += LANES) store(panel + lane, load(source + lane));
-        return;
+    int whole = first;  // panels before this one read no lane outside the matrix
+    while (whole < last && panels.begin(whole) + WIDTH <= inside) ++whole;
+    for (std::int64_t k = 0; k < depth; ++k, source += ld) {
+        float* into = packed + k * WIDTH;
+        const Source* ahead = source + (k + 2 < depth ? 2 * ld : 0);
+        for (int panel = first; panel < whole; ++panel, into += depth * WIDTH) {
+            const int begin = panels.begin(panel);
+            __builtin_prefetch(ahead + begin);
+            if constexpr (WIDTH * sizeof(Source) > 64) __builtin_prefetch(ahead + begin + WIDTH - 1);
+            for (int lane = 0; lane < WIDTH; lane += LANES) store(into + lane, load(source + begin + lane));
+        }
+        for (int panel = whole; panel < last; ++panel, into += depth * WIDTH) {
+            const int begin = panels.begin(panel);
+            for (int lane = 0; lane < WIDTH; ++lane)
+                into[lane] = begin + lane < inside ? widen(source[begin + lane]) : 0.0f;
+        }
     }
-    for (std::int64_t k = 0; k < depth; ++k, source += ld, panel += WIDTH)
-        for (std::int64_t lane = 0; lane < WIDTH; ++lane) panel[lane] = lane < lanes ? widen(source[lane]) : 0.0f;
 }
 
+// Block by block, LANES × LANES, while the same block of the next panel is fetched.
 template <typename Source, int WIDTH>
-void pack_depth_contiguous(const void* data, std::int64_t ld, std::int64_t lanes, std::int64_t depth, float* panel) {
-    const Source* source = static_cast<const Source*>(data);
-    const std::int64_t whole = depth / LANES * LANES;
-    for (std::int64_t k = 0; k < whole; k += LANES)
-        for (int block = 0; block < WIDTH; block += LANES) {
-            Vec rows[LANES];
-            if (block + LANES <= lanes) {
+void pack_depth_contiguous(const void* data, std::int64_t ld, const Panels& panels, int first, int last,
+                           std::int64_t inside, std::int64_t depth, float* packed) {
+    for (int panel = first; panel < last; ++panel, packed += depth * WIDTH) {
+        const std::int64_t begin = panels.begin(panel), lanes = inside - begin;
+        const Source* source = static_cast<const Source*>(data) + (lanes > 0 ? begin * ld : 0);
+        const std::int64_t whole = depth / LANES * LANES;
+        for (std::int64_t k = 0; k < whole; k += LANES)
+            for (int block = 0; block < WIDTH; block += LANES) {
+                Vec rows[LANES];
+                if (block + LANES <= lanes) {
+                    const Source* ahead = source + (block + 2 * WIDTH <= lanes ? WIDTH * ld : 0);
 #pragma GCC unroll 16
-                for (int lane = 0; lane < LANES; ++lane) rows[lane] = load(source + (block + lane) * ld + k);
-            } else {
-                for (int lane = 0; lane < LANES; ++lane)
-                    rows[lane] = block + lane < lanes ? load(source + (block + lane) * ld + k) : Vec{};
+                    for (int lane = 0; lane < LANES; ++lane) {
+                        rows[lane] = load(source + (block + lane) * ld + k);
+                        __builtin_prefetch(ahead + (block + lane) * ld + k);
+                    }
+                } else {
+                    for (int lane = 0; lane < LANES; ++lane)
+                        rows[lane] = block + lane < lanes ? load(source + (block + lane) * ld + k) : Vec{};
+                }
+                transpose(rows);
+#pragma GCC unroll 16
+                for (int step = 0; step < LANES; ++step) store(packed + (k + step) * WIDTH + block, rows[step]);
             }
-            transpose(rows);
-#pragma GCC unroll 16
-            for (int step = 0; step < LANES; ++step) store(panel + (k + step) * WIDTH + block, rows[step]);
-        }
-    for (std::int64_t k = whole; k < depth; ++k)
-        for (std::int64_t lane = 0; lane < WIDTH; ++lane)
-            panel[k * WIDTH + lane] = lane < lanes ? widen(source[lane * ld + k]) : 0.0f;
+        for (std::int64_t k = whole; k < depth; ++k)
+            for (std::int64_t lane = 0; lane < WIDTH; ++lane)
+                packed[k * WIDTH + lane] = lane < lanes ? widen(source[lane * ld + k]) : 0.0f;
+    }
 }
 
 template <int ROWS>
 void micro(std::int64_t depth, const float* a_panel, const float* b_panel, float* c, std::int64_t ldc, bool accumulate) {
     Vec sum[ROWS][VECTORS] = {};
-    if (accumulate) {
-        for (int row = 0; row < ROWS; ++row)
-            for (int column = 0; column < NR; column += 16) __builtin_prefetch(c + row * ldc + column, 1);
-    }
-    for (std::int64_t k = 0; k < depth; ++k, a_panel += A_WIDTH, b_panel += NR) {
+    const auto step = [&] {
+        __builtin_prefetch(b_panel + 16 * NR);
+        __builtin_prefetch(b_panel + 16 * NR + NR - 1);
         Vec b[VECTORS];
 #pragma GCC unroll 4
         for (int vector = 0; vector < VECTORS; ++vector)
@@ -142,14 +162,33 @@ void micro(std::int64_t depth, const float* a_panel, const float* b_panel, float
 #pragma GCC unroll 4
             for (int vector = 0; vector < VECTORS; ++vector) sum[row][vector] += a_panel[row] * b[vector];
         }
+        a_panel += A_WIDTH;
+        b_panel += NR;
+    };
+    // C is fetched one row a step: all at once would hold up the loads of A for as long.
+    std::int64_t k = 0;
+    const float* c_row = c;
+    for (; k < ROWS && k < depth; ++k, c_row += ldc) {
+        __builtin_prefetch(c_row, 1);
+        __builtin_prefetch(c_row + NR - 1, 1);
+        step();
+    }
+    for (; k < depth; ++k) step();
+    const auto place = [&](int row, int vector) -> UnalignedVec& {
+        return *reinterpret_cast<UnalignedVec*>(c + row * ldc + vector * LANES);
+    };
+    // All loads before all stores: rows of C often lie a multiple of 4 KiB apart, where a load would be taken to
+    // depend on the store before it.
+    if (accumulate) {
+#pragma GCC unroll 16
+        for (int row = 0; row < ROWS; ++row)
+#pragma GCC unroll 4
+            for (int vector = 0; vector < VECTORS; ++vector) sum[row][vector] += place(row, vector);
     }
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 4
-        for (int vector = 0; vector < VECTORS; ++vector) {
-            UnalignedVec& place = *reinterpret_cast<UnalignedVec*>(c + row * ldc + vector * LANES);
-            place = accumulate ? place + sum[row][vector] : sum[row][vector];
-        }
+        for (int vector = 0; vector < VECTORS; ++vector) place(row, vector) = sum[row][vector];
 }
 
 void add(float* into, std::int64_t ld_into, const float* from, std::int64_t ld_from, std::int64_t rows,

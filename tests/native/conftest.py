@@ -1,4 +1,4 @@
-"""The native module for the tests that ask for it; where it is not built they skip and say how to build it."""
+"""The native module for the tests that ask for it; where it is not built they skip, saying how to."""
 
 from __future__ import annotations
 

@@ -194,12 +194,10 @@ def test_repeated_runs_agree_to_the_last_bit(native: ModuleType, schedule: str, 
         assert (product.run(gemm) == first).all()
 
 
-def test_a_bfloat16_result_is_rounded_to_nearest_even_and_keeps_nan_and_infinity(
-    native: ModuleType, isa: str
-) -> None:
+def test_a_bfloat16_result_is_rounded_to_nearest_even_and_keeps_nan_and_infinity(native: ModuleType, isa: str) -> None:
     columns = native.micro_tile(isa)[1]
-    values = [1.0, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, np.inf, -np.inf, np.nan, 3.3e38, 1e-40]
-    values = np.array(values, np.float32)
+    special = [1.0, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, np.inf, -np.inf, np.nan, 3.3e38, 1e-40]
+    values = np.array(special, np.float32)
     one = np.ones((1, 1), np.float32)
     out = np.zeros((1, values.size), np.uint16)
     gemm = native.Gemm(1, values.size, 1, "float32", "bfloat16", tile=(1, columns, 1), isa=isa)

@@ -34,9 +34,7 @@ def plans(draw: st.DrawFn, schedules: tuple[str, ...] = SCHEDULES) -> dict:
 
 def tile_counts(plan: dict) -> tuple[int, int, int]:
     """Tiles along m, n and k."""
-    tiles_m, tiles_n, k_tiles = (
-        -(-plan[axis] // side) for axis, side in zip("mnk", plan["tile"], strict=True)
-    )
+    tiles_m, tiles_n, k_tiles = (-(-plan[axis] // side) for axis, side in zip("mnk", plan["tile"], strict=True))
     return tiles_m, tiles_n, k_tiles
 
 
@@ -72,9 +70,7 @@ def test_stream_k_shares_k_tiles_out_evenly(native: ModuleType, plan: dict) -> N
 
 @given(plan=plans(("stream_k",)))
 @settings(max_examples=200, deadline=None)
-def test_stream_k_splits_no_tile_where_waves_divide_evenly_and_few_elsewhere(
-    native: ModuleType, plan: dict
-) -> None:
+def test_stream_k_splits_no_tile_where_waves_divide_evenly_and_few_elsewhere(native: ModuleType, plan: dict) -> None:
     tiles_m, tiles_n, k_tiles = tile_counts(plan)
     segments = native.schedule_segments(**plan)
     partial = {(tile_m, tile_n) for _, tile_m, tile_n, begin, end, _ in segments if end - begin < k_tiles}
@@ -86,7 +82,7 @@ def test_stream_k_splits_no_tile_where_waves_divide_evenly_and_few_elsewhere(
 @given(plan=plans(("split_k", "stream_k")))
 @settings(max_examples=200, deadline=None)
 def test_nobody_waits_for_work_that_starts_later(native: ModuleType, plan: dict) -> None:
-    """Sums grow in ascending k: split-k hands lower slices out first, stream-k begins with what others wait for."""
+    """Sums grow in ascending k: split-k hands lower slices out first, stream-k begins with what is waited for."""
     k_tiles = tile_counts(plan)[2]
     finished: dict[tuple[int, int], int] = defaultdict(int)
     segments = native.schedule_segments(**plan)
@@ -120,9 +116,7 @@ def test_persistent_units_visit_every_workers_th_tile_of_the_data_parallel_order
 
 def test_group_one_is_row_major_and_larger_groups_go_down_the_columns_of_a_band(native: ModuleType) -> None:
     def order(group: int) -> list[tuple[int, int]]:
-        return [
-            s[1:3] for s in native.schedule_segments(30, 20, 1, (10, 10, 1), "data_parallel", 1, 1, group)
-        ]
+        return [s[1:3] for s in native.schedule_segments(30, 20, 1, (10, 10, 1), "data_parallel", 1, 1, group)]
 
     assert order(1) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     assert order(2) == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]
@@ -150,9 +144,7 @@ def test_units_are_tiles_slices_or_workers(native: ModuleType) -> None:
         ({"schedule": "round_robin"}, "'round_robin' is unknown"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused_in_one_sentence(
-    native: ModuleType, change: dict, words: str
-) -> None:
+def test_a_schedule_that_cannot_be_is_refused_in_one_sentence(native: ModuleType, change: dict, words: str) -> None:
     plan = {"m": 64, "n": 64, "k": 64, "tile": (8, 8, 8), "schedule": "persistent", "splits": 1, "workers": 2}
     with pytest.raises(ValueError, match=re.escape(words)) as refusal:
         native.schedule_segments(**{**plan, **change})
