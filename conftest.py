@@ -7,6 +7,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent
 ADVICE = (
     "run `make test` or `make bench` (they build it in .venv), or install it into this Python with "
@@ -26,9 +28,7 @@ def why_not_testable() -> str | None:
     if importlib.util.find_spec("pyperf_suite._native") is None:
         return f"the C++ extension of pyperf_suite is not built for {sys.executable}"
     if not importlib.metadata.entry_points(group="pytest11", name="pyperf_suite"):
-        return (
-            f"pyperf_suite is built here, but not installed for {sys.executable}"
-        )
+        return f"pyperf_suite is built here, but not installed for {sys.executable}"
     return None
 
 
@@ -37,3 +37,8 @@ if reason is not None:
     print(f"error: {reason}: {ADVICE}", file=sys.stderr, flush=True)
     # Not pytest.exit: while conftest files load, pytest wraps it in a traceback and ends with code 4.
     raise SystemExit(2)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a torn journal be told as a warning; pyproject.toml cannot name a class of a package that may be absent."""
+    config.addinivalue_line("filterwarnings", "default::pyperf_suite.errors.TornJournal")
