@@ -59,7 +59,9 @@ def main() -> None:
     metavar="[PROBE.]AXIS=VALUE[,VALUE]",
     help="Replace an axis of the sweep, as in tile=64x64x256 or workers=1,2.",
 )
-@click.option("--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER")
+@click.option(
+    "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the order in which cases are visited.")
 @click.option(
     "--resume",
@@ -82,7 +84,7 @@ def run(
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    """Measure PROBEs (all of them if none is named) and tell what was found.
+    r"""Measure PROBEs (all of them if none is named) and tell what was found.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The two exceptions that mean something to a person rather than to a debugger.
+"""The exceptions and the warning that mean something to a person rather than to a debugger.
 
 Front ends print a `UserError` as one sentence and exit with code 2; the worker turns `Unsupported` into a record.
 """
@@ -12,3 +12,7 @@ class UserError(Exception):
 
 class Unsupported(Exception):
     """This machine or implementation cannot run the case; the message is the reason kept in its record."""
+
+
+class TornJournal(UserWarning):
+    """The last line of a journal was cut off in the middle; the records before it are whole."""

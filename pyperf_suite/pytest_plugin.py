@@ -38,7 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--suite-device", default="auto", metavar="DEVICE", help="auto (default), cpu, or cuda:N.")
     group.addoption("--suite-results", default="bench_results", metavar="FOLDER", help="Where runs are kept.")
-    group.addoption("--suite-seed", default=0, type=int, metavar="N", help="Seed of the order in which cases are visited.")
+    group.addoption(
+        "--suite-seed", default=0, type=int, metavar="N", help="Seed of the order in which cases are visited."
+    )
     group.addoption(
         "--suite-resume",
         nargs="?",
@@ -56,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known and the run ready; nothing is imported or opened before a case of the suite is collected."""
+    """Make the marker known and the run ready; nothing is opened before a case of the suite is collected."""
     config.addinivalue_line("markers", "probe(name): the cases of this probe of pyperf_suite, one item each.")
     config.stash[_RUN] = SuiteRun(config)
 
@@ -72,7 +74,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Mod
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One item a case. Items carry the case's label, a plain text, because pytest-benchmark stores parameters as JSON."""
+    """One item a case. Items carry its label, a plain text, because pytest-benchmark stores parameters as JSON."""
     marker = metafunc.definition.get_closest_marker("probe")
     if marker is None or "case_label" not in metafunc.fixturenames:
         return
@@ -83,13 +85,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Give an item of the suite its case, its clock and its heading in pytest-benchmark's table."""
     marker = item.get_closest_marker("probe")
-    if marker is None or not isinstance(item, pytest.Function) or "case_label" not in getattr(item, "callspec").params:
+    if marker is None or not isinstance(item, pytest.Function) or "case_label" not in item.callspec.params:
         return
-    planned = item.config.stash[_RUN].collect(marker.args[0])[item.callspec.params["case_label"]]
+    planned = item.config.stash[_RUN].collect(marker.args[0])[str(item.callspec.params["case_label"])]
     clock = ReplayClock()
     item.stash[_PLANNED] = planned
     item.stash[_CLOCK] = clock
     item.add_marker(pytest.mark.benchmark(timer=clock, group=item.config.stash[_RUN].heading(planned)))
+    # A case that failed has nothing to replay; that is told as its failure, not as a warning beside it.
+    item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
 
 
 @pytest.hookimpl(trylast=True)
@@ -134,7 +138,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) -> Callable[[], None]:
+def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) -> Callable[[], None]:  # noqa: ARG001
     """Measure the item's case in the suite's workers and replay it into pytest-benchmark.
 
     A failed case fails the item, an unsupported one skips it, both with the reason as one sentence.
@@ -151,7 +155,7 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
         unsuccessful = [record for record in records if record.outcome != "ok"]
         if unsuccessful:
             _settle((unsuccessful[0].outcome, unsuccessful[0].reason))
-        samples = [sample for record in records for sample in record.metrics["time"].samples]
+        samples = [sample for record in records for sample in record.kept_seconds]
         benchmark.extra_info.update(run.extra_info(records))
         run.replayed[benchmark.fullname] = samples
         clock = item.stash[_CLOCK]
@@ -199,7 +203,7 @@ class SuiteRun:
     def collect(self, probe_name: str) -> dict[str, PlannedCase]:
         """The probe's cases by label."""
         if probe_name not in self._collected:
-            with _spoken_errors():
+            with _SpokenErrors():
                 from pyperf_suite.hardware.devices import resolve
                 from pyperf_suite.probes import find_probe
                 from pyperf_suite.probes.axes import overrides_for, parse_overrides
@@ -231,7 +235,7 @@ class SuiteRun:
 
     def measure(self, planned: PlannedCase) -> list[Record]:
         """Records of one case; the run is opened by its first case."""
-        with _spoken_errors():
+        with _SpokenErrors():
             if self._session is None:
                 self._session = self._open()
             records: list[Record] = self._session.measure(planned)
@@ -241,7 +245,7 @@ class SuiteRun:
         """Outcome and reason of running the case once, untimed and unrecorded: what --benchmark-disable asks for."""
         from pyperf_suite.runner.worker_pool import WorkerPool
 
-        with _spoken_errors():
+        with _SpokenErrors():
             if self._pool is None:
                 self._pool = WorkerPool(self._plan().device)
             answer = self._pool.measure(0, planned.case, None)
@@ -307,11 +311,14 @@ class SuiteRun:
 
         option = self._config.getoption
         return Plan(
-            tuple(self.planned), find_profile(option("suite_profile")), resolve(option("suite_device")), option("suite_seed")
+            tuple(self.planned),
+            find_profile(option("suite_profile")),
+            resolve(option("suite_device")),
+            option("suite_seed"),
         )
 
 
-class _spoken_errors:
+class _SpokenErrors:
     """A UserError ends the session with its sentence and exit code 2, not with a traceback."""
 
     def __enter__(self) -> None:

@@ -119,9 +119,7 @@ def _sysctl(name: str) -> str | None:
     if platform.system() not in ("Darwin", "FreeBSD") or shutil.which("sysctl") is None:
         return None
     try:
-        answer = subprocess.run(
-            ["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False
-        )
+        answer = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip() or None

@@ -57,9 +57,7 @@ class Nvml:
         if device is None:
             return None
         active = [
-            link
-            for link in range(MAXIMUM_LINKS)
-            if self._unsigned("nvmlDeviceGetNvLinkState", device, link) == 1
+            link for link in range(MAXIMUM_LINKS) if self._unsigned("nvmlDeviceGetNvLinkState", device, link) == 1
         ]
         if not active:
             return None

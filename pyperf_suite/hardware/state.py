@@ -42,10 +42,7 @@ def kernel_state(files: KernelFiles, flags: frozenset[str]) -> dict[str, Any]:
     return {
         "kernel": f"{platform.system()} {platform.release()}",
         "governors": sorted(
-            {
-                files.text(path) or ""
-                for path in files.matching(f"{CPU_SETTINGS}/cpu[0-9]*/cpufreq/scaling_governor")
-            }
+            {files.text(path) or "" for path in files.matching(f"{CPU_SETTINGS}/cpu[0-9]*/cpufreq/scaling_governor")}
             - {""}
         ),
         "turbo": _turbo(files),
@@ -85,9 +82,7 @@ def compiler_of_extension() -> str | None:
 def compiler_note(binary: Path) -> str | None:
     """The first GCC or clang version string in a binary file (its ELF section .comment)."""
     try:
-        note = re.search(
-            rb"GCC: \([^)\0]{1,80}\) [0-9.]{1,16}|clang version [0-9.]{1,16}", binary.read_bytes()
-        )
+        note = re.search(rb"GCC: \([^)\0]{1,80}\) [0-9.]{1,16}|clang version [0-9.]{1,16}", binary.read_bytes())
     except OSError:
         return None
     return note[0].decode("ascii", "replace") if note else None

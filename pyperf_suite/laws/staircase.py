@@ -1,7 +1,7 @@
 """The wave law with its constants: time of a product = overhead + what the busiest worker does.
 
-The constants are fitted by non-negative least squares on relative residuals, so that a 20 us product counts as much as a
-20 ms one, and none of the costs can come out negative.
+The constants are fitted by non-negative least squares on relative residuals, so that a 20 us product counts as much
+as a 20 ms one, and none of the costs can come out negative.
 """
 
 from __future__ import annotations

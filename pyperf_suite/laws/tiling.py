@@ -23,8 +23,8 @@ _SCHEDULE = re.compile(r"([a-z_]+)(?:\((\d+)\))?@(\d+)")
 class Tile:
     """The piece of C that one worker computes at a time, `m × n`, in steps of `k` elements of K.
 
-    `stages` is the depth of the operand pipeline and `cluster` the number of CTAs that share operands; both are 1 on CPUs.
-    Written `128x256x64:s4:c2`, parts at 1 left out.
+    `stages` is the depth of the operand pipeline and `cluster` the number of CTAs that share operands; both are 1 on
+    CPUs. Written `128x256x64:s4:c2`, parts at 1 left out.
     """
 
     m: int
@@ -69,7 +69,8 @@ class Schedule:
             raise UserError(f"A schedule needs at least 1 worker, but {self.workers} were asked for.")
         if self.splits < 1 or (self.splits > 1 and self.policy != "split_k"):
             raise UserError(
-                f"{self.splits} slices of K were asked of {self.policy}: only split_k takes more than one, as in split_k(4)@2."
+                f"{self.splits} slices of K were asked of {self.policy}: only split_k takes more than one, "
+                "as in split_k(4)@2."
             )
 
     def __str__(self) -> str:
@@ -116,8 +117,8 @@ def wave_efficiency(units: ArrayLike, slots: ArrayLike) -> NDArray[np.float64]:
 class CriticalPath:
     """What the busiest worker does for one product; each an array over the cases.
 
-    `k_extent` is in elements of K summed over its tiles, `tiles` counts visits to an output tile, `partials` those whose
-    result is a partial sum that is written, read back and added.
+    `k_extent` is in elements of K summed over its tiles, `tiles` counts visits to an output tile, `partials` those
+    whose result is a partial sum that is written, read back and added.
     """
 
     k_extent: NDArray[np.float64]

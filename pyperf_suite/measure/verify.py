@@ -114,9 +114,7 @@ class _Errors:
         self.worst_at = (0, 0)
         self.worst_values = (0.0, 0.0, 0.0)
 
-    def compare(
-        self, out: Float64, a: Float64, b: Float64, rows: Array, columns: Array
-    ) -> tuple[Float64, Float64]:
+    def compare(self, out: Float64, a: Float64, b: Float64, rows: Array, columns: Array) -> tuple[Float64, Float64]:
         """Error and reference of a block, the lines `rows` and `columns` of the whole; keep the worst."""
         reference = a @ b
         error = np.abs(out - reference)

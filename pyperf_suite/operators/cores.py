@@ -10,4 +10,6 @@ def require_cores(workers: int) -> None:
     """Raise UserError where more workers are asked for than this process may use cores."""
     cores = cpu.detect().usable_cores
     if workers > cores:
-        raise UserError(f"{workers} workers were asked for, but this process may use {cores} cores: ask for at most that.")
+        raise UserError(
+            f"{workers} workers were asked for, but this process may use {cores} cores: ask for at most that."
+        )

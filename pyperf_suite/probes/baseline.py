@@ -87,7 +87,12 @@ class Baseline(Probe):
                     for workers in axes.workers:
                         for implementation, policy in (("native", "data_parallel"), ("torch", "library")):
                             parameters = MatmulParameters(
-                                shape.m, shape.n, shape.k, Schedule(policy, workers), dtype=dtype, layout=layout
+                                shape.m,
+                                shape.n,
+                                shape.k,
+                                Schedule(policy, workers),
+                                dtype=dtype,
+                                layout=layout,
                             )
                             cases.append(Case("matmul", parameters, implementation))
         return cases
@@ -113,12 +118,17 @@ class Baseline(Probe):
                     f"{ratio:.2f}",
                 )
             )
-        sentences = [
-            f"Our {dtype} matmul runs at {_geometric_mean(values):.2f} x the library's speed on {workers} "
-            f"core{'s' if workers > 1 else ''} (geometric mean of {len(values)} shapes, {min(values):.2f}-{max(values):.2f})."
-            for (dtype, workers), values in sorted(ratios.items())
-        ]
-        columns = ("M x N x K", "layout", "dtype", "workers", "our tile", "ours GFLOP/s", "torch GFLOP/s", "ours / torch")
+        sentences = [_sentence(dtype, workers, values) for (dtype, workers), values in sorted(ratios.items())]
+        columns = (
+            "M x N x K",
+            "layout",
+            "dtype",
+            "workers",
+            "our tile",
+            "ours GFLOP/s",
+            "torch GFLOP/s",
+            "ours / torch",
+        )
         return Findings(tuple(sentences), (Table("Our matmul beside torch", columns, tuple(rows)),) if rows else ())
 
     def group(self, case: Case) -> str:
@@ -138,6 +148,14 @@ def _pairs(found: list[Reading]) -> list[tuple[Reading, Reading]]:
         for _, product in sorted(by_product.items())
         if {"native", "torch"} <= product.keys()
     ]
+
+
+def _sentence(dtype: str, workers: int, ratios: Sequence[float]) -> str:
+    return (
+        f"Our {dtype} matmul runs at {_geometric_mean(ratios):.2f} x the library's speed on {workers} "
+        f"core{'s' if workers > 1 else ''} (geometric mean of {len(ratios)} products, each between {min(ratios):.2f} "
+        f"and {max(ratios):.2f} x)."
+    )
 
 
 def _geometric_mean(values: Sequence[float]) -> float:

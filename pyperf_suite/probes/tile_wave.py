@@ -1,7 +1,7 @@
 """Tile and wave quantization: what one element more costs at the edges of tiles and of waves.
 
-Sweeps cross every edge by construction (k·tile − 1, k·tile, k·tile + 1); the wave law is fitted on part of the cases and
-judged on the rest, and the library's own staircase on the same shapes stands beside.
+Sweeps cross every edge by construction (k·tile − 1, k·tile, k·tile + 1); the wave law is fitted on part of the cases
+and judged on the rest, and the library's own staircase on the same shapes stands beside.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _products(axes: TileWaveAxes) -> list[_Product]:
 
 def _sizes_across_edges(width: int, workers: int, waves: int, offsets: Sequence[int]) -> list[int]:
     """Sizes at the offsets from each edge, from the first tile to the last of the last wave."""
-    counts = range(1, waves * workers + 1)
+    counts = list(range(1, waves * workers + 1))
     if len(counts) > EVERY_TILE_COUNT:
         beside_a_wave_edge = {workers * wave + beside for wave in range(waves + 1) for beside in (-1, 0, 1)}
         counts = [count for count in counts if count in beside_a_wave_edge]

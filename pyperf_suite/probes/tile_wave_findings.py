@@ -90,7 +90,16 @@ def explain(found: Sequence[Reading]) -> Findings:
                 sentences.append(_library_sentence(setting, along, beside_all[0]))
             figures.append(_figure(setting, along, [s for s in sweeps if s.along == along], library, fitted))
         sentences.append(_law_sentence(setting, fitted))
-    columns = ("schedule", "tile", "along", "best GFLOP/s", "of torch there", "largest cliff", "costs", "inside a wave")
+    columns = (
+        "schedule",
+        "tile",
+        "along",
+        "best GFLOP/s",
+        "of torch there",
+        "largest cliff",
+        "costs",
+        "inside a wave",
+    )
     return Findings(
         tuple(sentences),
         (Table("Tile and wave cliffs", columns, tuple(rows)),) if rows else (),
@@ -195,7 +204,8 @@ def _sentence(sweep: Sweep) -> str:
     inside = [cliff.extra_time for cliff in found if not cliff.opens_wave]
     return (
         head + f"the largest cliff is {sweep.along.upper()} = {worst.size} -> {worst.size + 1}{wave} at "
-        f"{worst.extra_time:+.0%} time ({worst.before.flop_per_s / 1e9:.0f} -> {worst.after.flop_per_s / 1e9:.0f} GFLOP/s)"
+        f"{worst.extra_time:+.0%} time "
+        f"({worst.before.flop_per_s / 1e9:.0f} -> {worst.after.flop_per_s / 1e9:.0f} GFLOP/s)"
         + (f"; an edge inside a wave costs {statistics.median(inside):+.0%}." if inside else ".")
     )
 
@@ -207,7 +217,8 @@ def _library_sentence(setting: Setting, along: str, beside: dict[int, Reading]) 
     worst = max(steps, key=lambda size: steps[size])
     return (
         f"torch on the same shapes ({setting.dtype}, {setting.workers} workers): one element more costs at most "
-        f"{steps[worst]:+.0%}, at {along.upper()} = {worst} -> {worst + 1}, and {statistics.median(steps.values()):+.0%} at the median."
+        f"{steps[worst]:+.0%}, at {along.upper()} = {worst} -> {worst + 1}, "
+        f"and {statistics.median(steps.values()):+.0%} at the median."
     )
 
 
@@ -242,7 +253,11 @@ def _row(sweep: Sweep, beside: dict[int, Reading]) -> tuple[str, ...]:
 
 
 def _figure(
-    setting: Setting, along: str, sweeps: Sequence[Sweep], library: Sequence[Reading], fitted: FittedLaw | None
+    setting: Setting,
+    along: str,
+    sweeps: Sequence[Sweep],
+    library: Sequence[Reading],
+    fitted: FittedLaw | None,
 ) -> Figure:
     times, rates = [], []
     for sweep in sweeps:
@@ -253,7 +268,8 @@ def _figure(
     return Figure(
         name=f"tile_wave_{setting.dtype}_{setting.tile}_{along}_k{setting.k}_w{setting.workers}".replace(":", "_"),
         title=f"Tile and wave quantization: {setting.dtype} matmul, tile {setting.tile}, {setting.workers} workers",
-        caption=f"{fixed}. Points: measured; line: wave law ({error}); dashed: torch. Solid verticals open a wave, dotted ones a tile.",
+        caption=f"{fixed}. Points: measured; line: wave law ({error}); dashed: torch. "
+        "Solid verticals open a wave, dotted ones a tile.",
         rows=(tuple(times), tuple(rates)),
     )
 

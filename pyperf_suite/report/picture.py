@@ -26,7 +26,13 @@ def draw(figure: Figure, folder: Path) -> Path:
     for row, panels in enumerate(figure.rows):
         for column in range(columns):
             if column < len(panels):
-                _draw_panel(axes[row][column], panels[column], first=column == 0, top=row == 0, last=row == len(figure.rows) - 1)
+                _draw_panel(
+                    axes[row][column],
+                    panels[column],
+                    first=column == 0,
+                    top=row == 0,
+                    last=row == len(figure.rows) - 1,
+                )
             else:
                 axes[row][column].set_visible(False)
     handles, labels = axes[0][0].get_legend_handles_labels()
@@ -50,13 +56,31 @@ def _draw_panel(axes, panel: Panel, first: bool, top: bool, last: bool) -> None:
         if series.style == "line":
             axes.plot(series.x, series.y, color=_ORANGE, linewidth=1.4, label=series.label, zorder=2)
         elif series.style == "beside":
-            axes.plot(series.x, series.y, color=_GREY, linestyle="--", linewidth=1.1, marker="x", markersize=3.5,
-                      label=series.label, zorder=1)
+            axes.plot(
+                series.x,
+                series.y,
+                color=_GREY,
+                linestyle="--",
+                linewidth=1.1,
+                marker="x",
+                markersize=3.5,
+                label=series.label,
+                zorder=1,
+            )
         else:
             below = [max(0.0, y - low) for y, low in zip(series.y, series.low, strict=True)]
             above = [max(0.0, high - y) for y, high in zip(series.y, series.high, strict=True)]
-            axes.errorbar(series.x, series.y, yerr=(below, above), fmt="o", markersize=3.5, color=_BLUE, elinewidth=1,
-                          label=series.label, zorder=3)
+            axes.errorbar(
+                series.x,
+                series.y,
+                yerr=(below, above),
+                fmt="o",
+                markersize=3.5,
+                color=_BLUE,
+                elinewidth=1,
+                label=series.label,
+                zorder=3,
+            )
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     if top:

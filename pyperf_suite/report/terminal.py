@@ -24,7 +24,7 @@ def print_findings(console: Console, findings: Mapping[str, Findings], records: 
         for sentence in found.sentences:
             console.print(f"  [cyan]•[/cyan] {escape(sentence)}", highlight=False, soft_wrap=True)
         for table in found.tables:
-            console.print(_rich_table(table))
+            _print_table(console, table)
     for caution in cautions(records):
         console.print(f"[yellow]note[/yellow] {escape(caution)}", highlight=False, soft_wrap=True)
 
@@ -43,7 +43,8 @@ def cautions(records: Sequence[Record]) -> list[str]:
     for outcome in ("failed", "unsupported"):
         reasons = [record for record in timing if record.outcome == outcome]
         if reasons:
-            found.append(f"{len(reasons)} visits {outcome}; the first: {reasons[0].label}: {reasons[0].reason}")
+            visits = "visit" if len(reasons) == 1 else "visits"
+            found.append(f"{len(reasons)} {visits} {outcome}, the first {reasons[0].label}: {reasons[0].reason}")
     measured = [record for record in timing if record.outcome == "ok"]
     loose = sum(not record.quality["converged"] for record in measured)
     if loose:
@@ -56,8 +57,8 @@ def cautions(records: Sequence[Record]) -> list[str]:
         drift = max(sentinels) / min(sentinels) - 1
         if drift > STEADY_MACHINE:
             found.append(
-                f"The sentinel kernel moved by {drift:.0%} between the start and the end of the run: the machine itself "
-                "changed speed, so small differences between cases mean little."
+                f"The sentinel kernel moved by {drift:.0%} between the start and the end of the run: the machine "
+                "itself changed speed, so small differences between cases mean little."
             )
     stolen = [share for record in measured if (share := record.quality.get("steal_share")) is not None]
     if stolen and statistics.median(stolen) > 0.02:
@@ -65,8 +66,17 @@ def cautions(records: Sequence[Record]) -> list[str]:
     return found
 
 
+def _print_table(console: Console, table: Table) -> None:
+    """At its natural width even in a narrow terminal: a figure that is cut is worse than a line that is wrapped."""
+    rich_table = _rich_table(table)
+    natural = Console(width=1000).measure(rich_table).maximum
+    Console(file=console.file, width=max(console.width, natural)).print(rich_table)
+
+
 def _rich_table(table: Table) -> RichTable:
-    rich_table = RichTable(title=table.title, title_justify="left", title_style="italic", box=None, padding=(0, 2, 0, 0))
+    rich_table = RichTable(
+        title=table.title, title_justify="left", title_style="italic", box=None, padding=(0, 2, 0, 0)
+    )
     for position, column in enumerate(table.columns):
         is_figure = all(row[position][:1] in "+-0123456789" for row in table.rows)
         rich_table.add_column(column, justify="right" if is_figure else "left", no_wrap=True)

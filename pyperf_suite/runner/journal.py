@@ -12,12 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import TornJournal, UserError
 from pyperf_suite.runner.record import Record
-
-
-class TornJournal(UserWarning):
-    """The last line of a journal was cut off in the middle; the records before it are whole."""
 
 
 class Journal:

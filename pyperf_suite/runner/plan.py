@@ -62,8 +62,8 @@ class Plan:
             needed = find_operator(case.operator).footprint_bytes(case.parameters)
             if needed > available:
                 raise UserError(
-                    f"{case.label} needs {needed / 1e9:.1f} GB for its operands, but {available / 1e9:.1f} GB of memory "
-                    "are free: ask for smaller dimensions."
+                    f"{case.label} needs {needed / 1e9:.1f} GB for its operands, but {available / 1e9:.1f} GB of "
+                    "memory are free: ask for smaller dimensions."
                 )
 
 

@@ -21,9 +21,19 @@ class Profile:
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("quick", 1, StopRule(relative_half_width=0.02, time_cap_s=0.15), "a first look: one process"),
-        Profile("standard", 3, StopRule(relative_half_width=0.01, time_cap_s=0.4), "figures to act on: three processes"),
-        Profile("full", 5, StopRule(relative_half_width=0.005, time_cap_s=1.5), "figures to publish: five processes"),
+        Profile("quick", 1, StopRule(relative_half_width=0.03, time_cap_s=0.2), "a first look: one process"),
+        Profile(
+            "standard",
+            3,
+            StopRule(relative_half_width=0.01, time_cap_s=0.4),
+            "figures to act on: three processes",
+        ),
+        Profile(
+            "full",
+            5,
+            StopRule(relative_half_width=0.005, time_cap_s=1.5),
+            "figures to publish: five processes",
+        ),
     )
 }
 

@@ -95,7 +95,9 @@ class Record:
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"A record is incomplete or malformed: {error}.") from None
         if record.outcome not in OUTCOMES or record.kind not in KINDS or not isinstance(record.case, dict):
-            raise UserError(f"A record of kind {record.kind!r} and outcome {record.outcome!r} is not one of the suite's.")
+            raise UserError(
+                f"A record of kind {record.kind!r} and outcome {record.outcome!r} is not one of the suite's."
+            )
         return record
 
     def parsed_case(self) -> Case:
@@ -106,6 +108,12 @@ class Record:
     def seconds(self) -> float:
         """Median seconds of one launch. Raises KeyError on a record that timed nothing."""
         return self.metrics["time"].value
+
+    @property
+    def kept_seconds(self) -> list[float]:
+        """The samples that count, in seconds a launch: all but those discarded for a recorded reason."""
+        discarded = {index for index, _ in self.quality.get("discarded", ())}
+        return [sample for index, sample in enumerate(self.metrics["time"].samples) if index not in discarded]
 
     @property
     def label(self) -> str:

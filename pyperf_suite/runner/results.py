@@ -74,9 +74,13 @@ def open_run(path: Path) -> RunFolder:
     try:
         manifest = json.loads(manifest_path.read_text())
     except OSError as error:
-        raise UserError(f"{path} is not a run's folder: {manifest_path.name} cannot be read ({error.strerror}).") from None
+        raise UserError(
+            f"{path} is not a run's folder: {manifest_path.name} cannot be read ({error.strerror})."
+        ) from None
     except (ValueError, RecursionError):
-        raise UserError(f"{manifest_path} is damaged: it does not hold JSON; the records beside it are untouched.") from None
+        raise UserError(
+            f"{manifest_path} is damaged: it does not hold JSON; the records beside it are untouched."
+        ) from None
     if not isinstance(manifest, dict) or "plan_id" not in manifest:
         raise UserError(f"{manifest_path} is not a run's manifest: it names no plan_id.")
     return RunFolder(path, manifest)

@@ -34,7 +34,7 @@ class WorkerProcess:
     def __init__(self, device: Device, command: tuple[str, ...] = COMMAND) -> None:
         """Start the process; `command` is another way to start the same worker (torchrun, or a test's double)."""
         self._device = device
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         self._unread = b""
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True

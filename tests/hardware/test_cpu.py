@@ -26,9 +26,7 @@ def cache(core: int, index: int, level: int, kind: str, size: str, shared: str) 
     }
 
 
-def caches_of_core(
-    core: int, siblings: str, sizes: tuple[str, str, str], sharers_of_l3: str
-) -> dict[str, str]:
+def caches_of_core(core: int, siblings: str, sizes: tuple[str, str, str], sharers_of_l3: str) -> dict[str, str]:
     """L1d, L1i, L2 and L3 of a core, as Linux lists them."""
     l1d, l2, l3 = sizes
     return {
@@ -49,9 +47,7 @@ def x86_cpuinfo(vendor: str, model: str, flags: str, cores: int) -> str:
 
 # Two sockets of two hyper-threaded cores each: CPUs 0 and 4 are one core, as Intel numbers them.
 INTEL_BARE_METAL = {
-    "proc/cpuinfo": x86_cpuinfo(
-        "GenuineIntel", "Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz", "fpu avx2 avx512f", 8
-    ),
+    "proc/cpuinfo": x86_cpuinfo("GenuineIntel", "Intel(R) Xeon(R) Gold 6330 CPU @ 2.00GHz", "fpu avx2 avx512f", 8),
     f"{SYSTEM}/online": "0-7",
     "sys/devices/system/node/online": "0-1",
     "sys/class/dmi/id/sys_vendor": "Dell Inc.",
@@ -68,9 +64,7 @@ INTEL_BARE_METAL = {
 }
 # Two core complexes, each with an L3 of its own, simultaneous multithreading off.
 AMD_BARE_METAL = {
-    "proc/cpuinfo": x86_cpuinfo(
-        "AuthenticAMD", "AMD EPYC 9454 48-Core Processor", "fpu avx2 avx512f avx512_bf16", 4
-    ),
+    "proc/cpuinfo": x86_cpuinfo("AuthenticAMD", "AMD EPYC 9454 48-Core Processor", "fpu avx2 avx512f avx512_bf16", 4),
     f"{SYSTEM}/online": "0-3",
     "sys/devices/system/node/online": "0",
     **{
@@ -165,9 +159,7 @@ def test_sysctl_tells_the_caches_where_linux_files_and_c_library_do_not(machine,
 
 
 def test_cores_of_two_kinds_are_sized_by_the_larger(machine):
-    files = machine(
-        {**caches_of_core(0, "0", ("48K", "2048K", "36M"), "0-1"), **cache(1, 2, 2, "Unified", "4M", "1")}
-    )
+    files = machine({**caches_of_core(0, "0", ("48K", "2048K", "36M"), "0-1"), **cache(1, 2, 2, "Unified", "4M", "1")})
     found = caches.read_caches(files, logical_cores=2, sysctl=lambda name: None)
     assert (found.l2_bytes, found.l2_total_bytes) == (4 << 20, 6 << 20)
 

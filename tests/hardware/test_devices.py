@@ -56,7 +56,5 @@ def test_a_driver_without_devices_is_said_to_have_none(monkeypatch, fake_cuda):
 
 
 def test_cuda_without_a_driver_is_refused_with_the_reason(no_driver):
-    with pytest.raises(
-        UserError, match=r"'cuda:0' was asked for, but there is no NVIDIA driver here: ask for cpu"
-    ):
+    with pytest.raises(UserError, match=r"'cuda:0' was asked for, but there is no NVIDIA driver here: ask for cpu"):
         resolve("cuda:0")

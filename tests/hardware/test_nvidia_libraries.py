@@ -25,9 +25,7 @@ def test_a_slice_of_a_gpu_has_a_slices_uuid(fake_cuda):
     assert CudaDriver(fake_cuda(["NVIDIA H200 MIG 1g.18gb"])).gpu(0).uuid.startswith("MIG-0001")
 
 
-@pytest.mark.parametrize(
-    ("code", "words"), [(100, "finds no CUDA device"), (999, r"driver words \(CUresult 999\)")]
-)
+@pytest.mark.parametrize(("code", "words"), [(100, "finds no CUDA device"), (999, r"driver words \(CUresult 999\)")])
 def test_a_driver_that_does_not_start_says_why(fake_cuda, code, words):
     with pytest.raises(Unavailable, match=words):
         CudaDriver(fake_cuda([], initialises=code))

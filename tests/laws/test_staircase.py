@@ -18,14 +18,18 @@ def paths() -> CriticalPath:
         for schedule in ("data_parallel@3", "split_k(3)@3", "stream_k@3")
         for k in (700, 4096)
     ]
-    return CriticalPath(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("k_extent", "tiles", "partials")))
+    return CriticalPath(
+        *(np.concatenate([getattr(p, name) for p in parts]) for name in ("k_extent", "tiles", "partials"))
+    )
 
 
 cost = st.floats(1e-3, 1.0)
 
 
 @given(cost, cost, cost, cost)
-def test_fitting_recovers_the_law_that_made_the_times(overhead: float, per_k: float, per_tile: float, partial: float) -> None:
+def test_fitting_recovers_the_law_that_made_the_times(
+    overhead: float, per_k: float, per_tile: float, partial: float
+) -> None:
     truth = StaircaseLaw(overhead * 1e-5, per_k * 1e-7, per_tile * 1e-4, partial * 1e-4)
     path = paths()
     fitted = StaircaseLaw.fit(path, truth.seconds(path))

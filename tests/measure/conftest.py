@@ -21,9 +21,7 @@ class ReplayStopwatch:
     def clock(self) -> float:
         return self.now
 
-    def time(
-        self, launch: Callable[[int], object], first: int, samples: int, launches_per_sample: int
-    ) -> list[float]:
+    def time(self, launch: Callable[[int], object], first: int, samples: int, launches_per_sample: int) -> list[float]:
         self.calls.append((first, samples, launches_per_sample))
         block = []
         for sample in range(samples):

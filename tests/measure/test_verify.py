@@ -213,9 +213,7 @@ def test_float64_is_held_to_float64():
     assert not verify_product(single, a, b, "float64", "float64").passed
 
 
-@pytest.mark.parametrize(
-    "shapes", [((3, 4), (4, 5), (3, 6)), ((3, 4), (5, 5), (3, 5)), ((0, 4), (4, 5), (0, 5))]
-)
+@pytest.mark.parametrize("shapes", [((3, 4), (4, 5), (3, 6)), ((3, 4), (5, 5), (3, 5)), ((0, 4), (4, 5), (0, 5))])
 def test_shapes_that_do_not_fit_are_refused(shapes):
     a, b, out = (np.ones(shape) for shape in shapes)
     with pytest.raises(ValueError, match="shapes do not fit"):

@@ -87,7 +87,7 @@ def test_what_is_not_a_case_is_a_user_error(data: dict[str, object]) -> None:
 
 
 def test_an_unknown_field_is_named_with_those_there_are() -> None:
-    with pytest.raises(UserError, match="'width'.*m, n, k"):
+    with pytest.raises(UserError, match=r"'width'.*m, n, k"):
         decode_fields(MatmulParameters, {"width": 3})
 
 
@@ -112,5 +112,5 @@ def test_a_case_that_can_never_run_is_refused_with_the_value_named(changed: dict
 
 
 def test_an_unknown_implementation_is_named_with_those_there_are() -> None:
-    with pytest.raises(UserError, match="'abacus'.*native, torch"):
+    with pytest.raises(UserError, match=r"'abacus'.*native, torch"):
         Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "abacus").validate()

@@ -9,11 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.runner.journal import Journal, TornJournal, read_journal
+from pyperf_suite.errors import TornJournal, UserError
+from pyperf_suite.runner.journal import Journal, read_journal
 from pyperf_suite.runner.record import Metric, Record
 
-CASE = {"operator": "matmul", "parameters": {"m": 1, "n": 2, "k": 3, "schedule": "library@1"}, "implementation": "torch"}
+CASE = {
+    "operator": "matmul",
+    "parameters": {"m": 1, "n": 2, "k": 3, "schedule": "library@1"},
+    "implementation": "torch",
+}
 
 
 def a_record(position: int, reason: str = "") -> Record:
@@ -53,7 +57,7 @@ def test_records_come_back_as_they_were_written(tmp_path_factory: pytest.TempPat
     assert read_journal(path) == records
 
 
-@pytest.mark.filterwarnings("ignore::pyperf_suite.runner.journal.TornJournal")
+@pytest.mark.filterwarnings("ignore::pyperf_suite.errors.TornJournal")
 def test_cut_at_every_byte_all_complete_records_come_back_and_writing_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     records = [a_record(position, "a\u2028b\n" * position) for position in range(3)]
@@ -84,7 +88,16 @@ def test_a_torn_last_line_is_dropped_with_a_warning_and_set_aside_not_lost(tmp_p
 
 @pytest.mark.parametrize(
     "line",
-    ["[]", "{}", "7", "not json", '{"schema_version": 99}', '{"schema_version": 1}', "[" * 100_000, "\xff\xfe"],
+    [
+        "[]",
+        "{}",
+        "7",
+        "not json",
+        '{"schema_version": 99}',
+        '{"schema_version": 1}',
+        "[" * 100_000,
+        "\xff\xfe",
+    ],
 )
 def test_a_corrupt_line_is_named_by_file_and_number_and_the_file_stays_as_it_is(tmp_path: Path, line: str) -> None:
     path = tmp_path / "records.jsonl"
@@ -96,8 +109,19 @@ def test_a_corrupt_line_is_named_by_file_and_number_and_the_file_stays_as_it_is(
     assert path.read_bytes() == content
 
 
-@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=5), lambda leaf: st.lists(leaf, max_size=3)
-       | st.dictionaries(st.sampled_from(["schema_version", "metrics", "case", "kind", "outcome", "x"]), leaf, max_size=4)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+        lambda leaf: (
+            st.lists(leaf, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["schema_version", "metrics", "case", "kind", "outcome", "x"]),
+                leaf,
+                max_size=4,
+            )
+        ),
+    )
+)
 @settings(max_examples=200, deadline=None)
 def test_foreign_json_is_a_user_error_and_never_a_traceback(value: object) -> None:
     if isinstance(value, dict):
@@ -118,6 +142,7 @@ def test_a_full_disk_is_one_sentence_says_how_to_go_on_and_keeps_earlier_records
     path = tmp_path / "records.jsonl"
     with Journal(path) as journal:
         journal.append(a_record(0))
+        journal._file.close()
         journal._file = full.open("ab", buffering=0)
         with pytest.raises(UserError, match="--resume"):
             journal.append(a_record(1))

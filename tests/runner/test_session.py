@@ -125,5 +125,5 @@ def test_operands_that_memory_cannot_hold_are_refused_before_anything_is_measure
 
 def test_standard_profiles_take_the_process_as_their_unit() -> None:
     assert PROFILES["standard"].processes >= 3
-    with pytest.raises(UserError, match="'thorough'.*quick, standard, full"):
+    with pytest.raises(UserError, match=r"'thorough'.*quick, standard, full"):
         find_profile("thorough")

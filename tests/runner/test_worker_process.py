@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -60,7 +61,10 @@ def test_verifying_alone_takes_no_samples() -> None:
     ("program", "words"),
     [
         ("import os, signal; input(); os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
-        ("import sys; input(); print('the coil burnt out', file=sys.stderr); sys.exit(3)", "exit code 3.*the coil burnt out"),
+        (
+            "import sys; input(); print('the coil burnt out', file=sys.stderr); sys.exit(3)",
+            "exit code 3.*the coil burnt out",
+        ),
         ("import sys; sys.exit(7)", "exit code 7"),
         ("input(); print('half a line', end='', flush=True)", "died"),
         ("input(); print('this is no JSON', flush=True); input()", "JSON"),
@@ -82,7 +86,7 @@ def test_a_worker_that_hangs_is_ended_at_its_deadline_with_its_children() -> Non
         """
     )
     begin = time.monotonic()
-    with pytest.raises(WorkerLost, match="deadline of 1 s.*last words: [0-9]+") as lost:
+    with pytest.raises(WorkerLost, match=r"deadline of 1 s.*last words: [0-9]+") as lost:
         worker.measure(CASE, RULE, 1)
     assert time.monotonic() - begin < 10
     child = int(str(lost.value).rsplit(" ", 1)[1])
@@ -130,7 +134,6 @@ def test_a_worker_dies_with_its_parent() -> None:
 def _alive(pid: int) -> bool:
     """Whether the process runs; one that ended but nobody reaped does not."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False

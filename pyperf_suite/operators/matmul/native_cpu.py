@@ -80,8 +80,7 @@ class NativeCpuLaunches(Launches):
         # The arrays stay alive through the closure; only their addresses are needed in the timed region.
         self._operand_sets = operand_sets
         self._arguments = [
-            (s["a"].ctypes.data, leading_a, s["b"].ctypes.data, leading_b, s["c"].ctypes.data, n)
-            for s in operand_sets
+            (s["a"].ctypes.data, leading_a, s["b"].ctypes.data, leading_b, s["c"].ctypes.data, n) for s in operand_sets
         ]
         self.kernel = Kernel(
             name=f"native_gemm_{self._gemm.isa}",

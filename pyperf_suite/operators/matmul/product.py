@@ -68,9 +68,7 @@ class Matmul(Operator[MatmulParameters]):
             copies[name][...] = array
         return copies
 
-    def verify(
-        self, parameters: MatmulParameters, operands: Mapping[str, Array], output: Array
-    ) -> Verification:
+    def verify(self, parameters: MatmulParameters, operands: Mapping[str, Array], output: Array) -> Verification:
         """Against the float64 product of the rounded inputs (see measure.verify)."""
         a = widen(operands["a"], parameters.dtype)
         b = widen(operands["b"], parameters.dtype)

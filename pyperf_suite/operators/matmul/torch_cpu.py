@@ -61,13 +61,14 @@ class TorchCpuLaunches(Launches):
         self._tensors = []
         for operands in operand_sets:
             a, b, c = (tensor(operands[name]) for name in ("a", "b", "c"))
-            self._tensors.append(
-                (a.t() if parameters.a_transposed else a, b.t() if parameters.b_transposed else b, c)
-            )
+            self._tensors.append((a.t() if parameters.a_transposed else a, b.t() if parameters.b_transposed else b, c))
         self.kernel = Kernel(
             name="torch.mm",
             path=_libraries(torch),
-            details={"threads": torch.get_num_threads(), "capability": torch.backends.cpu.get_cpu_capability()},
+            details={
+                "threads": torch.get_num_threads(),
+                "capability": torch.backends.cpu.get_cpu_capability(),
+            },
         )
 
     def launch(self, index: int) -> None:
@@ -84,6 +85,12 @@ class TorchCpuLaunches(Launches):
 
 def _libraries(torch: Any) -> str:
     """The BLAS libraries torch was built with; which of them a product takes is not told by torch."""
-    found = [name for name, there in (("mkl", torch.backends.mkl.is_available()),
-                                      ("onednn", torch.backends.mkldnn.is_available())) if there]
+    found = [
+        name
+        for name, there in (
+            ("mkl", torch.backends.mkl.is_available()),
+            ("onednn", torch.backends.mkldnn.is_available()),
+        )
+        if there
+    ]
     return "+".join(found) or "blas"
