@@ -1,0 +1,116 @@
+"""The command line: what a newcomer types, what is refused, and that help comes at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pyperf_suite.cli import main
+from pyperf_suite.runner.journal import read_journal
+
+SMALL = ("-a", "tile=32x32x32", "-a", "k=40", "-a", "workers=1", "-a", "schedule=data_parallel,stream_k")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """One small finished run and what it printed."""
+    results = tmp_path_factory.mktemp("results")
+    return results, invoke("run", "tile_wave", *SMALL, "--results", str(results))
+
+
+def test_a_run_ends_with_sentences_a_table_the_records_and_a_picture(finished: tuple[Path, Result]) -> None:
+    results, result = finished
+    assert result.exit_code == 0, result.output
+    assert "the largest cliff is N = " in result.output
+    assert "held-out ones by" in result.output
+    (records,) = results.glob("*/*/records.jsonl")
+    (picture,) = results.glob("*/*/*.png")
+    assert str(records) in result.output
+    assert picture.name in result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert {record.outcome for record in read_journal(records)} == {"ok"}
+
+
+def test_resuming_a_finished_run_measures_nothing_and_tells_it_as_json(finished: tuple[Path, Result]) -> None:
+    results, _ = finished
+    (records,) = results.glob("*/*/records.jsonl")
+    before = [record for record in read_journal(records) if record.kind == "timing"]
+    result = invoke("run", "tile_wave", *SMALL, "--results", str(results), "--resume", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["records"] == str(records)
+    assert len(told["cases"]) == len({record.case_id for record in before})
+    assert told["findings"]["tile_wave"]["sentences"]
+    assert [record for record in read_journal(records) if record.kind == "timing"] == before
+
+
+def test_a_corrupt_journal_stops_a_resume_in_one_sentence_and_stays_as_it_is(tmp_path: Path) -> None:
+    invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path))
+    (records,) = tmp_path.glob("*/*/records.jsonl")
+    damaged = records.read_bytes().replace(b'"outcome"', b'"outcom"', 1)
+    records.write_bytes(damaged)
+    result = invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path), "--resume")
+    assert result.exit_code == 2
+    assert "line 1" in result.output
+    assert records.read_bytes() == damaged
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("run", "tile_weave"), "Unknown probe 'tile_weave': choose from tile_wave, baseline"),
+        (("run", "tile_wave", "--profile", "slow"), "Unknown profile 'slow'"),
+        (("run", "tile_wave", "--device", "tpu"), "tpu"),
+        (("run", "tile_wave", "--device", "cuda:31"), "cuda:31"),
+        (("run", "tile_wave", "-a", "dtype=int3"), "Unknown dtype 'int3'"),
+        (("run", "tile_wave", "-a", "k=0"), "K = 0"),
+        (("run", "tile_wave", "-a", "k=-5"), "K = -5"),
+        (("run", "tile_wave", "-a", "k=four"), "k=four"),
+        (("run", "tile_wave", "-a", "k=2000000000"), "GB of memory"),
+        (("run", "tile_wave", "-a", "tile=7x7x7"), "7"),
+        (("run", "tile_wave", "-a", "workers=4096"), "4096 workers"),
+        (("run", "tile_wave", "-a", "schedule=magic"), "magic"),
+        (("run", "tile_wave", "-a", "tile"), "'tile' is not an axis"),
+        (("run", "tile_wave", "--results", "/proc/nowhere"), "cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_exit_code_2(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    results = () if "--results" in arguments else ("--results", str(tmp_path))
+    result = invoke(*arguments, *results)
+    assert result.exit_code == 2, result.output
+    assert sentence in result.output
+    assert len(result.output.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_names_every_probe_and_what_each_profile_costs_here() -> None:
+    result = invoke("run", "--list")
+    assert result.exit_code == 0
+    for name in ("tile_wave", "baseline", "quick", "standard", "full"):
+        assert name in result.output
+
+
+@pytest.mark.parametrize("heavy", ["torch", "numpy", "scipy", "matplotlib", "pytest", "rich"])
+def test_help_imports_nothing_heavy(heavy: str) -> None:
+    program = (
+        "import sys\nfrom click.testing import CliRunner\nfrom pyperf_suite.cli import main\n"
+        f"assert CliRunner().invoke(main, ['--help']).exit_code == 0\nassert {heavy!r} not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "pyperf_suite", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "pyperf-suite" in done.stdout

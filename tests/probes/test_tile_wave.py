@@ -1,0 +1,160 @@
+"""The tile/wave probe crosses every edge, and its findings tell the machine that made the records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.laws.staircase import StaircaseLaw
+from pyperf_suite.laws.tiling import Schedule, Tile, critical_path
+from pyperf_suite.operators import find_operator
+from pyperf_suite.probes import PROBES, find_probe
+from pyperf_suite.probes.findings import Findings
+from pyperf_suite.probes.tile_wave import TileWave, TileWaveAxes
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.profiles import PROFILES
+from pyperf_suite.runner.record import Metric, Record
+
+CPU = resolve("cpu")
+LAW = StaircaseLaw(overhead_s=10e-6, per_k_s=0.3e-6, per_tile_s=20e-6, per_partial_s=15e-6)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that obeys a law exactly, but for seeded noise; torch on it has no staircase."""
+
+    law: StaircaseLaw = LAW
+    noise: float = 0.0
+
+    def seconds(self, case: Case, random: np.random.Generator) -> float:
+        p = case.parameters
+        if p.tile is None:
+            exact = 2.0 * p.m * p.n * p.k / 100e9
+        else:
+            exact = float(self.law.seconds(critical_path(p.m, p.n, p.k, p.tile, p.schedule)))
+        return exact * float(np.exp(self.noise * random.standard_normal()))
+
+    def records(self, cases: list[Case], processes: int = 1) -> list[Record]:
+        random = np.random.default_rng(0)
+        made = []
+        for process in range(processes):
+            for position, case in enumerate(cases):
+                t = self.seconds(case, random)
+                work = find_operator(case.operator).work(case.parameters)
+                made.append(
+                    Record(
+                        run_id="made-up",
+                        kind="timing",
+                        case=case.to_json(),
+                        case_id=case.case_id,
+                        process=process,
+                        position=position,
+                        started_at="",
+                        outcome="ok",
+                        probe="tile_wave",
+                        metrics={"time": Metric("s", t, t, t, t, t, [t])},
+                        work={"flop": work.flop, "bytes": work.bytes},
+                        kernel={"details": {}},
+                        quality={"converged": True},
+                    )
+                )
+        return made
+
+
+def axes(**changed: object) -> TileWaveAxes:
+    usual = TileWaveAxes(
+        tile=(Tile(64, 64, 64),),
+        schedule=("data_parallel", "split_k(2)", "stream_k"),
+        workers=(2,),
+        k=(512,),
+        dtype=("float32",),
+        along=("n",),
+        waves=(4,),
+        offset=(-1, 0, 1),
+    )
+    return replace(usual, **changed)  # type: ignore[arg-type]
+
+
+def findings(machine: Machine, **changed: object) -> Findings:
+    probe = TileWave()
+    return probe.findings(machine.records(probe.sweep(axes(**changed))))
+
+
+def test_the_sweep_stands_on_both_sides_of_every_tile_and_wave_edge() -> None:
+    sizes = {case.parameters.n for case in TileWave().sweep(axes())}
+    assert sizes == {count * 64 + offset for count in range(1, 9) for offset in (-1, 0, 1)}
+
+
+def test_on_many_workers_the_sweep_keeps_to_the_wave_edges() -> None:
+    counts = {case.parameters.n // 64 for case in TileWave().sweep(axes(workers=(100,), offset=(0,), waves=(3,)))}
+    assert counts == {1, 99, 100, 101, 199, 200, 201, 299, 300}
+
+
+def test_the_library_runs_each_shape_once_whatever_the_schedules() -> None:
+    cases = TileWave().sweep(axes())
+    library = [case for case in cases if case.implementation == "torch"]
+    assert len(library) == 24
+    assert len({case.case_id for case in cases}) == len(cases) == 24 * 4
+
+
+def test_a_machine_that_obeys_the_law_is_explained_without_error() -> None:
+    (law_sentence,) = [text for text in findings(Machine()).sentences if text.startswith("Law")]
+    assert "time = 10 us + waves x 174 us" in law_sentence
+    assert "misses the 36 held-out ones by 0.0% (median" in law_sentence
+
+
+def test_noise_of_the_machine_comes_out_as_the_laws_error() -> None:
+    (law_sentence,) = [text for text in findings(Machine(noise=0.2)).sentences if text.startswith("Law")]
+    error = float(law_sentence.split("held-out ones by ")[1].split("%")[0])
+    assert 5 < error < 35
+
+
+def test_the_sentence_of_a_sweep_names_the_wave_cliff_and_its_cost() -> None:
+    said = findings(Machine()).sentences[0]
+    # Two workers: the third tile opens the second wave, from 10 + 174 us to 10 + 347 us.
+    assert said.startswith("data_parallel@2, tile 64x64x64, float32, along N: the largest cliff is N = 128 -> 129")
+    assert "which opens a wave, at +95% time" in said
+    assert said.endswith("an edge inside a wave costs +0%.")
+
+
+def test_stream_k_has_the_smaller_cliff() -> None:
+    rows = {row[0]: row for row in findings(Machine()).tables[0].rows}
+    assert float(rows["stream_k@2"][6].strip("+%")) < float(rows["data_parallel@2"][6].strip("+%"))
+
+
+def test_both_directions_get_their_sweeps_and_pictures() -> None:
+    found = findings(Machine(), along=("m", "n"))
+    assert {row[2] for row in found.tables[0].rows} == {"M", "N"}
+    assert len(found.figures) == 2
+    for figure in found.figures:
+        assert [len(row) for row in figure.rows] == [3, 3]
+        labels = {series.label for row in figure.rows for panel in row for series in panel.series}
+        assert labels == {"measured", "wave law", "torch"}
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2, 5])
+def test_few_or_no_records_are_told_without_a_traceback(keep: int) -> None:
+    probe = TileWave()
+    records = Machine().records(probe.sweep(axes()))[:keep]
+    failed = [replace(record, outcome="failed", reason="a fuse blew", metrics={}) for record in records]
+    for some in (records, failed):
+        assert isinstance(probe.findings(some), Findings)
+
+
+@pytest.mark.parametrize("probe", PROBES.values(), ids=lambda probe: probe.name)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_profile_of_every_probe_is_valid_on_this_machine(probe: object, profile: str) -> None:
+    cases = find_probe(probe.name).cases(profile, CPU)  # type: ignore[attr-defined]
+    assert cases
+    assert len({case.case_id for case in cases}) == len(cases)
+    assert len({case.label for case in cases}) == len(cases)
+
+
+def test_each_schedule_of_a_sweep_is_under_a_heading_of_its_own() -> None:
+    probe = TileWave()
+    headings = {probe.group(case) for case in probe.sweep(axes())}
+    assert len(headings) == 4
+    assert str(Schedule("library", 2)) in " ".join(headings)

@@ -1,0 +1,105 @@
+"""Findings are presented whole: nothing cut, nothing taken for markup, pictures that are pictures."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
+from pyperf_suite.report.picture import draw
+from pyperf_suite.report.run_report import draw_all
+from pyperf_suite.report.terminal import cautions, print_findings
+from pyperf_suite.runner.record import Metric, Record
+
+POINTS = Series("measured", [1, 2, 3], [1.0, 2.0, 3.0], "points", [0.9, 1.9, 2.9], [1.1, 2.1, 3.3])
+FIGURE = Figure(
+    "a_figure",
+    "Title",
+    "A caption that is long enough to be wrapped over more than one line of the picture. " * 3,
+    (
+        (
+            Panel("one", "N", "us", (POINTS, Series("law", [1, 3], [1.0, 3.0], "line")), (2.0,), (1.5,)),
+            Panel("two", "N", "us", (POINTS, Series("torch", [1, 3], [2.0, 2.0], "beside"))),
+        ),
+        (Panel("three", "N", "us", (POINTS,)),),
+    ),
+)
+
+
+def a_record(
+    kind: str = "timing", outcome: str = "ok", seconds: float = 1.0, converged: bool = True, **quality: object
+) -> Record:
+    case = {
+        "operator": "matmul",
+        "parameters": {"m": 1, "n": 2, "k": 3, "schedule": "library@1"},
+        "implementation": "torch",
+    }
+    metric = Metric("s", seconds, seconds, seconds, seconds, seconds, [seconds])
+    return Record(
+        "run",
+        kind,
+        case,
+        "0",
+        0,
+        0,
+        "",
+        outcome,
+        "because" if outcome != "ok" else "",  # type: ignore[arg-type]
+        metrics={"time": metric} if outcome == "ok" else {},
+        quality={"converged": converged} | quality,
+    )
+
+
+def printed(findings: Findings, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_findings(console, {"a_probe": findings}, [])
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_sentences_and_cells_are_printed_as_they_are_even_if_they_look_like_markup() -> None:
+    table = Table("title", ("a", "b"), (("[red]x[/red]", "1"),))
+    text = printed(Findings(("a [bold]sentence[/bold] that goes on",), (table,)))
+    assert "a [bold]sentence[/bold] that goes on" in text
+    assert "[red]x[/red]" in text
+
+
+def test_no_cell_of_a_table_is_cut_in_a_narrow_terminal() -> None:
+    table = Table("title", tuple("abcdef"), (tuple(f"cell-{name}-of-some-length" for name in "abcdef"),))
+    text = printed(Findings((), (table,)), width=60).replace("\n", "")
+    assert "…" not in text
+    for name in "abcdef":
+        assert f"cell-{name}-of-some-length" in text
+
+
+def test_a_figure_becomes_a_png(tmp_path: Path) -> None:
+    path = draw(FIGURE, tmp_path)
+    assert path.name == "a_figure.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_written_is_a_warning_and_not_the_end(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="a_figure could not be written"):
+        assert draw_all({"a_probe": Findings(figures=(FIGURE,))}, tmp_path / "absent") == []
+
+
+def test_a_sound_run_needs_no_caution() -> None:
+    assert cautions([a_record("sentinel"), a_record(steal_share=0.0), a_record("sentinel", seconds=1.01)]) == []
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([a_record(outcome="failed")], "1 visit.* failed.*because"),
+        ([a_record(outcome="unsupported")], "1 visit.* unsupported.*because"),
+        ([a_record(converged=False)], "1 of 1 measurements"),
+        ([a_record("sentinel"), a_record("sentinel", seconds=1.2)], "moved by 20%"),
+        ([a_record(steal_share=0.3)], "took 30%"),
+    ],
+)
+def test_what_makes_figures_doubtful_is_said(records: list[Record], words: str) -> None:
+    (caution,) = cautions(records)
+    assert re.search(words, caution)
