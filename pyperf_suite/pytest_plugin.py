@@ -6,13 +6,14 @@ pairs of calls return 0.0 and then the sample, and `pedantic`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import TornJournal, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan, PlannedCase
@@ -300,8 +301,11 @@ class SuiteRun:
         wanted = self._config.getoption("suite_resume")
         machine = identity(plan.device)
         folder = find_run(results, machine, plan, wanted) if wanted else create_run(results, machine, plan)
-        session = Session(plan, folder)
-        session.open()
+        with warnings.catch_warnings():
+            # Where a project turns warnings into errors, a torn last line must still not stop a resume.
+            warnings.simplefilter("always", TornJournal)
+            session = Session(plan, folder)
+            session.open()
         return session
 
     def _plan(self) -> Plan:

@@ -17,13 +17,13 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import Measurement, measure
-from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.operator import Array, Operator
 from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric
 
 # Rotating through operands that together exceed the caches this many times over leaves nothing of a set when it
@@ -34,14 +34,14 @@ CACHE_TURNOVER = 3
 MEMORY_SHARE = 0.25
 
 
-def measure_case(case: Case, rule: StopRule | None, device: Device) -> dict[str, Any]:
-    """Measure one case and return the measured part of its record; with `rule` None only verify it.
+def measure_case(case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
+    """Measure one case and return the measured part of its record; with `effort` None only verify it.
 
     Every way a case can end is an outcome, never an exception: `unsupported` and `failed` carry their reason.
     """
     started_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
     try:
-        result = _measure(case, rule, device)
+        result = _measure(case, effort, device)
     except (Unsupported, UserError) as reason:
         result = {"outcome": "unsupported", "reason": str(reason)}
     except MemoryError:
@@ -51,7 +51,7 @@ def measure_case(case: Case, rule: StopRule | None, device: Device) -> dict[str,
     return {"started_at": started_at} | result
 
 
-def _measure(case: Case, rule: StopRule | None, device: Device) -> dict[str, Any]:
+def _measure(case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
     operator = find_operator(case.operator)
     operator.validate(case.parameters)
     operands = operator.operands(case.parameters, case.seed)
@@ -69,12 +69,12 @@ def _measure(case: Case, rule: StopRule | None, device: Device) -> dict[str, Any
     result["verification"] = _plain(dataclasses.asdict(verification))
     if not verification.passed:
         return result | _wrong(verification, "before timing")
-    if rule is None:
+    if effort is None:
         return result | {"outcome": "ok"}
 
     stopwatch = CpuStopwatch()
     with Around() as telemetry:
-        measurement = measure(launches.launch, stopwatch, rule)
+        measurement = measure(launches.launch, stopwatch, effort.stop, effort.warm_up)
     result["metrics"] = {"time": dataclasses.asdict(time_metric(measurement))}
     result["sampling"] = _how_sampled(measurement, stopwatch, len(operand_sets))
     result["quality"] = {

@@ -14,7 +14,7 @@ from pyperf_suite.operators import find_operator
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Profile
 
-# Starting a case costs inputs, two references and a warm-up beside the samples; seen on two cores, used for estimates.
+# Starting a case costs inputs and references beside warm-up and samples; seen on two cores, used for estimates.
 SECONDS_AROUND_A_CASE = 0.12
 
 
@@ -51,7 +51,7 @@ class Plan:
     def seconds_at_most(self) -> float:
         """How long the run takes where every case reaches its time cap."""
         visits = len(self.cases) * self.profile.processes
-        return visits * (self.profile.rule.time_cap_s + SECONDS_AROUND_A_CASE)
+        return visits * (self.profile.effort.seconds_at_most + SECONDS_AROUND_A_CASE)
 
     def validate(self) -> None:
         """Raise UserError for a case that can never be measured, or not in this machine's memory."""

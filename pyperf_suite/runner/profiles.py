@@ -1,11 +1,37 @@
-"""How thoroughly a run measures: the number of processes, and when a case has been sampled enough."""
+"""How thoroughly a run measures: the number of processes, how long a case warms up, and when it is sampled enough."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What one visit to a case may spend: on warming up, and on samples."""
+
+    warm_up: SteadyRule
+    stop: StopRule
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, as it is sent to workers."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Effort:
+        """The inverse of `to_json`."""
+        return cls(SteadyRule(**data["warm_up"]), StopRule(**data["stop"]))
+
+    @property
+    def seconds_at_most(self) -> float:
+        """Warm-up and samples together, for launches that are short beside the caps."""
+        return self.warm_up.time_cap_s + self.stop.time_cap_s
 
 
 @dataclass(frozen=True)
@@ -14,28 +40,33 @@ class Profile:
 
     name: str
     processes: int
-    rule: StopRule
+    effort: Effort
     purpose: str
 
 
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        Profile("quick", 1, StopRule(relative_half_width=0.03, time_cap_s=0.2), "a first look: one process"),
-        Profile(
-            "standard",
-            3,
-            StopRule(relative_half_width=0.01, time_cap_s=0.4),
-            "figures to act on: three processes",
-        ),
-        Profile(
-            "full",
-            5,
-            StopRule(relative_half_width=0.005, time_cap_s=1.5),
-            "figures to publish: five processes",
-        ),
-    )
-}
+QUICK = Profile(
+    "quick",
+    processes=1,
+    effort=Effort(
+        SteadyRule(min_time_s=0.02, time_cap_s=0.1),
+        StopRule(relative_half_width=0.03, min_samples=12, min_effective_samples=6, time_cap_s=0.2),
+    ),
+    purpose="a first look: one process",
+)
+STANDARD = Profile(
+    "standard",
+    processes=3,
+    effort=Effort(SteadyRule(time_cap_s=0.2), StopRule(relative_half_width=0.01, time_cap_s=0.4)),
+    purpose="figures to act on: three processes",
+)
+FULL = Profile(
+    "full",
+    processes=5,
+    effort=Effort(SteadyRule(time_cap_s=1.0), StopRule(relative_half_width=0.005, time_cap_s=1.5)),
+    purpose="figures to publish: five processes",
+)
+
+PROFILES = {profile.name: profile for profile in (QUICK, STANDARD, FULL)}
 
 
 def find_profile(name: str) -> Profile:

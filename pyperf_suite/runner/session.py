@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pyperf_suite.hardware.identity import identity as identify
 from pyperf_suite.hardware.state import state as machine_state
 from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.plan import Plan, PlannedCase
+from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.runner.results import RunFolder
 from pyperf_suite.runner.worker_pool import DEADLINE_S, WorkerPool
@@ -24,7 +26,7 @@ from pyperf_suite.runner.worker_pool import DEADLINE_S, WorkerPool
 # A library's product that no change of ours can slow down: when it moves between the start and the end of a run,
 # the machine moved.
 SENTINEL = Case("matmul", MatmulParameters(512, 512, 512, Schedule("library", 1)), "torch")
-SENTINEL_RULE = StopRule(relative_half_width=0.01, time_cap_s=0.3)
+SENTINEL_EFFORT = Effort(SteadyRule(time_cap_s=0.2), StopRule(relative_half_width=0.01, time_cap_s=0.3))
 
 
 @dataclass
@@ -70,7 +72,7 @@ class Session:
         for process in range(self.plan.profile.processes):
             visit = (planned.probe, planned.case.case_id, process)
             if visit not in self._finished:
-                self._finished[visit] = self._measure(planned, process, self.plan.profile.rule)
+                self._finished[visit] = self._measure(planned, process, self.plan.profile.effort)
             records.append(self._finished[visit])
         return records
 
@@ -82,10 +84,10 @@ class Session:
         )
 
     def _measure_sentinel(self) -> None:
-        self._measure(PlannedCase("sentinel", SENTINEL), 0, SENTINEL_RULE, kind="sentinel")
+        self._measure(PlannedCase("sentinel", SENTINEL), 0, SENTINEL_EFFORT, kind="sentinel")
 
-    def _measure(self, planned: PlannedCase, process: int, rule: StopRule, kind: str = "timing") -> Record:
-        answer = self._workers.measure(process, planned.case, rule)
+    def _measure(self, planned: PlannedCase, process: int, effort: Effort, kind: str = "timing") -> Record:
+        answer = self._workers.measure(process, planned.case, effort)
         metrics = {name: Metric.from_json(metric) for name, metric in answer.pop("metrics", {}).items()}
         answer.setdefault("started_at", datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"))
         record = Record(

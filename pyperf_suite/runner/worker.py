@@ -14,15 +14,15 @@ import traceback
 from typing import IO, Any
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.profiles import Effort
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve requests `{"case", "rule", "device"}` from standard input until it closes."""
+    """Serve requests `{"case", "effort", "device"}` from standard input until it closes."""
     answers = _take_over_stdout()
     _die_with_parent()
     for line in sys.stdin:
@@ -31,9 +31,9 @@ def main() -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    rule = StopRule(**request["rule"]) if request["rule"] is not None else None
+    effort = Effort.from_json(request["effort"]) if request["effort"] is not None else None
     try:
-        return measure_case(Case.from_json(request["case"]), rule, resolve(request["device"]))
+        return measure_case(Case.from_json(request["case"]), effort, resolve(request["device"]))
     except Exception as error:  # the parent must get an answer; the log keeps the traceback
         traceback.print_exc()
         return {"outcome": "failed", "reason": f"{type(error).__name__}: {error}"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
 
 # Inputs, reference and sampling of the largest case of any profile together take a small part of this.
@@ -21,12 +21,12 @@ class WorkerPool:
         self._deadline_s = deadline_s
         self._workers: dict[int, WorkerProcess] = {}
 
-    def measure(self, process: int, case: Case, rule: StopRule | None) -> dict[str, Any]:
+    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
         """The answer of worker `process`; one that is lost makes the case failed, and a fresh one takes the next."""
         if process not in self._workers:
             self._workers[process] = WorkerProcess(self._device)
         try:
-            return self._workers[process].measure(case, rule, self._deadline_s)
+            return self._workers[process].measure(case, effort, self._deadline_s)
         except WorkerLost as lost:
             del self._workers[process]
             return {"outcome": "failed", "reason": str(lost)}

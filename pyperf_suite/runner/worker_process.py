@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import selectors
@@ -15,8 +14,8 @@ import time
 from typing import Any
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.profiles import Effort
 
 COMMAND = (sys.executable, "-m", "pyperf_suite.runner.worker")
 
@@ -40,11 +39,11 @@ class WorkerProcess:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
         )
 
-    def measure(self, case: Case, rule: StopRule | None, deadline_s: float) -> dict[str, Any]:
+    def measure(self, case: Case, effort: Effort | None, deadline_s: float) -> dict[str, Any]:
         """The worker's answer to one case. Raises WorkerLost, after which this handle is closed."""
         request = {
             "case": case.to_json(),
-            "rule": dataclasses.asdict(rule) if rule is not None else None,
+            "effort": effort.to_json() if effort is not None else None,
             "device": str(self._device),
         }
         assert self._process.stdin is not None

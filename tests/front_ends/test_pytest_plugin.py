@@ -110,6 +110,16 @@ def test_stopping_early_keeps_records_and_resuming_measures_only_the_rest(suite:
     assert read_journal(journal(suite))[: len(kept)] == kept
 
 
+def test_a_torn_last_line_does_not_stop_a_resume_even_where_warnings_are_errors(suite: pytest.Pytester) -> None:
+    assert run(suite, "--benchmark-only").ret == 0
+    torn = journal(suite).read_bytes()[:-50]
+    journal(suite).write_bytes(torn)
+    result = run(suite, "--benchmark-only", "--suite-resume", "-W", "error")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*TornJournal: *set aside*"])
+    assert journal(suite).read_bytes().startswith(torn[: torn.rfind(b"\n")])
+
+
 def test_failed_and_unsupported_cases_are_told_by_pytest_and_recorded(suite: pytest.Pytester) -> None:
     suite.makepyfile(
         unlucky="""
@@ -121,10 +131,10 @@ def test_failed_and_unsupported_cases_are_told_by_pytest_and_recorded(suite: pyt
         ]
         real = WorkerPool.measure
 
-        def measure(self, process, case, rule):
+        def measure(self, process, case, effort):
             # The sentinel comes first and stays real.
             if case.parameters.m == 512 or not answers:
-                return real(self, process, case, rule)
+                return real(self, process, case, effort)
             return answers.pop()
 
         WorkerPool.measure = measure

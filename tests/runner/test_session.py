@@ -10,17 +10,19 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.identity import identity
 from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
-from pyperf_suite.runner.profiles import PROFILES, Profile, find_profile
+from pyperf_suite.runner.profiles import PROFILES, Effort, Profile, find_profile
 from pyperf_suite.runner.results import create_run, find_run, open_run
 from pyperf_suite.runner.session import Session
 
 CPU = resolve("cpu")
-TWO_PROCESSES = Profile("quick", 2, StopRule(time_cap_s=0.01), "for tests")
+EFFORT = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.01))
+TWO_PROCESSES = Profile("quick", 2, EFFORT, "for tests")
 
 
 def a_plan(sizes: tuple[int, ...] = (16, 33), profile: Profile = TWO_PROCESSES) -> Plan:
@@ -69,7 +71,7 @@ def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(tmp_path: 
 
 
 def test_a_failed_visit_is_recorded_and_tried_again_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = a_plan(sizes=(16,), profile=Profile("quick", 1, StopRule(time_cap_s=0.01), "for tests"))
+    plan = a_plan(sizes=(16,), profile=Profile("quick", 1, EFFORT, "for tests"))
     session = Session(plan, create_run(tmp_path, identity(CPU), plan), deadline_s=60)
     session.open()
     monkeypatch.setattr(session._workers, "measure", lambda *_: {"outcome": "failed", "reason": "a fuse blew"})

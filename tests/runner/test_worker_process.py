@@ -14,15 +14,17 @@ import pytest
 
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.worker_pool import WorkerPool
 from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
 
 CPU = resolve("cpu")
 CASE = Case("matmul", MatmulParameters(33, 65, 70, Schedule("data_parallel", 1), Tile(32, 32, 32)), "native")
-RULE = StopRule(time_cap_s=0.02)
+EFFORT = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.02))
 
 
 def double(program: str) -> WorkerProcess:
@@ -33,7 +35,7 @@ def double(program: str) -> WorkerProcess:
 def test_a_worker_measures_a_case_and_says_how() -> None:
     worker = WorkerProcess(CPU)
     try:
-        answer = worker.measure(CASE, RULE, 60)
+        answer = worker.measure(CASE, EFFORT, 60)
     finally:
         worker.close()
     assert answer["outcome"] == "ok", answer
@@ -72,7 +74,7 @@ def test_verifying_alone_takes_no_samples() -> None:
 )
 def test_a_worker_that_dies_or_babbles_is_lost_with_the_reason(program: str, words: str) -> None:
     with pytest.raises(WorkerLost, match=words):
-        double(program).measure(CASE, RULE, 30)
+        double(program).measure(CASE, EFFORT, 30)
 
 
 def test_a_worker_that_hangs_is_ended_at_its_deadline_with_its_children() -> None:
@@ -87,7 +89,7 @@ def test_a_worker_that_hangs_is_ended_at_its_deadline_with_its_children() -> Non
     )
     begin = time.monotonic()
     with pytest.raises(WorkerLost, match=r"deadline of 1 s.*last words: [0-9]+") as lost:
-        worker.measure(CASE, RULE, 1)
+        worker.measure(CASE, EFFORT, 1)
     assert time.monotonic() - begin < 10
     child = int(str(lost.value).rsplit(" ", 1)[1])
     for _ in range(50):
@@ -99,13 +101,13 @@ def test_a_worker_that_hangs_is_ended_at_its_deadline_with_its_children() -> Non
 
 def test_the_case_after_a_crash_is_measured_by_a_fresh_worker() -> None:
     with WorkerPool(CPU, deadline_s=60) as pool:
-        assert pool.measure(0, CASE, RULE)["outcome"] == "ok"
+        assert pool.measure(0, CASE, EFFORT)["outcome"] == "ok"
         (worker,) = pool._workers.values()
         os.kill(worker._process.pid, signal.SIGKILL)
-        lost = pool.measure(0, CASE, RULE)
+        lost = pool.measure(0, CASE, EFFORT)
         assert lost["outcome"] == "failed"
         assert "SIGKILL" in lost["reason"]
-        assert pool.measure(0, CASE, RULE)["outcome"] == "ok"
+        assert pool.measure(0, CASE, EFFORT)["outcome"] == "ok"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
@@ -113,11 +115,11 @@ def test_a_worker_dies_with_its_parent() -> None:
     program = f"""
         import os, signal
         from pyperf_suite.hardware.devices import resolve
-        from pyperf_suite.measure.stop_rule import StopRule
         from pyperf_suite.runner.case import Case
+        from pyperf_suite.runner.profiles import QUICK
         from pyperf_suite.runner.worker_process import WorkerProcess
         worker = WorkerProcess(resolve("cpu"))
-        worker.measure(Case.from_json({CASE.to_json()!r}), StopRule(time_cap_s=0.02), 60)
+        worker.measure(Case.from_json({CASE.to_json()!r}), QUICK.effort, 60)
         print(worker._process.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """
