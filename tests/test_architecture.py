@@ -113,9 +113,7 @@ def test_the_measuring_path_imports_no_other_third_party_than_those_agreed(path)
 
 @pytest.mark.parametrize("path", SOURCES, ids=label)
 def test_heavy_or_optional_packages_are_imported_where_they_are_used(path):
-    roots = {
-        name.split(".")[0] for name in imported_modules(path, without_functions(ast.parse(path.read_text())))
-    }
+    roots = {name.split(".")[0] for name in imported_modules(path, without_functions(ast.parse(path.read_text())))}
     assert not roots & ONLY_INSIDE_FUNCTIONS
 
 

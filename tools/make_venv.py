@@ -99,9 +99,7 @@ def make_environment(venv: Path, *, share_packages: bool) -> Path:
 def reach_torch(python: Path) -> None:
     """Let the environment see the torch of the Python that made it, even if that is an environment itself."""
     if not can_import(python, "torch"):
-        folder = output_of(
-            sys.executable, "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])"
-        )
+        folder = output_of(sys.executable, "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])")
         site = output_of(python, "import sysconfig; print(sysconfig.get_path('purelib'))")
         (Path(site) / "torch_of_the_machine.pth").write_text(f"{folder}\n")
 
@@ -122,9 +120,7 @@ def main(venv: Path) -> None:
             flush=True,
         )
     constraints = venv / "constraints.txt"
-    constraints.write_text(
-        "\n".join(constraints_keeping(held, present, CONSTRAINTS.read_text().splitlines())) + "\n"
-    )
+    constraints.write_text("\n".join(constraints_keeping(held, present, CONSTRAINTS.read_text().splitlines())) + "\n")
 
     absent = [] if has_torch else ["torch"]
     if "triton" not in present:

@@ -46,11 +46,11 @@ Gemm::Gemm(const GemmOptions& options)
 
     a_panels_ = Panels::evenly(tile.m, kernels_.mr);
     b_panels_ = Panels::evenly(tile.n, kernels_.nr);
-    const std::size_t panel_floats = static_cast<std::size_t>(kernels_.a_width) * tile.k;
-    const int fitting = std::max(1, static_cast<int>(a_block_bytes / (panel_floats * sizeof(float))));
+    const std::size_t row_bytes = tile.k * sizeof(float);
+    const int fitting = std::max(1, static_cast<int>(a_block_bytes / (kernels_.mr * row_bytes)));
     const int blocks = (a_panels_.count + fitting - 1) / fitting;
     a_panels_in_block_ = (a_panels_.count + blocks - 1) / blocks;
-    a_block_floats_ = round_to_line(panel_floats * a_panels_in_block_);
+    a_block_floats_ = round_to_line(static_cast<std::size_t>(a_panel_floats(tile.k)) * a_panels_in_block_);
     b_tile_floats_ = round_to_line(static_cast<std::size_t>(tile.n) * tile.k);
     sums_floats_ = round_to_line(static_cast<std::size_t>(tile.m) * tile.n);
     const bool in_place = options_.out_type == DataType::float32;
@@ -149,9 +149,17 @@ void Gemm::multiply(const Segment& segment, const Scratch& scratch, float* sums,
     }
 }
 
+Contiguous Gemm::a_contiguous() const { return options_.a_transposed ? Contiguous::lanes : Contiguous::depth; }
+
+Contiguous Gemm::b_contiguous() const { return options_.b_transposed ? Contiguous::depth : Contiguous::lanes; }
+
+std::int64_t Gemm::a_panel_floats(std::int64_t depth) const {
+    return a_contiguous() == Contiguous::lanes ? depth * kernels_.a_width : kernels_.mr * kernels_.a_stride;
+}
+
 void Gemm::pack_a(const Segment& segment, int first_panel, int last_panel, std::int64_t k, std::int64_t depth,
                   float* a_block) const {
-    const Pack pack = kernels_.pack_a[static_cast<int>(options_.type)][options_.a_transposed ? 0 : 1];
+    const Pack pack = kernels_.pack_a[static_cast<int>(options_.type)][static_cast<int>(a_contiguous())];
     const std::int64_t row = std::int64_t{segment.tile_m} * options_.tile.m;
     const void* source = options_.a_transposed ? at(operands_.a, k, row, operands_.lda, options_.type)
                                                : at(operands_.a, row, k, operands_.lda, options_.type);
@@ -159,7 +167,7 @@ void Gemm::pack_a(const Segment& segment, int first_panel, int last_panel, std::
 }
 
 void Gemm::pack_b(const Segment& segment, std::int64_t k, std::int64_t depth, float* b_tile) const {
-    const Pack pack = kernels_.pack_b[static_cast<int>(options_.type)][options_.b_transposed ? 1 : 0];
+    const Pack pack = kernels_.pack_b[static_cast<int>(options_.type)][static_cast<int>(b_contiguous())];
     const std::int64_t column = std::int64_t{segment.tile_n} * options_.tile.n;
     const void* source = options_.b_transposed ? at(operands_.b, column, k, operands_.ldb, options_.type)
                                                : at(operands_.b, k, column, operands_.ldb, options_.type);
@@ -170,18 +178,19 @@ void Gemm::multiply_block(const Scratch& scratch, int first_panel, int last_pane
                           std::int64_t ld, std::int64_t rows, std::int64_t columns, bool accumulate) {
     alignas(64) float edge[max_micro_tile_floats];
     for (int panel = first_panel; panel < last_panel; ++panel) {
-        const float* a_panel = scratch.a_block + (panel - first_panel) * depth * kernels_.a_width;
+        const float* a_panel = scratch.a_block + (panel - first_panel) * a_panel_floats(depth);
         const int row = a_panels_.begin(panel), height = a_panels_.begin(panel + 1) - row;
         const std::int64_t rows_inside = clamp(rows - row, height);
+        const Micro micro = kernels_.micro[static_cast<int>(a_contiguous())][height];
         for (int column = 0; column < options_.tile.n; column += kernels_.nr) {
             const float* b_panel = scratch.b_tile + column * depth;
             const std::int64_t columns_inside = clamp(columns - column, kernels_.nr);
             if (rows_inside == height && columns_inside == kernels_.nr) {
-                kernels_.micro[height](depth, a_panel, b_panel, sums + row * ld + column, ld, accumulate);
+                micro(depth, a_panel, b_panel, sums + row * ld + column, ld, accumulate);
                 continue;
             }
             // A micro-tile at or over the edge costs as much as one inside; only what is inside of C is kept.
-            kernels_.micro[height](depth, a_panel, b_panel, edge, kernels_.nr, false);
+            micro(depth, a_panel, b_panel, edge, kernels_.nr, false);
             if (rows_inside == 0 || columns_inside == 0) continue;
             for (std::int64_t r = 0; r < rows_inside; ++r)
                 for (std::int64_t c = 0; c < columns_inside; ++c) {

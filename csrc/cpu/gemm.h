@@ -75,6 +75,9 @@ class Gemm {
     void pack_a(const Segment& segment, int first_panel, int last_panel, std::int64_t k, std::int64_t depth,
                 float* a_block) const;
     void pack_b(const Segment& segment, std::int64_t k, std::int64_t depth, float* b_tile) const;
+    Contiguous a_contiguous() const;
+    Contiguous b_contiguous() const;
+    std::int64_t a_panel_floats(std::int64_t depth) const;
     Scratch scratch_of(int worker) const;
     void check(const GemmOperands& operands) const;
 

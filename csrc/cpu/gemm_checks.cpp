@@ -11,7 +11,6 @@ namespace {
 
 constexpr std::int64_t max_dimension = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t max_tile_side = 8192;  // packed panels of a larger one would leave every cache
-constexpr std::int64_t max_tile_depth = 4096;
 
 std::int64_t tiles_over(std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; }
 

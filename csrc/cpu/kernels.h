@@ -24,27 +24,34 @@ struct Panels {
     int begin(int panel) const { return panel * lanes + (panel < longer ? panel : longer); }
 };
 
-// Packs panels [first, last) one after another. A panel is `depth` rows of a fixed number of fp32 lanes, starting with
-// its own; lanes that lie outside the matrix (its `inside` lanes, counted from panel 0) are zero.
-//   lane-contiguous source:  panel[k][lane] = source[k · ld + begin + lane]
-//   depth-contiguous source: panel[k][lane] = source[(begin + lane) · ld + k]
+// How a matrix is stored along the lanes and the inner dimension (the depth):
+//   lanes: element (lane, k) at lane + k · ld      A stored [K,M], B stored [K,N]
+//   depth: element (lane, k) at lane · ld + k      A stored [M,K], B stored [N,K]
+enum class Contiguous : int { lanes = 0, depth = 1 };
+
+// Packs panels [first, last) one after another, as fp32. Lanes that lie outside of the matrix, which has `inside` of
+// them counted from panel 0, are zero. The layout of a panel:
+//   B, and A stored by lanes: panel[k][lane], with nr or a_width lanes
+//   A stored by depth:        panel[lane][k], with a_stride places for k
 using Pack = void (*)(const void* source, std::int64_t ld, const Panels& panels, int first, int last,
                       std::int64_t inside, std::int64_t depth, float* packed);
 
-// C[rows, nr] (+)= A-panel · B-panel; `rows` is fixed by the place in KernelSet::micro.
+// C[rows, nr] (+)= A-panel · B-panel; `rows` and the layout of the A panel are fixed by the place in KernelSet::micro.
 using Micro = void (*)(std::int64_t depth, const float* a_panel, const float* b_panel, float* c, std::int64_t ldc,
                        bool accumulate);
 
 constexpr int max_rows = 14;
+constexpr int max_tile_depth = 512;
 
 struct KernelSet {
     const char* name;
-    int mr;       // most rows a micro-kernel takes
-    int nr;       // columns of a micro-kernel: width of a B panel
-    int a_width;  // lanes of an A panel; at least mr
-    Pack pack_a[2][2];           // [DataType][source is depth-contiguous]
+    int mr;  // most rows a micro-kernel takes
+    int nr;  // columns of a micro-kernel: width of a B panel
+    int a_width;
+    int a_stride;
+    Pack pack_a[2][2];  // [DataType][Contiguous]
     Pack pack_b[2][2];
-    Micro micro[max_rows + 1];   // [rows], 1 … mr
+    Micro micro[2][max_rows + 1];  // [Contiguous, of A][rows], 1 … mr
     void (*add)(float* into, std::int64_t ld_into, const float* from, std::int64_t ld_from, std::int64_t rows,
                 std::int64_t columns);
     void (*to_bfloat16)(std::uint16_t* into, std::int64_t ld_into, const float* from, std::int64_t ld_from,

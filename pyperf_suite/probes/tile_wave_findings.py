@@ -13,6 +13,9 @@ from pyperf_suite.laws.tiling import CriticalPath, Schedule, Tile, critical_path
 from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
 from pyperf_suite.probes.readings import Reading
 
+# Later cliffs are smaller, and a sentence has an end.
+CLIFFS_NAMED = 3
+
 
 @dataclass(frozen=True, order=True)
 class Setting:
@@ -196,18 +199,23 @@ def _joined(parts: Sequence[tuple[CriticalPath, list[float]]]) -> tuple[Critical
 
 def _sentence(sweep: Sweep) -> str:
     found = cliffs(sweep)
-    head = f"{sweep.schedule}, tile {sweep.setting.tile}, {sweep.setting.dtype}, along {sweep.along.upper()}: "
+    name = sweep.along.upper()
+    head = f"{sweep.schedule}, tile {sweep.setting.tile}, {sweep.setting.dtype}, along {name}: "
     if not found:
         return head + "no tile edge was measured on both sides."
-    worst = max(found, key=lambda cliff: cliff.extra_time)
-    wave = ", which opens a wave," if worst.opens_wave else ""
+    waves = [cliff for cliff in found if cliff.opens_wave]
     inside = [cliff.extra_time for cliff in found if not cliff.opens_wave]
-    return (
-        head + f"the largest cliff is {sweep.along.upper()} = {worst.size} -> {worst.size + 1}{wave} at "
-        f"{worst.extra_time:+.0%} time "
-        f"({worst.before.flop_per_s / 1e9:.0f} -> {worst.after.flop_per_s / 1e9:.0f} GFLOP/s)"
-        + (f"; an edge inside a wave costs {statistics.median(inside):+.0%}." if inside else ".")
-    )
+    parts = []
+    if waves:
+        first, *others = waves[:CLIFFS_NAMED]
+        parts.append(
+            f"opening a wave costs {first.extra_time:+.0%} time at {name} = {first.size} -> {first.size + 1} "
+            f"({first.before.flop_per_s / 1e9:.0f} -> {first.after.flop_per_s / 1e9:.0f} GFLOP/s)"
+            + "".join(f", {cliff.extra_time:+.0%} at {cliff.size} -> {cliff.size + 1}" for cliff in others)
+        )
+    if inside:
+        parts.append(f"a tile edge inside a wave costs {statistics.median(inside):+.0%} (median of {len(inside)})")
+    return head + "; ".join(parts) + "."
 
 
 def _library_sentence(setting: Setting, along: str, beside: dict[int, Reading]) -> str:
