@@ -117,7 +117,7 @@ def test_a_product_with_edges_on_every_side_is_right(
     native: ModuleType, isa: str, layout: str, dtype: str, schedule: str
 ) -> None:
     columns = native.micro_tile(isa)[1]
-    options = {"isa": isa, "tile": (24, 2 * columns, 20), "schedule": schedule}
+    options: dict[str, Any] = {"isa": isa, "tile": (24, 2 * columns, 20), "schedule": schedule}
     options |= {"workers": workers_here(native), "splits": 3 if schedule == "split_k" else 1}
     for out_dtype in ("float32", "bfloat16"):
         Product(
