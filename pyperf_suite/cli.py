@@ -84,13 +84,13 @@ def run(
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    r"""Measure PROBEs (all of them if none is named) and tell what was found.
+    """Measure PROBEs, or all of them, and tell what was found.
 
     \b
     Examples:
       pyperf-suite run tile_wave
       pyperf-suite run tile_wave -a tile=64x64x256 -a schedule=data_parallel,stream_k --profile standard
-    """
+    """  # noqa: D301 - click keeps the lines below \b as they are
     from rich.console import Console
 
     from pyperf_suite.runner.session import Session
