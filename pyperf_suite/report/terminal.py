@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +14,9 @@ from pyperf_suite.runner.record import Record
 
 # Two sentinels of an idle machine differ by less; seen on two virtual cores.
 STEADY_MACHINE = 0.05
+
+# Cores that others may keep busy, on average over a run, before figures suffer.
+BUSY_CORES = 0.1
 
 
 def print_findings(console: Console, findings: Mapping[str, Findings], records: Sequence[Record]) -> None:
@@ -60,9 +62,26 @@ def cautions(records: Sequence[Record]) -> list[str]:
                 f"The sentinel kernel moved by {drift:.0%} between the start and the end of the run: the machine "
                 "itself changed speed, so small differences between cases mean little."
             )
-    stolen = [share for record in measured if (share := record.quality.get("steal_share")) is not None]
-    if stolen and statistics.median(stolen) > 0.02:
-        found.append(f"The hypervisor took {statistics.median(stolen):.0%} of the processor away at the median.")
+    found += _others_on_the_machine(measured)
+    return found
+
+
+def _others_on_the_machine(measured: Sequence[Record]) -> list[str]:
+    """Time that other processes and the hypervisor took, over all samples together; the kernel counts it in ticks."""
+    told = [record.quality for record in measured if "cpu_busy_s" in record.quality]
+    elapsed_s = sum(quality["elapsed_s"] for quality in told)
+    if not elapsed_s:
+        return []
+    found = []
+    others = sum(quality["cpu_busy_s"] - quality["process_cpu_s"] for quality in told) / elapsed_s
+    if others > BUSY_CORES:
+        found.append(
+            f"Other processes kept {others:.1f} cores busy while cases were timed; a worker that shares a core waits "
+            "for whole scheduler ticks, so measure again on an idle machine."
+        )
+    stolen = sum(quality["cpu_steal_s"] for quality in told) / elapsed_s
+    if stolen > BUSY_CORES:
+        found.append(f"The hypervisor gave {stolen:.1f} cores' time to other machines while cases were timed.")
     return found
 
 

@@ -30,6 +30,9 @@ FIGURE = Figure(
 )
 
 
+BUSY = {"elapsed_s": 1.0, "process_cpu_s": 0.5, "cpu_busy_s": 2.0}
+
+
 def a_record(
     kind: str = "timing", outcome: str = "ok", seconds: float = 1.0, converged: bool = True, **quality: object
 ) -> Record:
@@ -87,7 +90,9 @@ def test_a_picture_that_cannot_be_written_is_a_warning_and_not_the_end(tmp_path:
 
 
 def test_a_sound_run_needs_no_caution() -> None:
-    assert cautions([a_record("sentinel"), a_record(steal_share=0.0), a_record("sentinel", seconds=1.01)]) == []
+    idle = BUSY | {"cpu_busy_s": 0.55}
+    records = [a_record("sentinel"), a_record(**idle, cpu_steal_s=0.01), a_record("sentinel", seconds=1.01)]
+    assert cautions(records) == []
 
 
 @pytest.mark.parametrize(
@@ -97,7 +102,8 @@ def test_a_sound_run_needs_no_caution() -> None:
         ([a_record(outcome="unsupported")], "1 visit.* unsupported.*because"),
         ([a_record(converged=False)], "1 of 1 measurements"),
         ([a_record("sentinel"), a_record("sentinel", seconds=1.2)], "moved by 20%"),
-        ([a_record(steal_share=0.3)], "took 30%"),
+        ([a_record(**BUSY, cpu_steal_s=0.0)], "Other processes kept 1.5 cores"),
+        ([a_record(**BUSY | {"cpu_busy_s": 0.5}, cpu_steal_s=0.6)], "gave 0.6 cores"),
     ],
 )
 def test_what_makes_figures_doubtful_is_said(records: list[Record], words: str) -> None:
