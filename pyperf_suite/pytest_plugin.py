@@ -258,7 +258,7 @@ class SuiteRun:
         flop = records[0].work["flop"]
         return {
             "case_id": records[0].case_id,
-            "gflop_per_s": round(flop / seconds[len(seconds) // 2] / 1e9, 3),
+            "tflop_per_s": flop / seconds[len(seconds) // 2] / 1e12,
             "kernel": records[0].kernel["name"],
             "processes": len(records),
             "converged": all(record.quality["converged"] for record in records),

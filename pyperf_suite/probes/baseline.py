@@ -113,20 +113,21 @@ class Baseline(Probe):
                     p.dtype,
                     str(p.schedule.workers),
                     ours.kernel["details"]["tile"],
-                    f"{ours.flop_per_s / 1e9:.1f}",
-                    f"{theirs.flop_per_s / 1e9:.1f}",
+                    f"{ours.tflop_per_s:.3f}",
+                    f"{theirs.tflop_per_s:.3f}",
                     f"{ratio:.2f}",
                 )
             )
         sentences = [_sentence(dtype, workers, values) for (dtype, workers), values in sorted(ratios.items())]
+        sentences += _between_dtypes([ours for ours, _ in pairs])
         columns = (
             "M x N x K",
             "layout",
             "dtype",
             "workers",
             "our tile",
-            "ours GFLOP/s",
-            "torch GFLOP/s",
+            "ours TFLOP/s",
+            "torch TFLOP/s",
             "ours / torch",
         )
         return Findings(tuple(sentences), (Table("Our matmul beside torch", columns, tuple(rows)),) if rows else ())
@@ -156,6 +157,23 @@ def _sentence(dtype: str, workers: int, ratios: Sequence[float]) -> str:
         f"core{'s' if workers > 1 else ''} (geometric mean of {len(ratios)} products, each between {min(ratios):.2f} "
         f"and {max(ratios):.2f} x)."
     )
+
+
+def _between_dtypes(ours: Sequence[Reading]) -> list[str]:
+    """How our other dtypes compare with our float32, product by product."""
+    seconds: dict[tuple[object, ...], dict[str, float]] = {}
+    for reading in ours:
+        p = reading.case.parameters
+        seconds.setdefault((p.m, p.n, p.k, p.layout, p.schedule), {})[p.dtype] = reading.seconds
+    sentences = []
+    for dtype in sorted({dtype for by_dtype in seconds.values() for dtype in by_dtype} - {"float32"}):
+        ratios = [t["float32"] / t[dtype] for t in seconds.values() if {"float32", dtype} <= t.keys()]
+        if ratios:
+            sentences.append(
+                f"Our {dtype} matmul runs at {_geometric_mean(ratios):.2f} x the speed of our float32 matmul "
+                f"(geometric mean of {len(ratios)} products, the slowest at {min(ratios):.2f} x)."
+            )
+    return sentences
 
 
 def _geometric_mean(values: Sequence[float]) -> float:

@@ -27,9 +27,9 @@ class Reading:
     kernel: dict[str, Any]
 
     @property
-    def flop_per_s(self) -> float:
-        """Useful FLOP a second: padding of tiles is work done but does not count."""
-        return self.flop / self.seconds
+    def tflop_per_s(self) -> float:
+        """Useful work in units of 1e12 FLOP a second: padding of tiles is work done but does not count."""
+        return self.flop / self.seconds / 1e12
 
 
 def readings(records: Iterable[Record]) -> list[Reading]:

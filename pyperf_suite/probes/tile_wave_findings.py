@@ -97,7 +97,7 @@ def explain(found: Sequence[Reading]) -> Findings:
         "schedule",
         "tile",
         "along",
-        "best GFLOP/s",
+        "best TFLOP/s",
         "of torch there",
         "largest cliff",
         "costs",
@@ -210,7 +210,7 @@ def _sentence(sweep: Sweep) -> str:
         first, *others = waves[:CLIFFS_NAMED]
         parts.append(
             f"opening a wave costs {first.extra_time:+.0%} time at {name} = {first.size} -> {first.size + 1} "
-            f"({first.before.flop_per_s / 1e9:.0f} -> {first.after.flop_per_s / 1e9:.0f} GFLOP/s)"
+            f"({first.before.tflop_per_s:.3f} -> {first.after.tflop_per_s:.3f} TFLOP/s)"
             + "".join(f", {cliff.extra_time:+.0%} at {cliff.size} -> {cliff.size + 1}" for cliff in others)
         )
     if inside:
@@ -243,7 +243,7 @@ def _law_sentence(setting: Setting, fitted: FittedLaw | None) -> str:
 
 
 def _row(sweep: Sweep, beside: dict[int, Reading]) -> tuple[str, ...]:
-    best = max(sweep.readings, key=lambda reading: reading.flop_per_s)
+    best = max(sweep.readings, key=lambda reading: reading.tflop_per_s)
     library = beside.get(getattr(best.case.parameters, sweep.along))
     found = cliffs(sweep)
     worst = max(found, key=lambda cliff: cliff.extra_time, default=None)
@@ -252,8 +252,8 @@ def _row(sweep: Sweep, beside: dict[int, Reading]) -> tuple[str, ...]:
         str(sweep.schedule),
         str(sweep.setting.tile),
         sweep.along.upper(),
-        f"{best.flop_per_s / 1e9:.1f}",
-        f"{best.flop_per_s / library.flop_per_s:.0%}" if library else "-",
+        f"{best.tflop_per_s:.3f}",
+        f"{best.tflop_per_s / library.tflop_per_s:.0%}" if library else "-",
         f"{worst.size} -> {worst.size + 1}" if worst else "-",
         f"{worst.extra_time:+.0%}" if worst else "-",
         f"{statistics.median(inside):+.0%}" if inside else "-",
@@ -285,7 +285,7 @@ def _figure(
 def _panel(sweep: Sweep, library: Sequence[Reading], fitted: FittedLaw | None, rate: bool) -> Panel:
     def scaled(readings_or_seconds: Sequence[float], flops: Sequence[float]) -> list[float]:
         pairs = zip(readings_or_seconds, flops, strict=True)
-        return [flop / seconds / 1e9 if rate else seconds * 1e6 for seconds, flop in pairs]
+        return [flop / seconds / 1e12 if rate else seconds * 1e6 for seconds, flop in pairs]
 
     sizes = sweep.sizes()
     flops = [float(reading.flop) for reading in sweep.readings]
@@ -322,7 +322,7 @@ def _panel(sweep: Sweep, library: Sequence[Reading], fitted: FittedLaw | None, r
     return Panel(
         title=str(sweep.schedule),
         x_label=sweep.along.upper(),
-        y_label="GFLOP/s" if rate else "time, us",
+        y_label="TFLOP/s" if rate else "time, us",
         series=tuple(series),
         strong_edges=tuple(float(e) for e in edges if (e // sweep.width) % sweep.setting.workers == 0),
         weak_edges=tuple(float(e) for e in edges if (e // sweep.width) % sweep.setting.workers),

@@ -56,7 +56,7 @@ def run_as_json(folder: RunFolder, records: Sequence[Record]) -> str:
             "seconds": reading.seconds,
             "low_s": reading.low,
             "high_s": reading.high,
-            "flop_per_s": reading.flop_per_s,
+            "tflop_per_s": reading.tflop_per_s,
             "converged": reading.converged,
         }
         for reading in readings(records)

@@ -117,7 +117,8 @@ def test_the_sentence_of_a_sweep_names_the_wave_cliff_and_its_cost() -> None:
     # Two workers: the third tile opens the second wave, from 10 + 174 us to 10 + 347 us.
     assert said == (
         "data_parallel@2, tile 64x64x64, float32, along N: opening a wave costs +95% time at N = 128 -> 129 "
-        "(46 -> 24 GFLOP/s), +49% at 256 -> 257, +33% at 384 -> 385; a tile edge inside a wave costs +0% (median of 4)."
+        "(0.046 -> 0.024 TFLOP/s), +49% at 256 -> 257, +33% at 384 -> 385; "
+        "a tile edge inside a wave costs +0% (median of 4)."
     )
 
 

@@ -1,0 +1,81 @@
+"""The baseline probe pairs our kernel with the library's on the same product, and says the ratio as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.operators import find_operator
+from pyperf_suite.probes.baseline import Baseline, Shape
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Metric, Record
+
+AXES = replace(
+    Baseline().axes("quick", resolve("cpu")),
+    shape=(Shape(64, 64, 64), Shape(128, 64, 32)),
+    dtype=("float32", "bfloat16"),
+    workers=(1,),
+)
+
+
+def a_record(case: Case, seconds: float) -> Record:
+    work = find_operator(case.operator).work(case.parameters)
+    return Record(
+        run_id="made-up",
+        kind="timing",
+        case=case.to_json(),
+        case_id=case.case_id,
+        process=0,
+        position=0,
+        started_at="",
+        outcome="ok",
+        metrics={"time": Metric("s", seconds, seconds, seconds, seconds, seconds, [seconds])},
+        work={"flop": work.flop, "bytes": work.bytes},
+        kernel={"details": {"tile": "64x64x64"}},
+        quality={"converged": True},
+    )
+
+
+def records() -> list[Record]:
+    """Ours takes 2 s in float32 and 3 s in bfloat16; torch takes 1 s."""
+    seconds = {("native", "float32"): 2.0, ("native", "bfloat16"): 3.0}
+    return [
+        a_record(case, seconds.get((case.implementation, case.parameters.dtype), 1.0))
+        for case in Baseline().sweep(AXES)
+    ]
+
+
+def test_every_product_stands_beside_the_librarys() -> None:
+    cases = Baseline().sweep(AXES)
+    assert len(cases) == 8
+    ours, theirs = (
+        {replace(case.parameters, schedule=None) for case in cases if case.implementation == name}
+        for name in ("native", "torch")
+    )
+    assert ours == theirs
+
+
+def test_the_ratio_is_speed_over_speed_and_dtypes_are_compared() -> None:
+    found = Baseline().findings(records())
+    assert [sentence.split(" (")[0] for sentence in found.sentences] == [
+        "Our bfloat16 matmul runs at 0.33 x the library's speed on 1 core",
+        "Our float32 matmul runs at 0.50 x the library's speed on 1 core",
+        "Our bfloat16 matmul runs at 0.67 x the speed of our float32 matmul",
+    ]
+    assert {row[-1] for row in found.tables[0].rows} == {"0.50", "0.33"}
+
+
+def test_a_product_that_one_side_lacks_takes_no_part() -> None:
+    without_torch = [record for record in records() if record.case["implementation"] == "native"]
+    found = Baseline().findings(without_torch)
+    assert found.tables == ()
+    assert found.sentences == ()
+
+
+@pytest.mark.parametrize("text", ["", "1x2", "1x2x3x4", "axbxc", "1.5x2x3"])
+def test_what_is_not_a_shape_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(UserError, match="is not a shape"):
+        Shape.parse(text)
