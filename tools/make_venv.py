@@ -6,6 +6,7 @@ A torch that this Python can already import (a GPU container's own) is kept, wit
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -73,6 +74,13 @@ def run(*command: str, otherwise: str) -> None:
         raise SystemExit(2)
 
 
+def python_outside(venv: Path) -> Path | None:
+    """The Python behind `venv` where this one is its own (it is activated), for it must not remake itself."""
+    if Path(sys.prefix).resolve() != venv.resolve():
+        return None
+    return Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
 def make_environment(venv: Path, *, share_packages: bool) -> Path:
     """Create the environment, or keep the one that is there if it was made alike; return its Python."""
     python = venv / "bin" / "python"
@@ -115,26 +123,15 @@ def main(venv: Path) -> None:
         present = required_by_torch()
     held = {name: importlib.metadata.version(name) for name in HELD if name in present}
     if held:
-        print(
-            f"Kept as {sys.executable} has them: {', '.join(f'{n} {v}' for n, v in held.items())}.",
-            flush=True,
-        )
+        print(f"Kept as {sys.executable} has them: {', '.join(f'{n} {v}' for n, v in held.items())}.", flush=True)
     constraints = venv / "constraints.txt"
     constraints.write_text("\n".join(constraints_keeping(held, present, CONSTRAINTS.read_text().splitlines())) + "\n")
 
     absent = [] if has_torch else ["torch"]
     if "triton" not in present:
         absent.append("triton; platform_system == 'Linux'")
-    install = [
-        str(python),
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "--no-input",
-        "install",
-        "-c",
-        str(constraints),
-    ]
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    install = [*pip, "install", "-c", str(constraints)]
     sentence = "pip could not install {}: its reason stands above; run `make` again once that is mended."
     run(*install, *BUILD, otherwise=sentence.format("what the build needs"))
     package = ["--no-build-isolation", "--editable", ".[dev]"]
@@ -142,4 +139,7 @@ def main(venv: Path) -> None:
 
 
 if __name__ == "__main__":
+    outside = python_outside(Path(sys.argv[1]))
+    if outside is not None:
+        os.execv(outside, [str(outside), *sys.argv])
     main(Path(sys.argv[1]))

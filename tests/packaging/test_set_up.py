@@ -64,6 +64,16 @@ def test_a_module_that_breaks_on_import_counts_as_absent(tool, tmp_path, monkeyp
     assert not can_import(sys.executable, "broken_module")
 
 
+def test_an_activated_environment_is_not_remade_by_its_own_python(tool, tmp_path, monkeypatch):
+    python_outside = tool("make_venv").python_outside
+    assert python_outside(tmp_path) is None
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    behind = python_outside(tmp_path)
+    assert behind is not None
+    assert behind.parent == Path(sys.base_prefix) / "bin"
+    assert subprocess.run([behind, "-c", ""]).returncode == 0
+
+
 def program(folder: Path, name: str, script: str) -> Path:
     """Write an executable shell script."""
     folder.mkdir(exist_ok=True)
