@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from compiler import find_cxx  # noqa: E402
 
 WARNINGS = ["-Wall", "-Wextra"]
-OPTIMISED = ["-O3"]
+OPTIMISED = ["-O3", "-g0"]  # Python's own flags may ask for debug information, many times the size of the code
 SANITIZED = [
     "-O1",
     "-g",
@@ -99,5 +99,5 @@ setup(
     },
     ext_modules=[native],
     cmdclass={"build_ext": BuildNative},
-    zip_safe=False,
+    include_package_data=False,  # the lists above say it all
 )
