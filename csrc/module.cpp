@@ -52,6 +52,8 @@ std::vector<std::tuple<long long, int, int, int, int, bool>> schedule_segments(
     std::int64_t m, std::int64_t n, std::int64_t k, const TileArgument& tile, const std::string& schedule,
     std::int64_t splits, std::int64_t workers, std::int64_t group) {
     const Schedule plan = cpu::make_schedule(m, n, k, narrow(tile), schedule_kind(schedule), splits, workers, group);
+    CHECK_INPUT(plan.units() <= 10'000'000, "The schedule has ", plan.units(),
+                " units, too many to list: ask for a larger tile or a smaller product.");
     std::vector<std::tuple<long long, int, int, int, int, bool>> segments;
     for (long long unit = 0; unit < plan.units(); ++unit) {
         Cursor cursor = plan.begin(unit);
@@ -88,7 +90,8 @@ std::unique_ptr<cpu::Gemm> make_gemm(std::int64_t m, std::int64_t n, std::int64_
 
 void run(cpu::Gemm& gemm, std::uintptr_t a, std::int64_t lda, std::uintptr_t b, std::int64_t ldb, std::uintptr_t c,
          std::int64_t ldc) {
-    gemm.run({reinterpret_cast<const void*>(a), lda, reinterpret_cast<const void*>(b), ldb, reinterpret_cast<void*>(c), ldc});
+    gemm.run({reinterpret_cast<const void*>(a), lda, reinterpret_cast<const void*>(b), ldb,
+              reinterpret_cast<void*>(c), ldc});
 }
 
 std::tuple<int, int, int> default_tile(std::int64_t m, std::int64_t n, std::int64_t k, const std::string& dtype,
@@ -108,7 +111,8 @@ PYBIND11_MODULE(_native, module) {
 
     module.def("isas", &isas, "Instruction sets this processor can run, best first.");
     module.def(
-        "micro_tile", [](const std::string& isa) { return std::pair(cpu::kernels_named(isa).mr, cpu::kernels_named(isa).nr); },
+        "micro_tile",
+        [](const std::string& isa) { return std::pair(cpu::kernels_named(isa).mr, cpu::kernels_named(isa).nr); },
         py::arg("isa"), "(most rows, columns) of the register micro-kernel.");
     module.def(
         "check_tile",
@@ -118,7 +122,8 @@ PYBIND11_MODULE(_native, module) {
         py::arg("m"), py::arg("n"), py::arg("k"), py::arg("isa") = py::none(),
         "Raises ValueError, naming the limits and the nearest tile that can be computed, unless this one can.");
     module.def("default_tile", &default_tile, py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype"),
-               py::arg("workers"), py::arg("isa") = py::none(), "(m, n, k) of the tile to take when none is asked for.");
+               py::arg("workers"), py::arg("isa") = py::none(),
+               "(m, n, k) of the tile to take when none is asked for.");
     module.def("schedule_segments", &schedule_segments, py::arg("m"), py::arg("n"), py::arg("k"), py::arg("tile"),
                py::arg("schedule"), py::arg("splits"), py::arg("workers"), py::arg("group") = 1,
                "Every (unit, tile_m, tile_n, k_begin, k_end, owner), k in k-tiles, in each unit's order.");

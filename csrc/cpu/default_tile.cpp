@@ -28,9 +28,9 @@ std::int64_t b_tile_bytes() {
     return std::clamp<std::int64_t>(l2_bytes / 2, 256 << 10, 1 << 20);
 }
 
-// All of k at once where that is not too deep: C is then visited once (2 % of a 512³ product with AVX-512; AVX2 lost as
-// much, whose narrower panels are read faster: hence 16 · nr). Otherwise k divided evenly, and 256 is deep enough: 512
-// in a tile half as wide lost 2 %, 128 lost 1 %.
+// All of k at once where that is not too deep: C is then visited once (2 % of a 512³ product with AVX-512; AVX2 lost
+// as much, whose narrower panels are read faster: hence 16 · nr). Otherwise k divided evenly, and 256 is deep enough:
+// 512 in a tile half as wide lost 2 %, 128 lost 1 %.
 int depth_of(std::int64_t k, std::int64_t columns, const KernelSet& kernels) {
     const std::int64_t fitting = b_tile_bytes() / (columns * static_cast<std::int64_t>(sizeof(float)));
     const std::int64_t at_once = std::min<std::int64_t>({fitting, max_tile_depth, 16 * kernels.nr});

@@ -89,7 +89,8 @@ class Gemm {
     int a_panels_in_block_;       // how many of A's are packed and kept in L2 at a time
     std::size_t a_block_floats_, b_tile_floats_, sums_floats_, scratch_floats_;
     std::unique_ptr<Workspace> workspace_;
-    std::unique_ptr<std::atomic<int>[]> summed_;  // of each shared tile: the k-tiles already in its sum
+    float* shared_sums_;         // of each shared tile, where C cannot hold them; in the workspace
+    std::atomic<int>* summed_;   // of each shared tile: how many k-tiles are in its sum; in the workspace
     std::atomic<long long> next_unit_{0};
     std::mutex turn_;  // held by run(): the workspace serves one product at a time
     GemmOperands operands_{};

@@ -15,7 +15,8 @@ constexpr std::int64_t max_tile_side = 8192;  // packed panels of a larger one w
 std::int64_t tiles_over(std::int64_t size, std::int64_t tile) { return (size + tile - 1) / tile; }
 
 void check_range(const char* name, std::int64_t value, std::int64_t most) {
-    CHECK_INPUT(value >= 1 && value <= most, name, " = ", value, " is out of range: it must be between 1 and ", most, ".");
+    CHECK_INPUT(value >= 1 && value <= most, name, " = ", value,
+                " is out of range: it must be between 1 and ", most, ".");
 }
 
 }  // namespace
@@ -26,11 +27,12 @@ void check_tile(std::int64_t m, std::int64_t n, std::int64_t k, const KernelSet&
                       k <= max_tile_depth;
     if (fits) return;
     const std::int64_t near_m = std::clamp<std::int64_t>(m, 1, max_tile_side);
-    const std::int64_t near_n = std::clamp((std::clamp<std::int64_t>(n, 1, max_tile_side) + nr / 2) / nr * nr, nr, max_tile_side);
+    const std::int64_t bounded_n = std::clamp<std::int64_t>(n, 1, max_tile_side);
+    const std::int64_t near_n = std::clamp((bounded_n + nr / 2) / nr * nr, nr, max_tile_side);
     const std::int64_t near_k = std::clamp<std::int64_t>(k, 1, max_tile_depth);
     throw InputError(text("Tile ", m, "x", n, "x", k, " cannot be computed with ", kernels.name, ": m must be 1 to ",
-                          max_tile_side, ", n a multiple of ", nr, " up to ", max_tile_side, ", k 1 to ", max_tile_depth,
-                          "; the nearest tile that can is ", near_m, "x", near_n, "x", near_k, "."));
+                          max_tile_side, ", n a multiple of ", nr, " up to ", max_tile_side, ", k 1 to ",
+                          max_tile_depth, "; the nearest tile that can is ", near_m, "x", near_n, "x", near_k, "."));
 }
 
 Schedule make_schedule(std::int64_t m, std::int64_t n, std::int64_t k, const Tile& tile, ScheduleKind kind,

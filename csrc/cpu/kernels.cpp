@@ -1,8 +1,8 @@
 // Chooses the kernels at run time, so that one build serves every processor of its architecture.
-#include "kernels.h"
+#include "cpu/kernels.h"
 
 #include "check.h"
-#include "kernels_isa.h"
+#include "cpu/kernels_isa.h"
 
 namespace pyperf::cpu {
 

@@ -47,8 +47,8 @@ struct KernelSet {
     const char* name;
     int mr;  // most rows a micro-kernel takes
     int nr;  // columns of a micro-kernel: width of a B panel
-    int a_width;
-    int a_stride;
+    int a_width;   // lanes of an A panel stored by lanes; at least mr
+    int a_stride;  // floats from row to row of an A panel stored by depth; more than max_tile_depth
     Pack pack_a[2][2];  // [DataType][Contiguous]
     Pack pack_b[2][2];
     Micro micro[2][max_rows + 1];  // [Contiguous, of A][rows], 1 … mr

@@ -1,5 +1,5 @@
 // AVX2 kernels: 16 registers of 8 lanes hold 12 sums, two B vectors and two broadcasts of A.
-#include "kernels_isa.h"
+#include "cpu/kernels_isa.h"
 
 #if defined(__x86_64__)
 #include <cstring>
@@ -18,7 +18,7 @@ namespace {
 constexpr int LANES = 8, MR = 6, VECTORS = 2;
 typedef float Vec __attribute__((vector_size(32), may_alias));
 
-#include "kernels_template.h"
+#include "cpu/kernels_template.h"
 
 constexpr KernelSet kernels = kernel_set("avx2", std::make_integer_sequence<int, MR>{});
 

@@ -1,15 +1,15 @@
 // AVX-512 kernels: 32 registers of 16 lanes hold 28 sums, two B vectors and one broadcast of A.
-#include "kernels_isa.h"
+#include "cpu/kernels_isa.h"
 
 #if defined(__x86_64__)
 #include <cstring>
 #include <utility>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
 #endif
 
 namespace pyperf::cpu {
@@ -18,7 +18,7 @@ namespace {
 constexpr int LANES = 16, MR = 14, VECTORS = 2;
 typedef float Vec __attribute__((vector_size(64), may_alias));
 
-#include "kernels_template.h"
+#include "cpu/kernels_template.h"
 
 constexpr KernelSet kernels = kernel_set("avx512", std::make_integer_sequence<int, MR>{});
 

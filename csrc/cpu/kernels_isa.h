@@ -1,7 +1,7 @@
 // One entry point per instruction set: its kernels, or nullptr where this processor cannot run them.
 #pragma once
 
-#include "kernels.h"
+#include "cpu/kernels.h"
 
 namespace pyperf::cpu {
 

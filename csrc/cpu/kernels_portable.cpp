@@ -1,7 +1,7 @@
 // Kernels for the baseline of the architecture: 128-bit vectors, which every 64-bit processor has.
 //
 // On AArch64 this baseline is NEON with 32 registers, so the micro-tile is larger there and goes by that name.
-#include "kernels_isa.h"
+#include "cpu/kernels_isa.h"
 
 #include <cstring>
 #include <utility>
@@ -18,7 +18,7 @@ constexpr const char* isa_name = "portable";
 #endif
 typedef float Vec __attribute__((vector_size(16), may_alias));
 
-#include "kernels_template.h"
+#include "cpu/kernels_template.h"
 
 constexpr KernelSet kernels = kernel_set(isa_name, std::make_integer_sequence<int, MR>{});
 

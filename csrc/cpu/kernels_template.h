@@ -165,7 +165,8 @@ void pack_rows(const void* data, std::int64_t ld, const Panels& panels, int firs
 }
 
 template <int ROWS, int ROW_STEP, int DEPTH_STEP>
-void micro(std::int64_t depth, const float* a_panel, const float* b_panel, float* c, std::int64_t ldc, bool accumulate) {
+void micro(std::int64_t depth, const float* a_panel, const float* b_panel, float* c, std::int64_t ldc,
+           bool accumulate) {
     Vec sum[ROWS][VECTORS] = {};
     for (std::int64_t k = 0; k < depth; ++k, a_panel += DEPTH_STEP, b_panel += NR) {
         // B comes from L2 and is fetched ahead of its use (5 % of a 1024³ product). Fetching C ahead brought nothing:

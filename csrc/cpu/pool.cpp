@@ -1,6 +1,8 @@
 // Waiting is a short spin, then sleep: a wake-up costs tens of microseconds, which a 256³ product would feel, while an
 // idle process must not burn a core.
-#include "pool.h"
+#include "cpu/pool.h"
+
+#include "check.h"
 
 #include <algorithm>
 #include <atomic>
@@ -9,10 +11,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <utility>
 
-#if defined(__linux__)
+#include <csignal>
 #include <pthread.h>
+#if defined(__linux__)
 #include <sched.h>
 #endif
 #include <unistd.h>
@@ -116,10 +121,15 @@ class Pool {
         std::lock_guard<std::mutex> turn(mutex_);
         const int helpers = static_cast<int>(job.cores->size()) - 1;
         while (static_cast<int>(helpers_.size()) < helpers) {
-            helpers_.push_back(std::make_unique<Helper>());
-            Helper* const helper = helpers_.back().get();
-            const int worker = static_cast<int>(helpers_.size());
-            std::thread([this, helper, worker] { serve(*helper, worker); }).detach();
+            const int worker = static_cast<int>(helpers_.size()) + 1;
+            auto helper = std::make_unique<Helper>();
+            try {
+                std::thread([this, self = helper.get(), worker] { serve(*self, worker); }).detach();
+            } catch (const std::system_error& error) {
+                throw InputError(text("The system refused to start worker ", worker + 1, " of ", helpers + 1, " (",
+                                      error.what(), "): ask for fewer workers or raise its limit on threads."));
+            }
+            helpers_.push_back(std::move(helper));
         }
         job_ = job;
         all_pinned_.store(job.pin, std::memory_order_relaxed);
@@ -142,6 +152,7 @@ class Pool {
     };
 
     void serve(Helper& self, int worker) {
+        block_signals();
         const std::vector<int> home = usable_cores();
         int core = -1;  // where this thread is pinned; -1: nowhere
         for (std::uint64_t round = 1;; ++round) {
@@ -152,6 +163,13 @@ class Pool {
             (*job_.work)(worker);
             if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) finished_.advance();
         }
+    }
+
+    // Signals are the interpreter's: one that landed here would not wake its main thread.
+    static void block_signals() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, nullptr);
     }
 
     static bool move(int core, const std::vector<int>& home) {

@@ -1,5 +1,5 @@
 // Huge pages are asked for: panels of a few MiB would otherwise need more entries than the TLB has.
-#include "workspace.h"
+#include "cpu/workspace.h"
 
 #include "check.h"
 
@@ -29,7 +29,8 @@ std::size_t whole_pages(double bytes) {
 
 Workspace::Workspace(double bytes)
     : bytes_(whole_pages(bytes)), data_(static_cast<char*>(std::aligned_alloc(huge_page_bytes, bytes_))) {
-    CHECK_INPUT(data_, "A workspace of ", bytes_ / 1e9, " GB cannot be allocated: ask for a smaller tile or fewer workers.");
+    CHECK_INPUT(data_, "A workspace of ", bytes_ / 1e9,
+                " GB cannot be allocated: ask for a smaller tile or fewer workers.");
 #if defined(__linux__)
     madvise(data_, bytes_, MADV_HUGEPAGE);  // a wish: where it is refused, small pages serve
 #endif

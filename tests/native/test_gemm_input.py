@@ -67,6 +67,7 @@ def test_check_tile_names_a_tile_that_can_be_computed(native: ModuleType) -> Non
         ((False, False), {"ldb": 19}, "ldb = 19 is less than the row length of B as stored, 20"),
         ((False, True), {"ldb": 29}, "ldb = 29 is less than the row length of B as stored, 30"),
         ((False, False), {"ldc": 0}, "ldc = 0 is less than the row length of C as stored, 20"),
+        ((False, False), {"lda": 2**62}, "lda = 4611686018427387904 is too large for 10 rows"),
         ((False, False), {"c": 0}, "C has address 0"),
     ],
 )
