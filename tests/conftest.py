@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
+import hypothesis
 import pytest
 
 from pyperf_suite.hardware.cuda_driver import driver
 from pyperf_suite.hardware.shared_library import Unavailable
+
+# The same examples in each run: a change is judged by what it changes. HYPOTHESIS_PROFILE=default searches on.
+hypothesis.settings.register_profile("same_each_time", derandomize=True, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same_each_time"))
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
