@@ -107,10 +107,18 @@ void pack_lane_contiguous(const void* data, std::int64_t ld, const Panels& panel
             const int begin = panels.begin(panel);
             for (int lane = 0; lane < WIDTH; lane += LANES) store(into + lane, load(source + begin + lane));
         }
+        // Packing an edge must cost no more than packing the inside, or an edge tile would cost more than a whole one.
         for (int panel = whole; panel < last; ++panel, into += depth * WIDTH) {
-            const int begin = panels.begin(panel);
-            for (int lane = 0; lane < WIDTH; ++lane)
-                into[lane] = begin + lane < inside ? widen(source[begin + lane]) : 0.0f;
+            const std::int64_t begin = panels.begin(panel);
+            for (int lane = 0; lane < WIDTH; lane += LANES) {
+                const std::int64_t there = inside - (begin + lane);
+                if (there >= LANES) {
+                    store(into + lane, load(source + begin + lane));
+                    continue;
+                }
+                store(into + lane, Vec{});
+                for (int valid = 0; valid < there; ++valid) into[lane + valid] = widen(source[begin + lane + valid]);
+            }
         }
     }
 }
