@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from pyperf_suite.hardware.identity import identity as identify
 from pyperf_suite.hardware.state import state as machine_state
@@ -72,7 +73,7 @@ class Session:
         for process in range(self.plan.profile.processes):
             visit = (planned.probe, planned.case.case_id, process)
             if visit not in self._finished:
-                self._finished[visit] = self._measure(planned, process, self.plan.profile.effort)
+                self._finished[visit] = self._measure(planned, process)
             records.append(self._finished[visit])
         return records
 
@@ -84,10 +85,16 @@ class Session:
         )
 
     def _measure_sentinel(self) -> None:
-        self._measure(PlannedCase("sentinel", SENTINEL), 0, SENTINEL_EFFORT, kind="sentinel")
+        """In a process of its own: one that has worked for a while has other memory than a fresh one."""
+        with WorkerPool(self.plan.device, self.deadline_s) as fresh:
+            answer = fresh.measure(0, SENTINEL, SENTINEL_EFFORT)
+        self._record(PlannedCase("sentinel", SENTINEL), 0, answer, kind="sentinel")
 
-    def _measure(self, planned: PlannedCase, process: int, effort: Effort, kind: str = "timing") -> Record:
-        answer = self._workers.measure(process, planned.case, effort)
+    def _measure(self, planned: PlannedCase, process: int) -> Record:
+        answer = self._workers.measure(process, planned.case, self.plan.profile.effort)
+        return self._record(planned, process, answer)
+
+    def _record(self, planned: PlannedCase, process: int, answer: dict[str, Any], kind: str = "timing") -> Record:
         metrics = {name: Metric.from_json(metric) for name, metric in answer.pop("metrics", {}).items()}
         answer.setdefault("started_at", datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"))
         record = Record(
