@@ -177,7 +177,6 @@ def _check_by_groups(
         reference = wide_a @ mixed_b
         residual = _mix(wide_out, weights, starts) - reference
         squared_error += float(np.vdot(residual, residual))
-        squared_reference += float(np.vdot(reference, reference))
         # The limit of a group, by Cauchy and Schwarz instead of |A|·|B|, and by out instead of ref.
         row_squares = np.einsum("mk,mk->m", wide_a, wide_a)[:, None]
         stored_squares = np.add.reduceat((wide_out * weights) ** 2, starts, axis=1)
@@ -187,6 +186,9 @@ def _check_by_groups(
             + max(errors.limit.smallest**2, float(np.finfo(np.float64).tiny))
         )
         suspicion[panel] = residual**2 / allowed
+        # The mixed reference of a thin product can cancel to almost nothing; what was stored, weighted but not summed,
+        # has the size that the mixed reference has on average.
+        squared_reference += max(float(np.vdot(reference, reference)), float(stored_squares.sum()))
     # Every element is in some residual, so these replace the sums over the sampled rows.
     errors.squared_error, errors.squared_reference = squared_error, squared_reference
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ SMALL = ("--suite-axis", "baseline.shape=16x16x16,24x8x40", "--suite-axis", "bas
 
 
 @pytest.fixture
-def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """An empty folder in which the installed suite is run."""
+    # Under xdist, the inner pytest must not take itself for one of the outer one's workers.
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)
     return pytester
 
 
