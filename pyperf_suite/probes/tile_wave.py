@@ -7,7 +7,7 @@ and judged on the rest, and the library's own staircase on the same shapes stand
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
@@ -50,26 +50,23 @@ class TileWave(Probe):
     def axes(self, profile: str, device: Device) -> TileWaveAxes:
         """One tile along N in the quick profile; several tiles, dtypes and both directions in the others."""
         cores = cpu.detect().usable_cores
-        if profile == "quick":
-            return TileWaveAxes(
-                tile=(Tile(128, 128, 256),),
-                schedule=SCHEDULES,
-                workers=(cores,),
-                k=(1024,),
-                dtype=("float32",),
-                along=("n",),
-                waves=(3,),
-                offset=(-64, -1, 0, 1),
-            )
-        return TileWaveAxes(
-            tile=(Tile(64, 128, 256), Tile(128, 128, 256), Tile(192, 256, 256)),
+        quick = TileWaveAxes(
+            tile=(Tile(128, 128, 256),),
             schedule=SCHEDULES,
             workers=(cores,),
             k=(1024,),
-            dtype=("float32",) if profile == "standard" else ("float32", "bfloat16"),
-            along=("n", "m"),
-            waves=(4,),
+            dtype=("float32",),
+            along=("n",),
+            waves=(3,),
             offset=(-64, -1, 0, 1),
+        )
+        if profile == "quick":
+            return quick
+        standard = replace(quick, tile=(Tile(64, 128, 256), *quick.tile), along=("n", "m"), offset=(-1, 0, 1))
+        if profile == "standard":
+            return standard
+        return replace(
+            standard, tile=(*standard.tile, Tile(192, 256, 256)), dtype=("float32", "bfloat16"), offset=quick.offset
         )
 
     def sweep(self, axes: TileWaveAxes) -> list[Case]:

@@ -48,7 +48,8 @@ def measure_case(case: Case, effort: Effort | None, device: Device) -> dict[str,
         result = {"outcome": "failed", "reason": "Out of memory while the case was prepared or verified."}
     except Exception as error:  # a case that breaks costs that case, not the run
         result = {"outcome": "failed", "reason": f"{type(error).__name__}: {error}"}
-    return {"started_at": started_at} | result
+    plain: dict[str, Any] = _plain({"started_at": started_at} | result)
+    return plain
 
 
 def _measure(case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def _measure(case: Case, effort: Effort | None, device: Device) -> dict[str, Any
     launches.launch(0)
     verified_output = launches.output(0).copy()
     verification = operator.verify(case.parameters, operands, verified_output)
-    result["verification"] = _plain(dataclasses.asdict(verification))
+    result["verification"] = dataclasses.asdict(verification)
     if not verification.passed:
         return result | _wrong(verification, "before timing")
     if effort is None:
@@ -80,7 +81,7 @@ def _measure(case: Case, effort: Effort | None, device: Device) -> dict[str, Any
     result["quality"] = {
         "converged": measurement.converged,
         "relative_half_width": measurement.relative_half_width,
-        "discarded": _plain(measurement.discarded),
+        "discarded": measurement.discarded,
     } | telemetry.report
 
     # A race shows after many launches, not in the first; bitwise the same output needs no second reference.
@@ -140,11 +141,11 @@ def _wrong(verification: Verification, when: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN or infinity: null stands for a figure that is not a number."""
+    """JSON has no NaN or infinity: null stands for a figure that is not a number; nine digits are more than was seen."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
+        return float(f"{value:.9g}") if math.isfinite(value) else None
     return value.item() if isinstance(value, np.generic) else value
