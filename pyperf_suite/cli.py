@@ -137,11 +137,7 @@ def _measure_all(session: Session, console: Any) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     plan = session.plan
-    console.print(
-        f"{', '.join(plan.probes)}: {len(plan.cases)} cases x {plan.profile.processes} processes on {plan.device}, "
-        f"profile {plan.profile.name}, at most about {plan.seconds_at_most:.0f} s",
-        highlight=False,
-    )
+    console.print(f"{', '.join(plan.probes)}: {plan.outlook}", highlight=False, soft_wrap=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     session.open()
     try:
@@ -178,23 +174,16 @@ def _tell(session: Session, as_json: bool) -> None:
 
 
 def _print_probes(console: Any, device: str) -> None:
-    from rich.table import Table
-
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.probes import PROBES
     from pyperf_suite.runner.plan import Plan, PlannedCase
     from pyperf_suite.runner.profiles import PROFILES
 
     where = resolve(device)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("probe", *PROFILES, "question"):
-        table.add_column(column)
     for name, probe in PROBES.items():
-        costs = []
+        console.print(f"[bold]{name}[/bold]  {probe.question}", highlight=False, soft_wrap=True)
         for profile in PROFILES.values():
-            planned = tuple(PlannedCase(name, case) for case in probe.cases(profile.name, where))
-            seconds = Plan(planned, profile, where).seconds_at_most
-            costs.append(f"{len(planned)} cases, {seconds:.0f} s")
-        table.add_row(name, *costs, probe.question)
-    console.print(table)
-    console.print("Times are upper bounds for this machine; a case ends as soon as its median is known well enough.")
+            cases = probe.cases(profile.name, where)
+            plan = Plan(tuple(PlannedCase(name, case) for case in cases), profile, where)
+            console.print(f"    {plan.outlook} ({profile.purpose})", highlight=False, soft_wrap=True)
+    console.print("A case ends as soon as its median is known well enough, so most runs are shorter.", soft_wrap=True)

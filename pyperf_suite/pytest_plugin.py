@@ -228,11 +228,7 @@ class SuiteRun:
         """One line about the run ahead; None where there is none."""
         if not self.planned or self._config.getoption("benchmark_disable"):
             return None
-        plan = self._plan()
-        return (
-            f"pyperf_suite: {len(plan.cases)} cases x {plan.profile.processes} processes on {plan.device}, profile "
-            f"{plan.profile.name}, at most about {plan.seconds_at_most:.0f} s"
-        )
+        return f"pyperf_suite: {self._plan().outlook}"
 
     def measure(self, planned: PlannedCase) -> list[Record]:
         """Records of one case; the run is opened by its first case."""

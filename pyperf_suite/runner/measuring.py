@@ -141,7 +141,7 @@ def _wrong(verification: Verification, when: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN or infinity: null stands for a figure that is not a number; nine digits are more than was seen."""
+    """JSON has no NaN or infinity, so null stands for them; nine digits are more than any clock here sees."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -53,6 +53,17 @@ class Plan:
         visits = len(self.cases) * self.profile.processes
         return visits * (self.profile.effort.seconds_at_most + SECONDS_AROUND_A_CASE)
 
+    @property
+    def outlook(self) -> str:
+        """One line on what is ahead, as in `120 cases x 3 processes on cpu, profile standard, at most about 4 min`."""
+        processes = self.profile.processes
+        seconds = self.seconds_at_most
+        time = f"{seconds / 60:.0f} min" if seconds > 100 else f"{seconds:.0f} s"
+        return (
+            f"{len(self.cases)} cases x {processes} process{'es' if processes > 1 else ''} on {self.device}, "
+            f"profile {self.profile.name}, at most about {time}"
+        )
+
     def validate(self) -> None:
         """Raise UserError for a case that can never be measured, or not in this machine's memory."""
         available = memory.available_bytes()

@@ -51,19 +51,19 @@ QUICK = Profile(
         SteadyRule(min_time_s=0.02, time_cap_s=0.1),
         StopRule(relative_half_width=0.03, min_samples=12, min_effective_samples=6, time_cap_s=0.2),
     ),
-    purpose="a first look: one process",
+    purpose="a first look",
 )
 STANDARD = Profile(
     "standard",
     processes=3,
     effort=Effort(SteadyRule(time_cap_s=0.2), StopRule(relative_half_width=0.01, time_cap_s=0.4)),
-    purpose="figures to act on: three processes",
+    purpose="figures to act on",
 )
 FULL = Profile(
     "full",
     processes=5,
     effort=Effort(SteadyRule(time_cap_s=1.0), StopRule(relative_half_width=0.005, time_cap_s=1.5)),
-    purpose="figures to publish: five processes",
+    purpose="figures to publish",
 )
 
 PROFILES = {profile.name: profile for profile in (QUICK, STANDARD, FULL)}
