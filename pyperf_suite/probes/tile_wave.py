@@ -65,9 +65,7 @@ class TileWave(Probe):
         standard = replace(quick, tile=(Tile(64, 128, 256), *quick.tile), along=("n", "m"), offset=(-1, 0, 1))
         if profile == "standard":
             return standard
-        return replace(
-            standard, tile=(*standard.tile, Tile(192, 256, 256)), dtype=("float32", "bfloat16"), offset=quick.offset
-        )
+        return replace(standard, tile=(*standard.tile, Tile(192, 256, 256)), dtype=("float32", "bfloat16"))
 
     def sweep(self, axes: TileWaveAxes) -> list[Case]:
         """Every tile, schedule and direction; the library runs the same shapes once, whatever our schedule."""

@@ -62,7 +62,7 @@ STANDARD = Profile(
 FULL = Profile(
     "full",
     processes=5,
-    effort=Effort(SteadyRule(time_cap_s=1.0), StopRule(relative_half_width=0.005, time_cap_s=1.5)),
+    effort=Effort(SteadyRule(time_cap_s=0.3), StopRule(relative_half_width=0.005, time_cap_s=1.0)),
     purpose="figures to publish",
 )
 
