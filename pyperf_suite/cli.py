@@ -5,6 +5,7 @@ Everything heavy is imported inside the command that needs it, so that `--help` 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,10 +35,15 @@ class SpokenErrors(click.Group):
     """A UserError from any command is one sentence on standard error and exit code 2, click's own for bad usage."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        warnings.showwarning = _speak_warning
         try:
             return super().invoke(ctx)
         except UserError as error:
             raise Spoken(str(error)) from error
+
+
+def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:
+    click.echo(f"Warning: {message}", err=True)
 
 
 @click.group(cls=SpokenErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

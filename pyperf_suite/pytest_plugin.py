@@ -6,6 +6,8 @@ pairs of calls return 0.0 and then the sample, and `pedantic`.
 
 from __future__ import annotations
 
+import io
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,9 +102,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Shuffle the suite's items among themselves by the seed; all others keep their places."""
+    places = [place for place, item in enumerate(items) if _PLANNED in item.stash]
+    if not places:
+        return  # a session of somebody else's tests pays for no import of ours
     from pyperf_suite.runner.plan import in_random_order
 
-    places = [place for place, item in enumerate(items) if _PLANNED in item.stash]
     by_planned = {items[place].stash[_PLANNED]: items[place] for place in places}
     shuffled = in_random_order(list(by_planned), config.getoption("suite_seed"))
     for place, planned in zip(places, shuffled, strict=True):
@@ -119,6 +123,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
     return config.stash[_RUN].outlook()
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Keep the raw rounds of our items in every exported JSON; pytest-benchmark drops them unless asked."""
     samples = config.stash[_RUN].replayed
@@ -226,7 +231,7 @@ class SuiteRun:
 
     def outlook(self) -> str | None:
         """One line about the run ahead; None where there is none."""
-        if not self.planned or self._config.getoption("benchmark_disable"):
+        if not self.planned or self._config.getoption("benchmark_disable", False):
             return None
         return f"pyperf_suite: {self._plan().outlook}"
 
@@ -269,12 +274,17 @@ class SuiteRun:
 
         from pyperf_suite.report.run_report import report_run
 
-        if self._complete():
-            self._session.finish()
-        self.close()
         terminal.section("pyperf_suite")
-        width = terminal._tw.fullwidth if terminal.isatty else 160
-        report_run(Console(file=terminal._tw._file, width=width), self._session.folder, self._session.records)
+        text = io.StringIO()
+        width = shutil.get_terminal_size((160, 24)).columns
+        try:
+            if self._complete():
+                self._session.finish()
+            console = Console(file=text, width=width, force_terminal=terminal.hasmarkup)
+            report_run(console, self._session.folder, self._session.records)
+        except UserError as error:
+            text.write(f"{error}\n")
+        terminal.write(text.getvalue())
 
     def _complete(self) -> bool:
         return all(self._session.is_finished(planned) for planned in self.planned)

@@ -89,7 +89,7 @@ def _print_table(console: Console, table: Table) -> None:
     """At its natural width even in a narrow terminal: a figure that is cut is worse than a line that is wrapped."""
     rich_table = _rich_table(table)
     natural = Console(width=1000).measure(rich_table).maximum
-    Console(file=console.file, width=max(console.width, natural)).print(rich_table)
+    Console(file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal).print(rich_table)
 
 
 def _rich_table(table: Table) -> RichTable:

@@ -64,6 +64,18 @@ def test_a_corrupt_journal_stops_a_resume_in_one_sentence_and_stays_as_it_is(tmp
     assert records.read_bytes() == damaged
 
 
+def test_a_torn_last_line_is_a_plain_warning_and_the_run_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pyperf_suite", "run", "baseline", "-a", "shape=8x8x8", "-a", "workers=1"]
+    command += ["--results", str(tmp_path)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    (records,) = tmp_path.glob("*/*/records.jsonl")
+    records.write_bytes(records.read_bytes()[:-30])
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert any(line.startswith("Warning: ") and "torn" in line for line in done.stderr.splitlines())
+    assert "TornJournal" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -192,6 +192,18 @@ def test_beside_other_peoples_tests_the_plugin_changes_nothing(suite: pytest.Pyt
     result.stdout.no_fnmatch_line("*= pyperf_suite =*")
 
 
+def test_without_pytest_benchmark_other_tests_still_run(suite: pytest.Pytester) -> None:
+    suite.makepyfile("def test_plain():\n    pass\n")
+    suite.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:benchmark").assert_outcomes(passed=1)
+
+
+def test_a_session_without_items_of_the_suite_imports_nothing_heavy_of_it(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        "import sys\ndef test_plain():\n    assert not {'pyperf_suite.runner', 'numpy', 'rich'} & set(sys.modules)\n"
+    )
+    suite.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
 def test_with_xdist_installed_a_serial_run_measures_and_a_parallel_one_verifies(
     suite: pytest.Pytester,
 ) -> None:
