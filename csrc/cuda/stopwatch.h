@@ -1,0 +1,94 @@
+// A device's own clock around launches: events recorded between them, gaps hidden by holding the stream until all is
+// queued or by replaying a graph, and the multiprocessors' cycle counters read beside.
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/memory.h"
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace pyperf::cuda {
+
+enum class Queueing {
+    held,   // a kernel holds the stream until the block is queued: the device never waits for the host
+    graph,  // the block is captured and replayed as one graph: likewise, for launches that can be captured
+    open,   // neither: gaps count, as they must around collectives, which wait for other ranks
+};
+
+struct StopwatchOptions {
+    Queueing queueing = Queueing::held;
+    bool clocks = true;           // read cycle counters between samples, outside what is timed
+    double hold_limit_s = 2.0;    // after this the device lets the stream go by itself
+    std::int64_t queue_limit = 512;  // operations queued at once; the driver's queue blocks the host at about 1024
+};
+
+struct Sample {
+    double seconds;
+    double sm_clock_hz;  // cycles over seconds of the multiprocessors; NaN where it was not read
+};
+
+class Stopwatch {
+  public:
+    // `cubin` is kernels/cuda/stopwatch.cu compiled for the device.
+    Stopwatch(std::shared_ptr<const Context> context, const std::string& cubin, const StopwatchOptions& options);
+    ~Stopwatch();
+    Stopwatch(const Stopwatch&) = delete;
+    Stopwatch& operator=(const Stopwatch&) = delete;
+
+    // The stream that launches must go to; other streams need not wait for it nor it for them.
+    std::uintptr_t stream() const { return reinterpret_cast<std::uintptr_t>(stream_); }
+
+    // Calls launch(first), launch(first + 1), … and times `samples` runs of `launches_per_sample` each. A sample too
+    // long for the queue is timed in parts, which are summed. Throws QueueTimedOut where a launch waited for a held
+    // stream, what `launch` throws, and LaunchFailed where a kernel failed; the stream is let go in any case.
+    std::vector<Sample> time(const std::function<void(std::int64_t)>& launch, std::int64_t first, std::int64_t samples,
+                             std::int64_t launches_per_sample);
+
+    void synchronize() const;
+
+  private:
+    // Launches between two events: a sample or a part of one.
+    struct Interval {
+        std::int64_t sample;
+        std::int64_t first;
+        std::int64_t count;
+    };
+    // One reading of a multiprocessor by read_clocks; zero where none was taken.
+    struct ClockPair {
+        std::uint64_t cycles;
+        std::uint64_t nanoseconds;
+    };
+    struct Sum {
+        double seconds = 0;
+        double cycles = 0;
+        double clock_seconds = 0;
+    };
+
+    std::vector<Interval> intervals(std::int64_t first, std::int64_t samples, std::int64_t launches_per_sample) const;
+    void time_block(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block,
+                    std::vector<Sum>& sums);
+    void queue(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block);
+    void queue_held(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block);
+    void replay(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block);
+    void record(CUevent event);
+    void read_block(const std::vector<Interval>& block, std::vector<Sum>& sums);
+    double clock_hz(const ClockPair* before, const ClockPair* after) const;
+    std::size_t intervals_per_block() const;
+    void release_handles();
+
+    std::shared_ptr<const Context> context_;
+    StopwatchOptions options_;
+    std::int64_t multiprocessors_;
+    MappedMemory gate_;
+    DeviceMemory clocks_;
+    std::shared_ptr<Kernel> hold_stream_;
+    std::shared_ptr<Kernel> read_clocks_;
+    CUstream stream_ = nullptr;
+    std::vector<CUevent> events_;  // begin and end of each interval of a block
+    std::unique_ptr<Launch> hold_;
+    std::vector<std::unique_ptr<Launch>> clock_launches_;  // before the first interval and after each
+};
+
+}  // namespace pyperf::cuda
