@@ -2,6 +2,7 @@
 #include "check.h"
 #include "cpu/default_tile.h"
 #include "cpu/gemm.h"
+#include "cuda_bindings.h"
 #include "schedule.cuh"
 
 #include <pybind11/pybind11.h>
@@ -106,7 +107,7 @@ std::tuple<int, int, int> default_tile(std::int64_t m, std::int64_t n, std::int6
 
 PYBIND11_MODULE(_native, module) {
     using namespace pyperf;
-    module.doc() = "Host C++ of pyperf_suite: a CPU GEMM whose tile and schedule are explicit.";
+    module.doc() = "Host C++ of pyperf_suite: a CPU GEMM whose tile and schedule are explicit, and the way to a GPU.";
     // InputError derives from std::invalid_argument, which pybind11 turns into ValueError.
 
     module.def("isas", &isas, "Instruction sets this processor can run, best first.");
@@ -144,4 +145,6 @@ PYBIND11_MODULE(_native, module) {
         .def_property_readonly("workers", &cpu::Gemm::workers)
         .def_property_readonly("workspace_bytes", &cpu::Gemm::workspace_bytes)
         .def_property_readonly("pinned", &cpu::Gemm::pinned);
+
+    bind_cuda(module);
 }
