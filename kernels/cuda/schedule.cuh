@@ -12,6 +12,15 @@
 
 namespace pyperf {
 
+// What counts tiles, units and k-tiles over several tiles. A GPU divides 64-bit integers by a subroutine of a hundred
+// instructions, whose registers spill out of a producer's few, so kernels count in 32 bits: whoever launches one checks
+// that they suffice.
+#if defined(__CUDACC__)
+using Count = int;
+#else
+using Count = long long;
+#endif
+
 enum class ScheduleKind : int {
     data_parallel = 0,  // a unit is one output tile; units are handed out in order as workers become free
     persistent = 1,     // `workers` units; unit w visits tiles w, w + workers, w + 2·workers, ...
@@ -30,7 +39,7 @@ struct Tile {
 // Where several segments share a tile, they are summed in ascending k (a fixed order, so results are
 // deterministic), and the owner is the one that comes last (k_end == k_tiles): it finishes the tile.
 struct Segment {
-    long long tile;
+    Count tile;
     int tile_m;
     int tile_n;
     int k_begin;
@@ -40,11 +49,11 @@ struct Segment {
 
 // Where a unit stands in its sequence of segments.
 struct Cursor {
-    long long tile;          // next tile of the strided part
-    long long tile_end;
-    long long stream_begin;  // the part of the streamed k-tiles not yet visited, counted over all streamed tiles
-    long long stream_end;
-    int k_begin;             // the k-tiles taken of each tile of the strided part
+    Count tile;  // next tile of the strided part
+    Count tile_end;
+    Count stream_begin;  // the part of the streamed k-tiles not yet visited, counted over all streamed tiles
+    Count stream_end;
+    int k_begin;  // the k-tiles taken of each tile of the strided part
     int k_end;
 };
 
@@ -57,14 +66,14 @@ struct Schedule {
     int workers;  // units of persistent and stream_k
     int group;    // rows of tiles visited together, for reuse in L2; 1 is plain row-major order
 
-    PYPERF_HOST_DEVICE long long tiles() const { return static_cast<long long>(tiles_m) * tiles_n; }
+    PYPERF_HOST_DEVICE Count tiles() const { return static_cast<Count>(tiles_m) * tiles_n; }
 
     // Units are handed out in order to whoever is free (CTA index, atomic counter) instead of one to a worker.
     PYPERF_HOST_DEVICE bool dynamic() const {
         return kind == ScheduleKind::data_parallel || kind == ScheduleKind::split_k;
     }
 
-    PYPERF_HOST_DEVICE long long units() const {
+    PYPERF_HOST_DEVICE Count units() const {
         if (kind == ScheduleKind::data_parallel) return tiles();
         if (kind == ScheduleKind::split_k) return tiles() * splits;
         return workers;
@@ -73,31 +82,31 @@ struct Schedule {
     // Tiles at the end of the order whose k-tiles stream_k shares out: the partial wave and the full wave before
     // it, so that every unit gets between one and two tiles' worth and few tiles need a fix-up (Osama et al. 2023,
     // "Stream-K", the two-tile hybrid). None where the waves divide evenly: there data-parallel is optimal.
-    PYPERF_HOST_DEVICE long long streamed_tiles() const {
+    PYPERF_HOST_DEVICE Count streamed_tiles() const {
         if (kind != ScheduleKind::stream_k || tiles() % workers == 0) return 0;
-        const long long whole_waves = tiles() / workers;
+        const Count whole_waves = tiles() / workers;
         return whole_waves == 0 ? tiles() : tiles() - (whole_waves - 1) * workers;
     }
 
     // Tiles, at the end of the order, that more than one segment may work on.
-    PYPERF_HOST_DEVICE long long shared_tiles() const {
+    PYPERF_HOST_DEVICE Count shared_tiles() const {
         if (kind == ScheduleKind::split_k && splits > 1) return tiles();
         return streamed_tiles();
     }
 
-    PYPERF_HOST_DEVICE Cursor begin(long long unit) const {
+    PYPERF_HOST_DEVICE Cursor begin(Count unit) const {
         Cursor cursor{unit, unit + 1, 0, 0, 0, k_tiles};
         if (kind == ScheduleKind::split_k) {
-            const long long slice = unit % splits;
+            const Count slice = unit % splits;
             cursor.tile = unit / splits;
             cursor.tile_end = cursor.tile + 1;
             cursor.k_begin = static_cast<int>(slice * k_tiles / splits);
             cursor.k_end = static_cast<int>((slice + 1) * k_tiles / splits);
         } else if (!dynamic()) {
-            const long long streamed = streamed_tiles();
-            const long long steps = streamed * k_tiles;
+            const Count streamed = streamed_tiles();
+            const Count steps = streamed * k_tiles;
             // The quotient and remainder apart: unit · steps may not fit 64 bits.
-            const long long share = steps / workers, rest = steps % workers;
+            const Count share = steps / workers, rest = steps % workers;
             cursor.tile_end = tiles() - streamed;
             cursor.stream_begin = unit * share + unit * rest / workers;
             cursor.stream_end = (unit + 1) * share + (unit + 1) * rest / workers;
@@ -115,9 +124,9 @@ struct Schedule {
         } else if (cursor.stream_begin < cursor.stream_end) {
             // From the back: the tile a unit begins for its successor comes first and the tile it must finish for
             // its predecessor comes last, so that the predecessor's part has long been written and nobody waits.
-            const long long last = cursor.stream_end - 1;
-            const long long streamed = last / k_tiles;
-            const long long first = streamed * k_tiles;
+            const Count last = cursor.stream_end - 1;
+            const Count streamed = last / k_tiles;
+            const Count first = streamed * k_tiles;
             place(tiles() - streamed_tiles() + streamed, segment);
             segment.k_begin = cursor.stream_begin > first ? static_cast<int>(cursor.stream_begin - first) : 0;
             segment.k_end = static_cast<int>(last - first) + 1;
@@ -130,11 +139,11 @@ struct Schedule {
     }
 
     // Visiting order: bands of `group` rows of tiles, column by column inside a band.
-    PYPERF_HOST_DEVICE void place(long long tile, Segment& segment) const {
-        const long long band_tiles = static_cast<long long>(group) * tiles_n;
+    PYPERF_HOST_DEVICE void place(Count tile, Segment& segment) const {
+        const Count band_tiles = static_cast<Count>(group) * tiles_n;
         const int band_row = static_cast<int>(tile / band_tiles) * group;
         const int rows = tiles_m - band_row < group ? tiles_m - band_row : group;
-        const long long inside = tile % band_tiles;
+        const Count inside = tile % band_tiles;
         segment.tile = tile;
         segment.tile_m = band_row + static_cast<int>(inside % rows);
         segment.tile_n = static_cast<int>(inside / rows);
