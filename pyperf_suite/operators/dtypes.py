@@ -1,11 +1,14 @@
 """The element types that operators speak, and how values of each are held in numpy arrays.
 
-numpy has no bfloat16, so it is stored as its upper 16 bits in uint16: the same bytes torch and our kernels read.
+numpy has no bfloat16 and no float8, so they are stored as their bits: the same bytes torch and our kernels read.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +23,16 @@ class ElementType:
     name: str
     size_bytes: int
     storage: type[np.generic]
+    not_a_number: Any
 
 
 ELEMENT_TYPES = {
     element.name: element
     for element in (
-        ElementType("float32", 4, np.float32),
-        ElementType("bfloat16", 2, np.uint16),
+        ElementType("float32", 4, np.float32, np.float32(np.nan)),
+        ElementType("float16", 2, np.float16, np.float16(np.nan)),
+        ElementType("bfloat16", 2, np.uint16, np.uint16(0x7FC0)),
+        ElementType("float8_e4m3fn", 1, np.uint8, np.uint8(0x7F)),
     )
 }
 
@@ -38,32 +44,75 @@ def element_type(name: str) -> ElementType:
     return ELEMENT_TYPES[name]
 
 
-def round_to(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
-    """float32 values rounded to nearest even in `dtype`, in its storage; NaN stays NaN."""
-    if dtype == "float32":
-        return values
-    bits = values.view(np.uint32)
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    rounded = np.where(np.isnan(values), bits | np.uint32(0x00400000), rounded)
-    return (rounded >> np.uint32(16)).astype(np.uint16)
+def round_to(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+    """float32 values rounded to nearest even in `dtype`, in its storage; NaN stays NaN, e4m3 saturates."""
+    if dtype == "bfloat16":
+        bits = values.view(np.uint32)
+        rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        rounded = np.where(np.isnan(values), bits | np.uint32(0x00400000), rounded)
+        return (rounded >> np.uint32(16)).astype(np.uint16)
+    if dtype == "float8_e4m3fn":
+        return _round_to_e4m3(values)
+    return values.astype(element_type(dtype).storage, copy=False)
 
 
-def widen(stored: NDArray[np.generic], dtype: str) -> NDArray[np.float32]:
+def widen(stored: NDArray[Any], dtype: str) -> NDArray[np.float32]:
     """The values held in `dtype`'s storage as float32, exactly."""
-    if dtype == "float32":
-        return stored.astype(np.float32, copy=False)
-    return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype == "bfloat16":
+        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype == "float8_e4m3fn":
+        return _e4m3_values()[stored]
+    return stored.astype(np.float32, copy=False)
 
 
-def not_a_number(dtype: str) -> np.generic:
+def copies_elsewhere(arrays: Mapping[str, NDArray[Any]], sets: int) -> list[Mapping[str, NDArray[Any]]]:
+    """The arrays and `sets` − 1 copies of them, each elsewhere in memory, for launches to rotate through."""
+    rotation = [arrays]
+    for _ in range(sets - 1):
+        copies = {name: _aligned(array.shape, array.dtype) for name, array in arrays.items()}
+        for name, array in arrays.items():
+            copies[name][...] = array
+        rotation.append(copies)
+    return rotation
+
+
+def not_a_number(dtype: str) -> Any:
     """The NaN that poisons outputs before a launch, in `dtype`'s storage."""
-    return np.float32(np.nan) if dtype == "float32" else np.uint16(0x7FC0)
+    return element_type(dtype).not_a_number
 
 
-def aligned_empty(shape: tuple[int, ...], dtype: str, alignment_bytes: int = 64) -> NDArray[np.generic]:
-    """An uninitialised array that starts on a cache line, so that placement does not differ from process to process."""
-    element = element_type(dtype)
-    size_bytes = int(np.prod(shape)) * element.size_bytes
+def aligned_empty(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """An uninitialised array that starts on a cache line: placement must not differ from process to process."""
+    return _aligned(shape, np.dtype(element_type(dtype).storage))
+
+
+def _aligned(shape: tuple[int, ...], storage: np.dtype[Any], alignment_bytes: int = 64) -> NDArray[Any]:
+    size_bytes = int(np.prod(shape)) * storage.itemsize
     raw = np.empty(size_bytes + alignment_bytes, dtype=np.uint8)
     start = -raw.ctypes.data % alignment_bytes
-    return raw[start : start + size_bytes].view(element.storage).reshape(shape)
+    return raw[start : start + size_bytes].view(storage).reshape(shape)
+
+
+@functools.cache
+def _e4m3_values() -> NDArray[np.float32]:
+    """The value of each of the 256 codes: sign, 4 bits of exponent with bias 7, 3 of mantissa; all ones is NaN.
+
+    Source: Micikevicius et al., FP8 Formats for Deep Learning, 2022 (E4M3 has no infinity).
+    """
+    codes = np.arange(256)
+    exponent, mantissa = (codes >> 3) & 15, codes & 7
+    magnitude = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
+    values = np.where(codes & 128, -magnitude, magnitude)
+    return np.where((codes & 127) == 127, np.nan, values).astype(np.float32)
+
+
+def _round_to_e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """To the nearest of the 127 magnitudes, ties to the even code."""
+    magnitudes = _e4m3_values()[:127].astype(np.float64)
+    wanted = np.abs(values.astype(np.float64))
+    above = np.clip(np.searchsorted(magnitudes, wanted), 1, 126)
+    below = above - 1
+    to_above, to_below = magnitudes[above] - wanted, wanted - magnitudes[below]
+    nearer_above = (to_above < to_below) | ((to_above == to_below) & (above % 2 == 0))
+    code = np.where(nearer_above, above, below) | np.where(np.signbit(values), 128, 0)
+    return np.where(np.isnan(values), 127, code).astype(np.uint8)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
 from pyperf_suite.measure.verify import Verification
 
 Parameters = TypeVar("Parameters")
@@ -43,13 +44,18 @@ class Launches(ABC):
 
     kernel: Kernel
 
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """The clock that sees these launches: the host's, where `launch` returns when the work is done."""
+        return CpuStopwatch()
+
     @abstractmethod
     def launch(self, index: int) -> None:
         """Run once on operand set `index` modulo the number of sets."""
 
     @abstractmethod
     def output(self, index: int) -> Array:
-        """What the last launch on that set wrote, in the output dtype's storage."""
+        """What the last launch on that set wrote, in the output dtype's storage and the host's memory."""
 
     @abstractmethod
     def poison(self) -> None:
@@ -66,8 +72,11 @@ class Implementation(ABC, Generic[Parameters]):
         """Raise UserError where this implementation can never take these parameters, before anything is measured."""
 
     @abstractmethod
-    def prepare(self, parameters: Parameters, operand_sets: list[Mapping[str, Array]], device: Device) -> Launches:
-        """Make launches over the operand sets. Raises Unsupported with the reason where this machine has no way."""
+    def prepare(self, parameters: Parameters, operands: Mapping[str, Array], sets: int, device: Device) -> Launches:
+        """Make launches that rotate through `sets` copies of the operands in the device's memory.
+
+        Raises Unsupported with the reason where this machine has no way to run the case.
+        """
 
 
 class Operator(ABC, Generic[Parameters]):
@@ -92,10 +101,6 @@ class Operator(ABC, Generic[Parameters]):
     @abstractmethod
     def operands(self, parameters: Parameters, seed: int) -> Mapping[str, Array]:
         """Seeded inputs and room for outputs, in storage form (see dtypes)."""
-
-    @abstractmethod
-    def copy_operands(self, operands: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The same values elsewhere in memory: another set for the rotation."""
 
     @abstractmethod
     def verify(self, parameters: Parameters, operands: Mapping[str, Array], output: Array) -> Verification:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,10 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.sampling import Measurement, measure
-from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
+from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.operators import find_operator
-from pyperf_suite.operators.operator import Array, Operator
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric
@@ -56,8 +54,8 @@ def _measure(case: Case, effort: Effort | None, device: Device) -> dict[str, Any
     operator = find_operator(case.operator)
     operator.validate(case.parameters)
     operands = operator.operands(case.parameters, case.seed)
-    operand_sets = _rotation(operator, case.parameters, operands)
-    launches = operator.implementation(case.implementation).prepare(case.parameters, operand_sets, device)
+    sets = _sets_to_rotate(operator.footprint_bytes(case.parameters))
+    launches = operator.implementation(case.implementation).prepare(case.parameters, operands, sets, device)
     result: dict[str, Any] = {
         "kernel": dataclasses.asdict(launches.kernel),
         "work": dataclasses.asdict(operator.work(case.parameters)),
@@ -73,11 +71,11 @@ def _measure(case: Case, effort: Effort | None, device: Device) -> dict[str, Any
     if effort is None:
         return result | {"outcome": "ok"}
 
-    stopwatch = CpuStopwatch()
+    stopwatch = launches.stopwatch
     with Around() as telemetry:
         measurement = measure(launches.launch, stopwatch, effort.stop, effort.warm_up)
     result["metrics"] = {"time": dataclasses.asdict(time_metric(measurement))}
-    result["sampling"] = _how_sampled(measurement, stopwatch, len(operand_sets))
+    result["sampling"] = _how_sampled(measurement, stopwatch, sets)
     result["quality"] = {
         "converged": measurement.converged,
         "relative_half_width": measurement.relative_half_width,
@@ -94,16 +92,11 @@ def _measure(case: Case, effort: Effort | None, device: Device) -> dict[str, Any
     return result | {"outcome": "ok"}
 
 
-def _rotation(operator: Operator[Any], parameters: Any, operands: Mapping[str, Array]) -> list[Mapping[str, Array]]:
-    """Operand sets to rotate through, so that no launch finds its operands in the cache that the last one left.
-
-    Raises Unsupported where even one set does not fit in memory.
-    """
-    footprint = operator.footprint_bytes(parameters)
-    wanted = math.ceil(CACHE_TURNOVER * cpu.detect().l2_total_bytes / footprint)
-    affordable = int(MEMORY_SHARE * memory.available_bytes() / footprint)
-    copies = max(0, min(wanted, affordable) - 1)
-    return [operands, *(operator.copy_operands(operands) for _ in range(copies))]
+def _sets_to_rotate(footprint_bytes: int) -> int:
+    """How many operand sets to rotate through, so that no launch finds in cache what the last one left there."""
+    wanted = math.ceil(CACHE_TURNOVER * cpu.detect().l2_total_bytes / footprint_bytes)
+    affordable = int(MEMORY_SHARE * memory.available_bytes() / footprint_bytes)
+    return max(1, min(wanted, affordable))
 
 
 def time_metric(measurement: Measurement) -> Metric:

@@ -70,6 +70,12 @@ class Plan:
         for planned in self.cases:
             case = planned.case
             case.validate()
+            implementation = find_operator(case.operator).implementation(case.implementation)
+            if implementation.device_kind != self.device.kind:
+                raise UserError(
+                    f"{case.label} runs on {implementation.device_kind}, but the device asked for is {self.device}: "
+                    f"ask for {implementation.device_kind}."
+                )
             needed = find_operator(case.operator).footprint_bytes(case.parameters)
             if needed > available:
                 raise UserError(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.identity import identity
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.steady import SteadyRule
@@ -123,6 +123,12 @@ def test_plans_of_the_same_cases_are_the_same_plan_whatever_their_order() -> Non
 def test_operands_that_memory_cannot_hold_are_refused_before_anything_is_measured() -> None:
     with pytest.raises(UserError, match="GB of memory"):
         a_plan(sizes=(2_000_000,)).validate()
+
+
+def test_a_case_is_not_measured_on_a_device_that_its_implementation_does_not_run_on() -> None:
+    plan = a_plan()
+    with pytest.raises(UserError, match="runs on cpu, but the device asked for is cuda:0"):
+        Plan(plan.cases, plan.profile, Device("cuda")).validate()
 
 
 def test_standard_profiles_take_the_process_as_their_unit() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.cores import require_cores
-from pyperf_suite.operators.dtypes import not_a_number
+from pyperf_suite.operators.dtypes import copies_elsewhere, not_a_number
 from pyperf_suite.operators.matmul.parameters import MatmulParameters
 from pyperf_suite.operators.native import native_extension
 from pyperf_suite.operators.operator import Array, Implementation, Kernel, Launches
@@ -39,11 +39,11 @@ class NativeCpuMatmul(Implementation[MatmulParameters]):
                 raise UserError(str(error)) from None
 
     def prepare(
-        self, parameters: MatmulParameters, operand_sets: list[Mapping[str, Array]], device: Device
+        self, parameters: MatmulParameters, operands: Mapping[str, Array], sets: int, device: Device
     ) -> Launches:
         """Allocate the workspace and the worker threads, and look up every address."""
         try:
-            return NativeCpuLaunches(parameters, operand_sets)
+            return NativeCpuLaunches(parameters, copies_elsewhere(operands, sets))
         except ValueError as error:
             raise Unsupported(str(error)) from None
 

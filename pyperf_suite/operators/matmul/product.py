@@ -60,14 +60,6 @@ class Matmul(Operator[MatmulParameters]):
         stored["c"] = aligned_empty((parameters.m, parameters.n), parameters.output_dtype)
         return stored
 
-    def copy_operands(self, operands: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The same A and B elsewhere in memory, with a C of their own."""
-        copies = {}
-        for name, array in operands.items():
-            copies[name] = aligned_empty(array.shape, "float32" if array.dtype == np.float32 else "bfloat16")
-            copies[name][...] = array
-        return copies
-
     def verify(self, parameters: MatmulParameters, operands: Mapping[str, Array], output: Array) -> Verification:
         """Against the float64 product of the rounded inputs (see measure.verify)."""
         a = widen(operands["a"], parameters.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.cores import require_cores
-from pyperf_suite.operators.dtypes import not_a_number
+from pyperf_suite.operators.dtypes import copies_elsewhere, not_a_number
 from pyperf_suite.operators.matmul.parameters import MatmulParameters
 from pyperf_suite.operators.operator import Array, Implementation, Kernel, Launches
 
@@ -34,12 +34,12 @@ class TorchCpuMatmul(Implementation[MatmulParameters]):
             )
 
     def prepare(
-        self, parameters: MatmulParameters, operand_sets: list[Mapping[str, Array]], device: Device
+        self, parameters: MatmulParameters, operands: Mapping[str, Array], sets: int, device: Device
     ) -> Launches:
         """Wrap the operand sets as tensors without a copy and bound torch's threads."""
         if importlib.util.find_spec("torch") is None:
             raise Unsupported("torch is not installed.")
-        return TorchCpuLaunches(parameters, operand_sets)
+        return TorchCpuLaunches(parameters, copies_elsewhere(operands, sets))
 
 
 class TorchCpuLaunches(Launches):
