@@ -41,11 +41,19 @@ class Bytes {
     Py_buffer view_{};
 };
 
-Queueing queueing_named(const std::string& name) {
-    if (name == "held") return Queueing::held;
-    if (name == "graph") return Queueing::graph;
-    if (name == "open") return Queueing::open;
-    throw InputError(text("Queueing '", name, "' is unknown: choose held, graph or open."));
+constexpr std::pair<const char*, Queueing> queueings[] = {
+    {"held", Queueing::held}, {"graph", Queueing::graph}, {"open", Queueing::open}};
+
+Queueing queueing_named(const std::string& asked) {
+    for (const auto& [name, queueing] : queueings)
+        if (asked == name) return queueing;
+    throw InputError(text("Queueing '", asked, "' is unknown: choose held, graph or open."));
+}
+
+const char* name_of(Queueing asked) {
+    for (const auto& [name, queueing] : queueings)
+        if (asked == queueing) return name;
+    return "";
 }
 
 py::bytes read(const DeviceMemory& memory, const std::optional<std::int64_t>& bytes, std::int64_t offset) {
@@ -202,7 +210,7 @@ void bind_launch(py::module_& module) {
              "Clusters of `cluster` blocks that the device holds at once. Raises NotAvailable before sm_90.");
 
     py::class_<Launch>(module, "Launch",
-                       "A kernel with its shape (in blocks, threads, blocks of a cluster) and arguments: an object with a "
+                       "A kernel with its shape (blocks, threads, blocks of a cluster) and arguments: an object with a "
                        "buffer (bytes, a numpy scalar, ...) for each parameter. Raises ValueError on bad input.")
         .def(py::init(&make_launch), py::arg("kernel"), py::arg("grid"), py::arg("block"), py::arg("arguments"),
              py::kw_only(), py::arg("cluster") = Dimensions{1, 1, 1}, py::arg("dynamic_shared_bytes") = 0)
@@ -255,6 +263,7 @@ void bind_cuda(py::module_& parent) {
              py::arg("clocks") = true, py::arg("hold_limit_s") = StopwatchOptions{}.hold_limit_s,
              py::arg("queue_limit") = StopwatchOptions{}.queue_limit)
         .def_property_readonly("stream", &Stopwatch::stream, "The stream, as an address, that launches must go to.")
+        .def_property_readonly("queueing", [](const Stopwatch& stopwatch) { return name_of(stopwatch.queueing()); })
         .def("time", &time, py::arg("launch"), py::arg("first"), py::arg("samples"), py::arg("launches_per_sample"),
              py::call_guard<without_gil>(),
              "(seconds, clock of the multiprocessors in Hz or NaN) of each sample. Raises QueueTimedOut, LaunchFailed, "

@@ -40,6 +40,8 @@ class Stopwatch {
     // The stream that launches must go to; other streams need not wait for it nor it for them.
     std::uintptr_t stream() const { return reinterpret_cast<std::uintptr_t>(stream_); }
 
+    Queueing queueing() const { return options_.queueing; }
+
     // Calls launch(first), launch(first + 1), … and times `samples` runs of `launches_per_sample` each. A sample too
     // long for the queue is timed in parts, which are summed. Throws QueueTimedOut where a launch waited for a held
     // stream, what `launch` throws, and LaunchFailed where a kernel failed; the stream is let go in any case.

@@ -1,9 +1,16 @@
-"""The native module for the tests that ask for it; where it is not built they skip, saying how to."""
+"""The native module for the tests that ask for it, and a double of libcuda; where either is missing they skip."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -24,3 +31,72 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("isa", [pytest.param("none", marks=pytest.mark.skip(reason=HOW_TO_BUILD))])
         return
     metafunc.parametrize("isa", importlib.import_module("pyperf_suite._native").isas())
+
+
+class FakeLibcuda:
+    """The double of libcuda in fake_libcuda.c: its figures, the failures it is told to have, what was queued on it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(str(path))
+        self._library.fake_log.restype = ctypes.c_char_p
+        self._library.fake_get.restype = ctypes.c_longlong
+        self._library.fake_reset()
+
+    def set(self, **figures: int) -> None:
+        """Set figures such as devices=0 or free_bytes=1000."""
+        for name, value in figures.items():
+            self._library.fake_set(name.encode(), ctypes.c_longlong(value))
+
+    def get(self, figure: str) -> int:
+        return int(self._library.fake_get(figure.encode()))
+
+    def fail(self, function: str, result: int, after: int = 0) -> None:
+        """Let the function answer `result` once, after that many more calls of it."""
+        self._library.fake_fail(function.encode(), result, after)
+
+    def log(self) -> list[str]:
+        """What was queued or set since the last call."""
+        lines = self._library.fake_log().decode().splitlines()
+        self._library.fake_forget_log()
+        return lines
+
+
+@pytest.fixture(scope="session")
+def fake_libcuda_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The double, built; a skip where there is no C compiler."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("no C compiler builds the double of libcuda: set CC")
+    library = tmp_path_factory.mktemp("double") / "fake_libcuda.so"  # no name that a driver would be found by
+    source = Path(__file__).parent / "fake_libcuda.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", library, source], check=True)
+    return library
+
+
+@pytest.fixture
+def fake(fake_libcuda_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLibcuda:
+    """The double as it was built, and PYPERF_LIBCUDA naming it."""
+    monkeypatch.setenv("PYPERF_LIBCUDA", str(fake_libcuda_path))
+    return FakeLibcuda(fake_libcuda_path)
+
+
+@pytest.fixture
+def cuda(native: ModuleType) -> ModuleType:
+    """`pyperf_suite._native.cuda`."""
+    return native.cuda
+
+
+@pytest.fixture
+def context(cuda: ModuleType, fake: FakeLibcuda) -> Any:
+    """The context of the double's one device."""
+    return cuda.Context(cuda.Driver())
+
+
+@pytest.fixture(scope="session")
+def nvrtc() -> str:
+    """The path of the NVRTC that a Python package brought; a skip that names the package where there is none."""
+    for folder in sys.path:
+        for library in Path(folder).glob("nvidia/*/lib/libnvrtc.so.1?"):
+            return str(library)
+    pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")

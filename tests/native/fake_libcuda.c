@@ -1,0 +1,404 @@
+// A double of libcuda: one H200-like device whose memory is the host's and whose time is a counter.
+//
+// Work on streams is queued and done when something waits for it, as on a device. Tests set its figures and make
+// calls fail through the fake_* functions at the end, and read what was queued from fake_log.
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
+       INVALID_CONTEXT = 201, NOT_FOUND = 500, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900,
+       CAPTURE_INVALIDATED = 901 };
+
+typedef struct { char name[64]; long long max_dynamic_bytes; } Function;
+typedef struct { double ns; } Event;
+typedef struct { Function* function; Event* event; uint64_t first; uint64_t second; } Operation;
+typedef struct { Operation* operations; size_t count; } Graph;
+typedef struct {
+    unsigned grid[3], block[3], shared_bytes;
+    void* stream;
+    int* attributes;
+    unsigned attribute_count;
+} Config;
+
+// The figures a test may set, with those of an H200.
+typedef struct { const char* name; long long value, initial; } Figure;
+static Figure figures[] = {
+    {"devices", 0, 1},           {"version", 0, 13000},      {"major", 0, 9},         {"minor", 0, 0},
+    {"multiprocessors", 0, 132}, {"clusters", 0, 1},         {"tensor_maps", 0, 1},   {"free_bytes", 0, 1000000000},
+    {"kernel_ns", 0, 5000},      {"event_ns", 0, 500},       {"sm_khz", 0, 1980000},  {"parameter_info", 0, 1},
+    {"context_depth", 0, 0},     {"live", 0, 0},             {NULL, 0, 0},
+};
+static struct { char function[64]; int result, skip; } failure;
+static int sticky, capturing;
+static double now_ns;
+static Graph queue, captured;
+static char* log_text;
+static size_t log_bytes;
+
+static long long* figure(const char* name) {
+    for (Figure* each = figures; each->name; ++each)
+        if (strcmp(each->name, name) == 0) return &each->value;
+    fprintf(stderr, "fake_libcuda: there is no figure %s\n", name);
+    abort();
+}
+
+static void note(const char* format, ...) {
+    char line[256];
+    va_list arguments;
+    va_start(arguments, format);
+    const int length = vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    log_text = realloc(log_text, log_bytes + (size_t)length + 2);
+    memcpy(log_text + log_bytes, line, (size_t)length);
+    log_bytes += (size_t)length;
+    log_text[log_bytes++] = '\n';
+    log_text[log_bytes] = 0;
+}
+
+// What a call has to answer: the failure a test has planned, or what a crashed kernel left behind.
+static int planned(const char* function) {
+    if (strcmp(failure.function, function) == 0 && failure.skip-- <= 0) {
+        failure.function[0] = 0;
+        return failure.result;
+    }
+    return SUCCESS;
+}
+static int in_context(const char* function) {
+    if (sticky) return sticky;
+    const int result = planned(function);
+    return result ? result : *figure("context_depth") > 0 ? SUCCESS : INVALID_CONTEXT;
+}
+#define PLANNED() do { const int result = planned(__func__); if (result) return result; } while (0)
+#define IN_CONTEXT() do { const int result = in_context(__func__); if (result) return result; } while (0)
+
+static void* counted(void* object) { ++*figure("live"); return object; }
+static int discarded(void* object) { --*figure("live"); free(object); return SUCCESS; }
+
+static void append(Graph* graph, Operation operation) {
+    graph->operations = realloc(graph->operations, (graph->count + 1) * sizeof operation);
+    graph->operations[graph->count++] = operation;
+}
+static void clear(Graph* graph) { free(graph->operations); *graph = (Graph){0}; }
+
+static void run_kernel(const Operation* operation) {
+    const char* name = operation->function->name;
+    if (strcmp(name, "pyperf_hold_stream") == 0) {
+        uint32_t* gate = (uint32_t*)operation->first;
+        if (gate[0] == 0) { gate[1] = 1; now_ns += (double)operation->second; }
+    } else if (strcmp(name, "pyperf_read_clocks") == 0) {
+        uint64_t* pairs = (uint64_t*)operation->first;
+        for (uint64_t slot = 0; slot < operation->second; ++slot) {  // each counter began at another time
+            pairs[2 * slot] = (uint64_t)(now_ns * (double)*figure("sm_khz") / 1e6) + 1000003 * slot;
+            pairs[2 * slot + 1] = (uint64_t)now_ns + 1;
+        }
+    } else if (strcmp(name, "crashes") == 0) {
+        sticky = LAUNCH_FAILED;
+    } else {
+        now_ns += (double)*figure("kernel_ns");
+    }
+}
+
+static int drain(void) {
+    if (capturing) { capturing = -1; return CAPTURE_UNSUPPORTED; }
+    for (size_t index = 0; index < queue.count && !sticky; ++index) {
+        const Operation* operation = &queue.operations[index];
+        if (operation->event) { now_ns += (double)*figure("event_ns"); operation->event->ns = now_ns; }
+        else run_kernel(operation);
+    }
+    clear(&queue);
+    return sticky;
+}
+
+int cuInit(unsigned flags) { (void)flags; PLANNED(); return SUCCESS; }
+int cuDriverGetVersion(int* version) { *version = (int)*figure("version"); return SUCCESS; }
+int cuGetErrorName(int result, const char** name) {
+    *name = result == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : result == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED"
+          : result == 100 ? "CUDA_ERROR_NO_DEVICE" : result == INVALID_IMAGE ? "CUDA_ERROR_INVALID_IMAGE"
+          : result == NOT_FOUND ? "CUDA_ERROR_NOT_FOUND" : NULL;
+    return *name ? SUCCESS : INVALID_VALUE;
+}
+int cuGetErrorString(int result, const char** words) {
+    *words = result == OUT_OF_MEMORY ? "out of memory" : NULL;
+    return *words ? SUCCESS : INVALID_VALUE;
+}
+int cuDeviceGetCount(int* count) { PLANNED(); *count = (int)*figure("devices"); return SUCCESS; }
+int cuDeviceGet(int* device, int ordinal) {
+    *device = ordinal;
+    return ordinal < *figure("devices") ? 0 : INVALID_DEVICE;
+}
+int cuDeviceGetName(char* name, int length, int device) {
+    (void)device;
+    snprintf(name, (size_t)length, "Fake H200");
+    return 0;
+}
+int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
+    for (int byte = 0; byte < 16; ++byte) uuid[byte] = (unsigned char)(byte + device);
+    return SUCCESS;
+}
+int cuDeviceTotalMem_v2(size_t* bytes, int device) { (void)device; *bytes = 150110011392u; return SUCCESS; }
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+    (void)device;
+    switch (attribute) {
+        case 1: *value = 1024; break;
+        case 16: *value = (int)*figure("multiprocessors"); break;
+        case 33: *value = 0x1b; break;
+        case 34: case 50: *value = 0; break;
+        case 38: *value = 62914560; break;
+        case 39: *value = 2048; break;
+        case 75: *value = (int)*figure("major"); break;
+        case 76: *value = (int)*figure("minor"); break;
+        case 81: *value = 233472; break;
+        case 82: *value = 65536; break;
+        case 97: *value = 232448; break;
+        case 106: *value = 32; break;
+        case 111: *value = 1024; break;
+        case 120: *value = (int)*figure("clusters"); break;
+        case 127: *value = (int)*figure("tensor_maps"); break;
+        default: return INVALID_VALUE;
+    }
+    return SUCCESS;
+}
+
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+    (void)device;
+    PLANNED();
+    *context = counted(&sticky);
+    return SUCCESS;
+}
+int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; --*figure("live"); return SUCCESS; }
+int cuCtxPushCurrent_v2(void* context) {
+    if (!context) return INVALID_CONTEXT;
+    ++*figure("context_depth");
+    return SUCCESS;
+}
+int cuCtxPopCurrent_v2(void** context) { *context = &sticky; --*figure("context_depth"); return SUCCESS; }
+int cuCtxSynchronize(void) { IN_CONTEXT(); return drain(); }
+
+int cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
+    IN_CONTEXT();
+    *free_bytes = (size_t)*figure("free_bytes");
+    *total = 150110011392u;
+    return SUCCESS;
+}
+int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+    IN_CONTEXT();
+    if ((long long)bytes > *figure("free_bytes")) return OUT_OF_MEMORY;
+    *address = (uint64_t)counted(aligned_alloc(256, (bytes + 255) / 256 * 256));
+    return SUCCESS;
+}
+int cuMemFree_v2(uint64_t address) { return discarded((void*)address); }
+int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
+    IN_CONTEXT();
+    memcpy((void*)to, from, bytes);
+    return SUCCESS;
+}
+int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
+    IN_CONTEXT();
+    memcpy(to, (void*)from, bytes);
+    return SUCCESS;
+}
+int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t bytes) {
+    IN_CONTEXT();
+    memset((void*)address, value, bytes);
+    return SUCCESS;
+}
+int cuMemHostAlloc(void** host, size_t bytes, unsigned flags) {
+    IN_CONTEXT();
+    *host = counted(malloc(bytes));
+    return flags == 2 ? SUCCESS : INVALID_VALUE;
+}
+int cuMemHostGetDevicePointer_v2(uint64_t* device, void* host, unsigned flags) {
+    (void)flags;
+    IN_CONTEXT();
+    *device = (uint64_t)host;
+    return SUCCESS;
+}
+int cuMemFreeHost(void* host) { return discarded(host); }
+
+int cuModuleLoadData(void** module, const void* image) {
+    IN_CONTEXT();
+    if (strncmp(image, "\x7f" "ELF", 4) != 0) return INVALID_IMAGE;
+    *module = counted(malloc(1));
+    return SUCCESS;
+}
+int cuModuleUnload(void* module) { return discarded(module); }
+int cuModuleGetFunction(Function** function, void* module, const char* name) {
+    (void)module;
+    IN_CONTEXT();
+    if (strcmp(name, "absent") == 0) return NOT_FOUND;
+    *function = calloc(1, sizeof(Function));  // functions live as long as the process, which is a test's
+    snprintf((*function)->name, sizeof (*function)->name, "%s", name);
+    return SUCCESS;
+}
+int cuFuncGetAttribute(int* value, int attribute, Function* function) {
+    (void)function;
+    IN_CONTEXT();
+    *value = attribute == 0 ? 384 : attribute == 1 ? 64 : attribute == 4 ? 168 : 0;
+    return SUCCESS;
+}
+int cuFuncSetAttribute(Function* function, int attribute, int value) {
+    IN_CONTEXT();
+    note("set %s %d %d", function->name, attribute, value);
+    if (attribute == 8) function->max_dynamic_bytes = value;
+    return SUCCESS;
+}
+int cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t* bytes) {
+    static const struct { const char* name; size_t count, bytes[4]; } known[] = {
+        {"add", 4, {8, 8, 8, 4}},
+        {"pyperf_hold_stream", 2, {8, 8}},
+        {"pyperf_read_clocks", 2, {8, 4}},
+        {"takes_map", 2, {128, 4}},
+    };
+    IN_CONTEXT();
+    *offset = 0;
+    for (size_t each = 0; each < sizeof known / sizeof *known && *figure("parameter_info"); ++each)
+        if (strcmp(known[each].name, function->name) == 0 && index < known[each].count) {
+            *bytes = known[each].bytes[index];
+            return SUCCESS;
+        }
+    return INVALID_VALUE;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* function, int threads, size_t dynamic_bytes) {
+    IN_CONTEXT();
+    const int by_threads = 2048 / threads, by_memory = (int)(233472 / (dynamic_bytes + 1024));
+    if (dynamic_bytes > 49152 && dynamic_bytes > (size_t)function->max_dynamic_bytes) return INVALID_VALUE;
+    *blocks = by_threads < by_memory ? by_threads : by_memory;
+    return SUCCESS;
+}
+int cuOccupancyMaxActiveClusters(int* clusters, Function* function, const Config* config) {
+    (void)function;
+    IN_CONTEXT();
+    if (config->attribute_count != 1 || config->attributes[0] != 4) return INVALID_VALUE;
+    *clusters = (int)*figure("multiprocessors") / config->attributes[2];
+    return SUCCESS;
+}
+
+static Graph* destination(void) { return capturing ? &captured : &queue; }
+
+int cuLaunchKernelEx(const Config* config, Function* function, void** arguments, void** extra) {
+    (void)extra;
+    IN_CONTEXT();
+    if (config->shared_bytes > 49152 && config->shared_bytes > function->max_dynamic_bytes) return INVALID_VALUE;
+    note("launch %s grid %ux%ux%u block %ux%ux%u cluster %d shared %u stream %s", function->name, config->grid[0],
+         config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
+         config->attribute_count ? config->attributes[2] * config->attributes[3] * config->attributes[4] : 1,
+         config->shared_bytes, config->stream ? "own" : "default");
+    Operation operation = {function, NULL, 0, 0};
+    if (strcmp(function->name, "pyperf_hold_stream") == 0) {
+        operation.first = *(uint64_t*)arguments[0];
+        operation.second = *(uint64_t*)arguments[1];
+    } else if (strcmp(function->name, "pyperf_read_clocks") == 0) {
+        operation.first = *(uint64_t*)arguments[0];
+        operation.second = *(uint32_t*)arguments[1];
+    } else if (strcmp(function->name, "add") == 0) {  // the one kernel that computes, at once
+        for (int32_t index = 0; index < *(int32_t*)arguments[3]; ++index)
+            (*(float**)arguments[2])[index] = (*(float**)arguments[0])[index] + (*(float**)arguments[1])[index];
+    } else if (strcmp(function->name, "takes_map") == 0) {
+        note("map %s of %u", (uintptr_t)arguments[0] % 64 == 0 ? "aligned" : "misaligned", *(uint32_t*)arguments[1]);
+    }
+    append(destination(), operation);
+    return SUCCESS;
+}
+int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* address, const uint64_t* shape,
+                           const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,
+                           int interleave, int swizzle, int promotion, int fill) {
+    PLANNED();
+    memset(map, 0xab, 128);
+    note("map type %d rank %u address %llu shape %llux%llu stride %llu box %ux%u step %ux%u", type, rank,
+         (unsigned long long)(uintptr_t)address, (unsigned long long)shape[0], (unsigned long long)shape[1],
+         (unsigned long long)strides[0], box[0], box[1], element_strides[0], element_strides[1]);
+    note("map interleave %d swizzle %d promotion %d fill %d", interleave, swizzle, promotion, fill);
+    return (uintptr_t)map % 64 == 0 ? SUCCESS : INVALID_VALUE;
+}
+
+int cuStreamCreate(void** stream, unsigned flags) {
+    IN_CONTEXT();
+    *stream = counted(malloc(1));
+    return flags == 1 ? SUCCESS : INVALID_VALUE;
+}
+int cuStreamDestroy_v2(void* stream) { return discarded(stream); }
+int cuStreamSynchronize(void* stream) { (void)stream; IN_CONTEXT(); return drain(); }
+int cuEventCreate(Event** event, unsigned flags) {
+    (void)flags;
+    IN_CONTEXT();
+    *event = counted(calloc(1, sizeof(Event)));
+    return SUCCESS;
+}
+int cuEventDestroy_v2(Event* event) { return discarded(event); }
+int cuEventRecordWithFlags(Event* event, void* stream, unsigned flags) {
+    (void)stream;
+    IN_CONTEXT();
+    if (flags != (capturing ? 1u : 0u)) return INVALID_VALUE;  // external in a capture, plain outside
+    note("event");
+    append(destination(), (Operation){NULL, event, 0, 0});
+    return SUCCESS;
+}
+int cuEventElapsedTime(float* milliseconds, Event* begin, Event* end) {
+    IN_CONTEXT();
+    *milliseconds = (float)((end->ns - begin->ns) / 1e6);
+    return SUCCESS;
+}
+
+int cuStreamBeginCapture_v2(void* stream, int mode) {
+    (void)stream;
+    (void)mode;
+    IN_CONTEXT();
+    capturing = 1;
+    note("capture");
+    return SUCCESS;
+}
+int cuStreamEndCapture(void* stream, Graph** graph) {
+    (void)stream;
+    const int broken = capturing < 0;
+    capturing = 0;
+    *graph = NULL;
+    if (broken) { clear(&captured); return CAPTURE_INVALIDATED; }
+    *graph = counted(malloc(sizeof(Graph)));
+    **graph = captured;
+    captured = (Graph){0};
+    return SUCCESS;
+}
+int cuGraphInstantiateWithFlags(void** executable, Graph* graph, unsigned long long flags) {
+    (void)flags;
+    IN_CONTEXT();
+    *executable = counted(malloc(sizeof(Graph*)));
+    *(Graph**)*executable = graph;
+    return SUCCESS;
+}
+int cuGraphUpload(void* executable, void* stream) { (void)executable; (void)stream; IN_CONTEXT(); return SUCCESS; }
+int cuGraphLaunch(Graph** executable, void* stream) {
+    (void)stream;
+    IN_CONTEXT();
+    note("graph");
+    for (size_t index = 0; index < (*executable)->count; ++index) append(&queue, (*executable)->operations[index]);
+    return SUCCESS;
+}
+int cuGraphExecDestroy(void* executable) { return discarded(executable); }
+int cuGraphDestroy(Graph* graph) { clear(graph); return discarded(graph); }
+
+void fake_reset(void) {
+    for (Figure* each = figures; each->name; ++each) each->value = each->initial;
+    failure.function[0] = 0;
+    sticky = capturing = 0;
+    clear(&queue);
+    clear(&captured);
+    log_bytes = 0;
+    note("%s", "");
+    log_bytes = 0;
+    log_text[0] = 0;
+}
+void fake_set(const char* name, long long value) { *figure(name) = value; }
+long long fake_get(const char* name) { return *figure(name); }
+const char* fake_log(void) { return log_text; }
+void fake_forget_log(void) { log_bytes = 0; log_text[0] = 0; }
+// After `skip` more calls of that function, it answers `result` once.
+void fake_fail(const char* function, int result, int skip) {
+    snprintf(failure.function, sizeof failure.function, "%s", function);
+    failure.result = result;
+    failure.skip = skip;
+}

@@ -1,0 +1,151 @@
+"""Finding a driver and a device, and what each failure says; the device is a double of libcuda."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+ELF = b"\x7fELF"  # all that the double asks of machine code
+
+
+def test_a_device_is_described(context):
+    device = context.properties
+    assert device.name == "Fake H200"
+    assert device.uuid == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+    assert device.pci_address == "00000000:1b:00.0"
+    assert device.compute_capability == (9, 0)
+    assert (device.multiprocessors, device.l2_bytes) == (132, 62_914_560)
+    assert (device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor) == (232_448, 233_472)
+    assert (device.clusters, device.tensor_maps) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture"), [((8, 0), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a")]
+)
+def test_the_architecture_has_its_own_instructions_from_sm_90_on(cuda, fake, capability, architecture):
+    fake.set(major=capability[0], minor=capability[1])
+    assert cuda.Context(cuda.Driver()).architecture == architecture
+
+
+def test_the_driver_tells_its_version_and_devices(cuda, fake):
+    fake.set(version=12080, devices=2)
+    driver = cuda.Driver()
+    assert driver.version == (12, 8)
+    assert driver.device_count() == 2
+    assert driver.path == str(fake.path)
+
+
+def test_no_device_is_not_available_and_says_where_to_look(cuda, fake):
+    fake.fail("cuInit", 100)
+    with pytest.raises(cuda.NotAvailable, match=r"cuInit failed with CUDA_ERROR_NO_DEVICE \(100\).*nvidia-smi"):
+        cuda.Driver()
+
+
+def test_a_driver_too_old_names_both_versions(cuda, fake):
+    fake.set(version=11040)
+    with pytest.raises(cuda.NotAvailable, match=r"CUDA up to 11\.4 and the kernels need 12\.0: update the driver"):
+        cuda.Driver()
+
+
+def test_a_gpu_before_ampere_is_named_with_what_is_needed(cuda, fake):
+    fake.set(major=7, minor=0)
+    with pytest.raises(cuda.NotAvailable, match=r"GPU 0 \(Fake H200\) has compute capability 7\.0 .* need 8\.0"):
+        cuda.Context(cuda.Driver())
+    assert fake.get("live") == 0
+
+
+@pytest.mark.parametrize("index", [-1, 1])
+def test_a_device_that_is_not_there_is_not_available(cuda, fake, index):
+    with pytest.raises(cuda.NotAvailable, match=f"GPU {index} was asked for and the driver sees 1"):
+        cuda.Context(cuda.Driver(), index)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/nowhere/libcuda.so.1", r"PYPERF_LIBCUDA=/nowhere/libcuda.so.1 cannot be opened \(.*\): correct it or unset"),
+        ("libcuda.so.1", "PYPERF_LIBCUDA=libcuda.so.1 is no absolute path"),
+    ],
+)
+def test_an_override_that_does_not_open_is_not_passed_over(cuda, monkeypatch, path, words):
+    monkeypatch.setenv("PYPERF_LIBCUDA", path)
+    with pytest.raises(cuda.NotAvailable, match=words):
+        cuda.Driver()
+
+
+def test_a_library_that_is_no_driver_is_told_by_what_it_lacks(cuda, monkeypatch):
+    monkeypatch.setenv("PYPERF_LIBCUDA", np._core._multiarray_umath.__file__)
+    with pytest.raises(cuda.NotAvailable, match="has no cuDriverGetVersion: it is too old or not what its name says"):
+        cuda.Driver()
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [(1, "CudaError"), (2, "OutOfMemory"), (700, "LaunchFailed"), (719, "LaunchFailed"), (801, "NotAvailable")],
+)
+def test_a_result_becomes_the_exception_that_says_what_to_do(cuda, context, fake, result, kind):
+    fake.fail("cuCtxSynchronize", result)
+    with pytest.raises(cuda.CudaError, match=rf"cuCtxSynchronize failed with .* \({result}") as raised:
+        context.synchronize()
+    assert type(raised.value) is getattr(cuda, kind)
+    assert isinstance(raised.value, RuntimeError)
+
+
+def test_a_result_the_driver_has_no_name_for_is_told_by_its_number(cuda, context, fake):
+    fake.fail("cuCtxSynchronize", 4711)
+    with pytest.raises(cuda.CudaError, match=r"failed with an unknown result \(4711\)"):
+        context.synchronize()
+
+
+def test_after_a_kernel_crashed_every_call_says_that_the_process_must_go(cuda, context):
+    memory = cuda.DeviceMemory(context, 16)
+    crash = cuda.Launch(cuda.Kernel(cuda.Module(context, ELF), "crashes"), (1, 1, 1), (1, 1, 1), [])
+    crash.run()
+    for call in (context.synchronize, memory.read, lambda: cuda.DeviceMemory(context, 16), crash.run):
+        with pytest.raises(cuda.LaunchFailed, match=r"CUDA_ERROR_LAUNCH_FAILED \(719\).*start a new process"):
+            call()
+
+
+def test_what_is_written_to_memory_is_read_back(cuda, context):
+    memory = cuda.DeviceMemory(context, 16)
+    memory.fill(0xFF)
+    memory.write(np.arange(2, dtype=np.float32), offset=4)
+    assert memory.read(4) == b"\xff" * 4
+    assert np.frombuffer(memory.read(8, offset=4), np.float32).tolist() == [0, 1]
+    assert len(memory.read()) == 16
+    assert len(memory.read(offset=12)) == 4
+
+
+@pytest.mark.parametrize(("count", "offset"), [(17, 0), (1, 16), (8, 12), (1, -1), (-1, 0), (2**62, 2**62)])
+def test_bytes_outside_an_allocation_are_refused(cuda, context, count, offset):
+    memory = cuda.DeviceMemory(context, 16)
+    with pytest.raises(ValueError, match=r"asked for and the allocation has 16|cannot be read"):
+        memory.read(count, offset)
+
+
+def test_out_of_device_memory_says_how_much_was_asked_for_and_is_free(cuda, context):
+    with pytest.raises(cuda.OutOfMemory, match=r"2 GB of device memory were asked for and 1 of 150\.11 GB are free"):
+        cuda.DeviceMemory(context, 2_000_000_000)
+
+
+def test_no_memory_at_all_cannot_be_asked_for(cuda, context):
+    with pytest.raises(ValueError, match="ask for at least 1"):
+        cuda.DeviceMemory(context, 0)
+
+
+def test_everything_is_given_back_and_the_callers_context_is_left_as_it_was(cuda, fake):
+    context = cuda.Context(cuda.Driver())
+    memory = cuda.DeviceMemory(context, 16)
+    launch = cuda.Launch(cuda.Kernel(cuda.Module(context, ELF), "any"), (1, 1, 1), (1, 1, 1), [])
+    launch.run()
+    context.synchronize()
+    fake.fail("cuCtxSynchronize", 1)
+    with pytest.raises(cuda.CudaError):
+        context.synchronize()
+    assert fake.get("live") == 3  # the context, the memory, the module
+    assert fake.get("context_depth") == 0
+    del context, memory, launch
+    gc.collect()
+    assert fake.get("live") == 0

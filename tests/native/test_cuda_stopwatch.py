@@ -1,0 +1,190 @@
+"""The device's stopwatch: what is queued in which order, and what the times mean; the device is a double of libcuda."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+ELF = b"\x7fELF"  # all that the double asks of machine code
+KERNEL_S, EVENT_S = 5e-6, 0.5e-6  # what a kernel and an event cost on the double
+HOLD = "launch pyperf_hold_stream grid 1x1x1 block 1x1x1 cluster 1 shared 0 stream own"
+CLOCKS = "launch pyperf_read_clocks grid 132x1x1 block 1x1x1 cluster 1 shared 0 stream own"
+WORK = "launch work grid 1x1x1 block 1x1x1 cluster 1 shared 0 stream own"
+
+
+@pytest.fixture
+def stopwatch(cuda, context) -> Callable[..., Any]:
+    """A stopwatch with the given options."""
+    return lambda **options: cuda.Stopwatch(context, ELF, **options)
+
+
+@pytest.fixture
+def work(cuda, context) -> Callable[[Any], Callable[[int], None]]:
+    """A launch of one kernel on a stopwatch's stream."""
+    launch = cuda.Launch(cuda.Kernel(cuda.Module(context, ELF), "work"), (1, 1, 1), (1, 1, 1), [])
+
+    def on_stream_of(stopwatch: Any) -> Callable[[int], None]:
+        return lambda index: launch.run(stopwatch.stream)
+
+    return on_stream_of
+
+
+def seconds_of(timed: list[tuple[float, float]]) -> list[float]:
+    return [seconds for seconds, _ in timed]
+
+
+def test_a_block_is_queued_behind_a_held_stream_with_the_clocks_outside_what_is_timed(fake, stopwatch, work):
+    watch = stopwatch()
+    fake.log()
+    watch.time(work(watch), 0, samples=2, launches_per_sample=2)
+    sample = ["event", WORK, WORK, "event", CLOCKS]
+    assert fake.log() == [HOLD, CLOCKS, *sample, *sample]
+
+
+def test_a_graph_is_captured_and_then_launched_once(fake, stopwatch, work):
+    watch = stopwatch(queueing="graph")
+    fake.log()
+    watch.time(work(watch), 0, samples=1, launches_per_sample=1)
+    assert fake.log() == ["capture", CLOCKS, "event", WORK, "event", CLOCKS, "graph"]
+
+
+def test_an_open_queue_holds_nothing_back_and_clocks_can_be_left_out(fake, stopwatch, work):
+    watch = stopwatch(queueing="open", clocks=False)
+    fake.log()
+    watch.time(work(watch), 0, samples=1, launches_per_sample=1)
+    assert fake.log() == ["event", WORK, "event"]
+
+
+@pytest.mark.parametrize("queueing", ["held", "graph", "open"])
+def test_a_sample_is_the_time_of_its_launches_and_one_event(stopwatch, work, queueing):
+    watch = stopwatch(queueing=queueing)
+    timed = watch.time(work(watch), 0, samples=3, launches_per_sample=4)
+    assert seconds_of(timed) == pytest.approx([4 * KERNEL_S + EVENT_S] * 3, rel=1e-6)
+    assert watch.queueing == queueing
+
+
+def test_an_empty_sample_is_what_an_event_costs(stopwatch):
+    assert seconds_of(stopwatch().time(lambda index: None, 0, 2, 0)) == pytest.approx([EVENT_S] * 2, rel=1e-6)
+
+
+def test_every_launch_gets_the_next_index_in_order_across_blocks_and_parts(stopwatch):
+    indices: list[int] = []
+    stopwatch(queue_limit=16).time(indices.append, first=7, samples=3, launches_per_sample=25)
+    assert indices == list(range(7, 7 + 75))
+
+
+@pytest.mark.parametrize("queueing", ["held", "graph"])
+def test_samples_that_do_not_fit_the_queue_together_are_timed_block_by_block(fake, stopwatch, work, queueing):
+    watch = stopwatch(queue_limit=16, queueing=queueing)
+    fake.log()
+    timed = watch.time(work(watch), 0, samples=5, launches_per_sample=3)
+    assert seconds_of(timed) == pytest.approx([3 * KERNEL_S + EVENT_S] * 5, rel=1e-6)
+    assert fake.log().count(HOLD if queueing == "held" else "graph") == 3  # two samples of 6 operations a block
+
+
+def test_a_sample_longer_than_the_queue_is_the_sum_of_its_parts(fake, stopwatch, work):
+    watch = stopwatch(queue_limit=16)
+    fake.log()
+    timed = watch.time(work(watch), 0, samples=1, launches_per_sample=25)
+    assert seconds_of(timed) == pytest.approx([25 * KERNEL_S + 3 * EVENT_S], rel=1e-6)
+    log = fake.log()
+    assert (log.count(HOLD), log.count(WORK)) == (3, 25)
+
+
+def test_the_queue_never_holds_more_than_its_limit(fake, stopwatch, work):
+    watch = stopwatch(queue_limit=64)
+    fake.log()
+    watch.time(work(watch), 0, samples=40, launches_per_sample=7)
+    blocks = "\n".join(fake.log()).split(HOLD)[1:]
+    assert max(len(block.strip().splitlines()) + 1 for block in blocks) <= 64
+
+
+def test_the_clock_is_cycles_over_seconds_of_the_same_multiprocessor(fake, stopwatch, work):
+    fake.set(sm_khz=1_755_000, kernel_ns=1_000_000)
+    watch = stopwatch()
+    clocks = [hz for _, hz in watch.time(work(watch), 0, samples=3, launches_per_sample=5)]
+    assert clocks == pytest.approx([1.755e9] * 3, rel=1e-4)
+
+
+def test_a_clock_that_was_not_read_is_not_a_number(stopwatch, work):
+    watch = stopwatch(clocks=False)
+    [(_, hz)] = watch.time(work(watch), 0, 1, 1)
+    assert hz != hz
+
+
+def test_a_launch_that_waits_for_a_held_stream_is_told_of_and_the_stopwatch_lives_on(cuda, context, stopwatch, work):
+    watch = stopwatch(hold_limit_s=0.25)
+    with pytest.raises(cuda.QueueTimedOut, match=r"could not be queued within 0\.25 s .* a launch waits for the device"):
+        watch.time(lambda index: context.synchronize(), 0, 1, 1)
+    assert seconds_of(watch.time(work(watch), 0, 1, 1)) == pytest.approx([KERNEL_S + EVENT_S], rel=1e-6)
+
+
+@pytest.mark.parametrize("queueing", ["held", "graph", "open"])
+def test_what_a_launch_raises_comes_through_and_the_stopwatch_lives_on(fake, stopwatch, work, queueing):
+    watch = stopwatch(queueing=queueing)
+    live = fake.get("live")
+
+    def fail(index: int) -> None:
+        raise KeyError("no operands")
+
+    with pytest.raises(KeyError, match="no operands"):
+        watch.time(fail, 0, 1, 1)
+    assert fake.get("live") == live
+    assert fake.get("context_depth") == 0
+    assert seconds_of(watch.time(work(watch), 0, 1, 1)) == pytest.approx([KERNEL_S + EVENT_S], rel=1e-6)
+
+
+def test_a_launch_that_waits_inside_a_graph_is_told_of_and_the_stopwatch_lives_on(cuda, context, stopwatch, work):
+    watch = stopwatch(queueing="graph")
+    with pytest.raises(cuda.CudaError, match=r"\(900\): a launch waited or allocated, which a graph cannot hold"):
+        watch.time(lambda index: context.synchronize(), 0, 1, 1)
+    assert seconds_of(watch.time(work(watch), 0, 1, 1)) == pytest.approx([KERNEL_S + EVENT_S], rel=1e-6)
+
+
+def test_a_kernel_that_crashes_while_timed_says_that_the_process_must_go(cuda, context, stopwatch):
+    watch = stopwatch()
+    crash = cuda.Launch(cuda.Kernel(cuda.Module(context, ELF), "crashes"), (1, 1, 1), (1, 1, 1), [])
+    with pytest.raises(cuda.LaunchFailed, match=r"CUDA_ERROR_LAUNCH_FAILED \(719\).*start a new process"):
+        watch.time(lambda index: crash.run(watch.stream), 0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"queueing": "closed"}, "Queueing 'closed' is unknown: choose held, graph or open"),
+        ({"hold_limit_s": 0}, "more than 0 and up to 60"),
+        ({"hold_limit_s": float("nan")}, "more than 0 and up to 60"),
+        ({"queue_limit": 7}, "it can have 8 to 1000"),
+        ({"queue_limit": 1001}, "it can have 8 to 1000"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(stopwatch, options, words):
+    with pytest.raises(ValueError, match=words):
+        stopwatch(**options)
+
+
+def test_negative_counts_are_refused(stopwatch):
+    with pytest.raises(ValueError, match="-1 samples of 1 launches were asked for"):
+        stopwatch().time(lambda index: None, 0, -1, 1)
+
+
+@pytest.mark.parametrize("function", ["cuStreamCreate", "cuEventCreate", "cuMemHostGetDevicePointer_v2", "cuMemAlloc_v2"])
+def test_a_stopwatch_that_cannot_be_made_leaves_nothing_behind(cuda, context, fake, stopwatch, function):
+    before = fake.get("live")
+    fake.fail(function, 2)
+    with pytest.raises(cuda.OutOfMemory):
+        stopwatch()
+    gc.collect()
+    assert (fake.get("live"), fake.get("context_depth")) == (before, 0)
+
+
+def test_a_stopwatch_gives_everything_back(fake, context, stopwatch, work):
+    before = fake.get("live")
+    watch = stopwatch(queueing="graph")
+    watch.time(lambda index: None, 0, 3, 1)
+    del watch
+    gc.collect()
+    assert fake.get("live") == before
