@@ -1,0 +1,200 @@
+"""The Triton matrix product as the device runs it: the k loop, the fix-up of shared tiles and the store of C.
+
+Importing this needs Triton; `kernels/matmul.py` is what launches and compiles it.
+"""
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from pyperf_suite.kernels import schedule
+
+
+def shared_with_host(function):
+    """The device's form of a function of `schedule`; the interpreter calls it as the Python it is."""
+    compiled = triton.jit(function)
+    return compiled if isinstance(compiled, triton.runtime.JITFunction) else function
+
+
+boundary = shared_with_host(schedule.boundary)
+visits = shared_with_host(schedule.visits)
+segment = shared_with_host(schedule.segment)
+place = shared_with_host(schedule.place)
+
+
+# What a sweep varies most must not make Triton compile anew for values that divide by 16 or are 1.
+@triton.jit(do_not_specialize=["tiles_m", "tiles_n", "k_tiles", "streamed", "splits", "workers", "group"])
+def matmul(
+    a,  # the addresses, or descriptors, of A, B and C as stored
+    b,
+    c,
+    partial_sums,  # fp32[shared tiles, BLOCK_M, BLOCK_N]
+    summed,  # int32[shared tiles], zeros: k-tiles already in a tile's partial sum
+    m,
+    n,
+    k,
+    a_row_stride,  # in elements, of the logical A[M,K], B[K,N] and C[M,N]; read where operands are addresses
+    a_column_stride,
+    b_row_stride,
+    b_column_stride,
+    c_row_stride,
+    tiles_m,
+    tiles_n,
+    k_tiles,
+    streamed,
+    splits,
+    workers,
+    group,
+    POLICY: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+    K_IS_WHOLE: tl.constexpr,  # K is a multiple of BLOCK_K
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """One unit of the schedule: each of its segments multiplied, summed with those before it, and stored."""
+    unit = tl.program_id(0)
+    tiles = tiles_m * tiles_n
+    begin = 0
+    end = 0
+    if POLICY == "split_k":
+        begin = boundary(unit % splits, k_tiles, splits)
+        end = boundary(unit % splits + 1, k_tiles, splits)
+    elif POLICY == "stream_k":
+        begin = boundary(unit, streamed * k_tiles, workers)
+        end = boundary(unit + 1, streamed * k_tiles, workers)
+
+    for visit in range(visits(POLICY, unit, tiles, k_tiles, streamed, workers, begin, end)):
+        tile, k_begin, k_end = segment(POLICY, unit, visit, tiles, k_tiles, streamed, splits, workers, begin, end)
+        tile_m, tile_n = place(tile, tiles_m, tiles_n, group)
+        row = tile_m * BLOCK_M
+        column = tile_n * BLOCK_N
+        if DESCRIPTORS:
+            sums = multiply_descriptors(
+                a, b, row, column, k_begin, k_end,
+                BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, PRECISION, WIDEN,
+            )  # fmt: skip
+        else:
+            sums = multiply_addresses(
+                a, b, row, column, k_begin, k_end, m, n, k,
+                a_row_stride, a_column_stride, b_row_stride, b_column_stride,
+                BLOCK_M, BLOCK_N, BLOCK_K, K_IS_WHOLE, PRECISION, WIDEN,
+            )  # fmt: skip
+        if POLICY == "split_k" or POLICY == "stream_k":
+            slot = tile if POLICY == "split_k" else tile - (tiles - streamed)
+            sums = add_earlier(sums, k_begin, slot, partial_sums, summed, BLOCK_M, BLOCK_N)
+            if k_end < k_tiles:
+                hand_on(sums, k_end, slot, partial_sums, summed, BLOCK_M, BLOCK_N)
+        if k_end == k_tiles:
+            if DESCRIPTORS:
+                c.store([row, column], sums.to(c.dtype))
+            else:
+                store(c, sums, row, column, m, n, c_row_stride, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
+def multiply_addresses(
+    a, b, row, column, k_begin, k_end, m, n, k,
+    a_row_stride, a_column_stride, b_row_stride, b_column_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    K_IS_WHOLE: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """A[row:row+BLOCK_M, k]·B[k, column:column+BLOCK_N] over k-tiles [k_begin, k_end), any strides, zeros outside."""
+    rows = row + tl.arange(0, BLOCK_M)
+    columns = column + tl.arange(0, BLOCK_N)
+    steps = k_begin * BLOCK_K + tl.arange(0, BLOCK_K)
+    # Offsets in 64 bits: a row times a stride may not fit 32.
+    a_block = a + rows.to(tl.int64)[:, None] * a_row_stride + steps.to(tl.int64)[None, :] * a_column_stride
+    b_block = b + steps.to(tl.int64)[:, None] * b_row_stride + columns.to(tl.int64)[None, :] * b_column_stride
+    a_step = tl.full((), BLOCK_K, tl.int64) * a_column_stride
+    b_step = tl.full((), BLOCK_K, tl.int64) * b_row_stride
+    a_inside = (rows < m)[:, None]
+    b_inside = (columns < n)[None, :]
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k_tile in range(k_begin, k_end):
+        if K_IS_WHOLE:
+            a_values = tl.load(a_block, mask=a_inside, other=0.0)
+            b_values = tl.load(b_block, mask=b_inside, other=0.0)
+        else:
+            inside = k_tile * BLOCK_K + tl.arange(0, BLOCK_K) < k
+            a_values = tl.load(a_block, mask=a_inside & inside[None, :], other=0.0)
+            b_values = tl.load(b_block, mask=b_inside & inside[:, None], other=0.0)
+        if WIDEN:
+            a_values = a_values.to(tl.float32)
+            b_values = b_values.to(tl.float32)
+        sums = tl.dot(a_values, b_values, sums, input_precision=PRECISION)
+        a_block += a_step
+        b_block += b_step
+    return sums
+
+
+@triton.jit
+def multiply_descriptors(
+    a, b, row, column, k_begin, k_end,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """The same through tensor descriptors (TMA), which put zeros where a block hangs over the matrix by themselves."""
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k_tile in range(k_begin, k_end):
+        step = k_tile * BLOCK_K
+        if A_TRANSPOSED:
+            a_values = a.load([step, row]).T
+        else:
+            a_values = a.load([row, step])
+        if B_TRANSPOSED:
+            b_values = b.load([column, step]).T
+        else:
+            b_values = b.load([step, column])
+        if WIDEN:
+            a_values = a_values.to(tl.float32)
+            b_values = b_values.to(tl.float32)
+        sums = tl.dot(a_values, b_values, sums, input_precision=PRECISION)
+    return sums
+
+
+@triton.jit
+def add_earlier(sums, k_begin, slot, partial_sums, summed, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The sums of this tile's earlier k-tiles, once they are there, plus these: always in ascending k.
+
+    Only units with a lower number are waited for, so programs that start in order never wait for one that has not
+    started, and an interpreter that runs them one after the other never waits at all.
+    """
+    if k_begin > 0:
+        while tl.atomic_add(summed + slot, 0, sem="acquire") != k_begin:
+            pass
+        # Past the L1 cache, which does not see what other multiprocessors write.
+        sums = tl.load(slot_addresses(partial_sums, slot, BLOCK_M, BLOCK_N), cache_modifier=".cg") + sums
+        # This unit alone holds the tile now. Zero is what the next launch expects of a finished tile.
+        tl.atomic_xchg(summed + slot, 0)
+    return sums
+
+
+@triton.jit
+def hand_on(sums, k_end, slot, partial_sums, summed, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Write the partial sum for the unit that computes the next k-tiles of this tile, and then say so."""
+    tl.store(slot_addresses(partial_sums, slot, BLOCK_M, BLOCK_N), sums)
+    tl.debug_barrier()  # all threads have written before one of them says so
+    tl.atomic_xchg(summed + slot, k_end, sem="release")
+
+
+@triton.jit
+def slot_addresses(partial_sums, slot, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The addresses of a shared tile's partial sum."""
+    inside = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    return partial_sums + slot.to(tl.int64) * (BLOCK_M * BLOCK_N) + inside
+
+
+@triton.jit
+def store(c, sums, row, column, m, n, c_row_stride, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Round the sums to C's element type and write what lies inside C[M,N], row-major."""
+    rows = row + tl.arange(0, BLOCK_M)
+    columns = column + tl.arange(0, BLOCK_N)
+    inside = (rows < m)[:, None] & (columns < n)[None, :]
+    tl.store(c + rows.to(tl.int64)[:, None] * c_row_stride + columns[None, :], sums.to(c.dtype.element_ty), mask=inside)

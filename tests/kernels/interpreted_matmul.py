@@ -1,0 +1,76 @@
+"""A process in which Triton interprets: reads products as lines of JSON and answers how right each was.
+
+Triton decides when it is imported whether it compiles or interprets, so the tests do this in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from pyperf_suite.kernels.matmul import Configuration, Product
+from pyperf_suite.measure.verify import verify_product
+
+
+def stored(shape: tuple[int, int], dtype: str, generator: torch.Generator, spread: int) -> torch.Tensor:
+    """Standard normal values in rows that are padded with NaN to 16 elements, every `spread`-th of which is used."""
+    padded = -(-shape[1] * spread // 16) * 16
+    whole = torch.full((shape[0], padded), torch.nan).to(getattr(torch, dtype))
+    view = whole[:, : shape[1] * spread : spread]
+    view.copy_(torch.randn(shape, generator=generator))
+    return view
+
+
+def answer(shape: tuple[int, int, int], configuration: dict, spread: int = 1) -> dict:
+    """Two launches of one product into outputs of NaN, compared with float64 and with each other."""
+    asked = Configuration(**{**configuration, "tile": tuple(configuration["tile"])})
+    m, n, k = shape
+    generator = torch.Generator().manual_seed(m * n * k)
+    dtype = "float32" if asked.dtype == "tfloat32" else asked.dtype
+    a = stored((k, m) if asked.a_transposed else (m, k), dtype, generator, spread)
+    b = stored((n, k) if asked.b_transposed else (k, n), dtype, generator, spread)
+    logical_a = (a.t() if asked.a_transposed else a).float()
+    logical_b = (b.t() if asked.b_transposed else b).float()
+    product = Product(asked, m, n, k, "cpu")
+    padded = torch.full((2, m, -(-n // 16) * 16), torch.nan, dtype=getattr(torch, asked.out_dtype))
+    for c in padded:
+        product.bind(a, b, c[:, :n])()
+    first, second = padded[:, :, :n].float()
+    verification = verify_product(first.numpy(), logical_a.numpy(), logical_b.numpy(), asked.dtype, asked.out_dtype)
+    reference = logical_a.double() @ logical_b.double()
+    return {
+        "message": "" if verification.passed else verification.message,
+        "worst_relative": float(((first - reference).abs() / reference.abs()).max()),
+        "same_again": torch.equal(first, second),
+        "padding_untouched": bool(padded[:, :, n:].isnan().all()),
+        "sums": summed_by_hand(product, logical_a, logical_b, first) if asked.policy == "split_k" else None,
+    }
+
+
+def summed_by_hand(product: Product, a: torch.Tensor, b: torch.Tensor, output: torch.Tensor) -> bool:
+    """Whether split_k is, to the last bit, the fp32 sum of its slices' products in ascending k."""
+    asked, schedule = product.configuration, product.schedule
+    whole = Configuration(asked.tile, "float32", "float32", "NN")
+    total = None
+    for number in range(asked.splits):
+        first = number * schedule.k_tiles // asked.splits * asked.tile[2]
+        last = min((number + 1) * schedule.k_tiles // asked.splits * asked.tile[2], a.shape[1])
+        part = torch.empty(a.shape[0], b.shape[1])
+        slices = a[:, first:last].contiguous(), b[first:last].contiguous()
+        Product(whole, a.shape[0], b.shape[1], last - first, "cpu").bind(*slices, part)()
+        total = part if total is None else total + part
+    return torch.equal(total, output)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        try:
+            outcome = answer(**json.loads(line))
+        except Exception as error:
+            outcome = {"message": f"{type(error).__name__}: {error}"}
+        print(json.dumps(outcome), flush=True)

@@ -1,0 +1,217 @@
+"""Triton's matmul: right in the interpreter for shapes that break things, and compiled for GPUs that are not here."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from pyperf_suite.kernels.matmul import Configuration, Product, compile_for, default_set
+
+TILE = (16, 32, 32)
+SHAPES = [(1, 1, 1), (1, 67, 33), (37, 1, 64), (15, 31, 31), (16, 32, 32), (17, 33, 33), (53, 97, 131)]
+SCHEDULES = [
+    {"policy": "data_parallel"},
+    {"policy": "persistent", "workers": 3},
+    {"policy": "split_k", "splits": 3},
+    {"policy": "stream_k", "workers": 5},  # some tiles whole, some shared by two units
+    {"policy": "stream_k", "workers": 47},  # more workers than tiles: tiles shared by many
+]
+
+
+def named(value: object) -> str:
+    """What a parametrized test is called."""
+    if isinstance(value, dict):
+        return "-".join(map(str, value.values()))
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def version_of(module: ModuleType) -> tuple[int, int]:
+    """Major and minor version."""
+    major, minor = module.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[Callable[..., dict]]:
+    """Runs a product in a process where Triton interprets."""
+    pytest.importorskip("torch")
+    triton = pytest.importorskip("triton")
+    if version_of(triton) < (3, 7) and version_of(np) >= (2, 4):
+        pytest.skip(f"the interpreter of Triton {triton.__version__} cannot loop with numpy {np.__version__}")
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("interpreted_matmul.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def run(shape: tuple[int, int, int], spread: int = 1, **configuration: object) -> dict:
+        asked = {"tile": TILE, "dtype": "float16", "out_dtype": "float32", **configuration}
+        process.stdin.write(json.dumps({"shape": shape, "configuration": asked, "spread": spread}) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    with process:
+        yield run
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=named)
+@pytest.mark.parametrize("shape", SHAPES, ids=named)
+def test_shapes_that_break_things_come_out_right_under_each_schedule(interpreted, shape, schedule):
+    k_tiles = -(-shape[2] // TILE[2])
+    outcome = interpreted(shape, **{**schedule, "splits": min(schedule.get("splits", 1), k_tiles)})
+    assert outcome["message"] == ""
+    assert outcome["padding_untouched"]
+
+
+@pytest.mark.parametrize("operands", ["addresses", "descriptors"])
+@pytest.mark.parametrize("layout", ["NN", "TN", "NT", "TT"])
+def test_all_layouts_come_out_right_through_addresses_and_descriptors(interpreted, layout, operands):
+    outcome = interpreted((49, 65, 130), layout=layout, operands=operands, policy="stream_k", workers=5, group=2)
+    assert outcome["message"] == ""
+    assert outcome["padding_untouched"]
+
+
+@pytest.mark.parametrize("operands", ["addresses", "descriptors"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "tfloat32", "float8_e4m3fn"])
+def test_all_dtypes_come_out_right(interpreted, dtype, operands):
+    assert interpreted((37, 53, 71), dtype=dtype, operands=operands)["message"] == ""
+
+
+def test_float16_results_are_rounded_to_nearest(interpreted):
+    assert interpreted((37, 53, 71), out_dtype="float16")["message"] == ""
+
+
+def test_bfloat16_results_keep_eight_bits(interpreted):
+    """The interpreter cuts bf16 off where the device rounds, so that a result may be off by a whole last place."""
+    outcome = interpreted((37, 53, 71), dtype="bfloat16", out_dtype="bfloat16")
+    assert 2.0**-9 < outcome["worst_relative"] <= 2.0**-7 * 1.001
+
+
+def test_addresses_take_strides_other_than_one(interpreted):
+    assert interpreted((37, 53, 71), spread=3)["message"] == ""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=named)
+def test_a_second_launch_gives_the_same_bits_and_needs_no_cleaning_between(interpreted, schedule):
+    assert interpreted((53, 97, 131), **schedule)["same_again"]
+
+
+@pytest.mark.parametrize("splits", [2, 4])
+def test_split_k_sums_its_slices_in_ascending_k(interpreted, splits):
+    assert interpreted((40, 40, 300), dtype="float32", layout="NN", policy="split_k", splits=splits)["sums"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tile": (100, 128, 32)}, "the nearest is 128x128x32"),
+        ({"tile": (128, 128, 8)}, "the nearest is 128x128x16"),
+        ({"tile": (512, 128, 32), "operands": "descriptors"}, "from 16 to 256"),
+        ({"dtype": "int8"}, "choose from float16"),
+        ({"out_dtype": "float8_e4m3fn"}, "choose from float16, bfloat16, float32"),
+        ({"layout": "XY"}, "NN, TN, NT, TT"),
+        ({"policy": "round_robin"}, "stream_k"),
+        ({"operands": "textures"}, "descriptors"),
+        ({"stages": 0}, "at least 1 stage"),
+        ({"warps": 6}, "power of two"),
+    ],
+    ids=named,
+)
+def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(change, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as refusal:
+        Configuration(**{"tile": (128, 128, 32), **change})
+    assert ". " not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"policy": "split_k", "splits": 5}, "between 1 and 4"),
+        ({"policy": "persistent", "splits": 2}, "only split_k"),
+        ({"policy": "persistent", "workers": 0}, "at least 1 of each"),
+        ({"policy": "persistent", "workers": 50_000}, "32 bits"),
+    ],
+    ids=named,
+)
+def test_a_schedule_that_cannot_be_is_refused_in_one_sentence(change, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as refusal:
+        Configuration((128, 128, 32), **change).schedule(256, 256, 128)
+    assert ". " not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: {"a": t["a"][:, :32]}, "A is bfloat16[64, 32]"),
+        (lambda t: {"b": t["b"].float()}, "takes bfloat16[96, 48]"),
+        (lambda t: {"c": t["c"].t().contiguous().t()}, "stride 64 along its rows"),
+        (lambda t: {"a": t["wide"][:, 1:49]}, "starts at an address that is 2 bytes past a multiple of 16"),
+        (lambda t: {"a": t["odd"][:, :48]}, "row stride that is 2 bytes past a multiple of 16"),
+    ],
+    ids=["shape", "dtype", "column-major C", "address", "row stride"],
+)
+def test_tensors_that_descriptors_cannot_take_are_refused_in_one_sentence(change, words):
+    torch = pytest.importorskip("torch")
+    product = Product(Configuration((64, 32, 32), operands="descriptors"), 64, 96, 48, "cpu")
+    empty = {"a": (64, 48), "b": (96, 48), "c": (64, 96), "wide": (64, 64), "odd": (64, 49)}
+    tensors = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in empty.items()}
+    tensors |= change(tensors)
+    with pytest.raises(ValueError, match=re.escape(words)) as refusal:
+        product.bind(tensors["a"], tensors["b"], tensors["c"])
+    assert ". " not in str(refusal.value)
+
+
+def test_workspace_is_a_tile_of_fp32_for_each_shared_tile():
+    pytest.importorskip("torch")
+    configuration = Configuration((16, 32, 32), policy="stream_k", workers=4)
+    assert Product(configuration, 16 * 7, 32, 64, "cpu").workspace_bytes == 7 * (16 * 32 + 1) * 4
+    assert Product(replace(configuration, workers=7), 16 * 7, 32, 64, "cpu").workspace_bytes == 8
+
+
+# What one program may use, in bytes: CUDA C++ Programming Guide, technical specifications per compute capability.
+SHARED_MEMORY = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
+TENSOR_CORE_INSTRUCTION = {"sm_80": r"\bHMMA\b", "sm_90": r"\b[HQ]GMMA\b", "sm_100": r"\bUTC[HQ]MMA\b"}
+
+
+def label(case: tuple[str, Configuration]) -> str:
+    """A target and a configuration, to name a test."""
+    target, asked = case
+    return f"{target}-{'x'.join(map(str, asked.tile))}-{asked.dtype}-{asked.policy}-{asked.operands}"
+
+
+@pytest.mark.parametrize(
+    "case", [(target, asked) for target in SHARED_MEMORY for asked in default_set(target)], ids=label
+)
+def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, tmp_path, monkeypatch):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    target, asked = case
+    binary = compile_for(target, asked)
+    assert binary.shared_bytes <= SHARED_MEMORY[target]
+    assert binary.threads == asked.warps * 32
+    cubin = tmp_path / "matmul.cubin"
+    cubin.write_bytes(binary.cubin)
+    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    code = subprocess.run([disassembler, "-c", cubin], capture_output=True, text=True, check=True).stdout
+    assert re.search(TENSOR_CORE_INSTRUCTION[target], code)
+    assert re.search(r"\bUTMALDG\b" if asked.descriptors else r"\bLDGSTS\b", code)
+    assert not re.findall(r"\b(?:LDL|STL)\b", code)
+
+
+@pytest.mark.parametrize("target", ["90", "sm_", "gfx942", "sm_9x"])
+def test_what_is_not_a_target_is_refused(target):
+    with pytest.raises(ValueError, match="is not a target"):
+        default_set(target)
