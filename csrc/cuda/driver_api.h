@@ -51,7 +51,6 @@ struct CUlaunchConfig {
 enum DeviceAttribute : int {
     max_threads_per_block = 1,
     multiprocessor_count = 16,
-    sm_clock_khz = 13,
     pci_bus = 33,
     pci_device = 34,
     l2_cache_bytes = 38,
@@ -82,7 +81,6 @@ constexpr unsigned int stream_non_blocking = 1;
 constexpr unsigned int event_record_external = 1;  // inside a capture: a node that records, not a dependency
 constexpr int capture_thread_local = 1;
 constexpr unsigned int host_memory_mapped = 2;
-constexpr CUresult invalid_value = 1;
 
 // X(symbol as exported, its prototype). All exist since CUDA 12.0, the oldest driver taken.
 #define PYPERF_DRIVER_FUNCTIONS(X)                                                                                   \

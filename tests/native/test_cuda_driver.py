@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,3 +154,23 @@ def test_everything_is_given_back_and_the_callers_context_is_left_as_it_was(cuda
     del context, memory, launch
     gc.collect()
     assert fake.get("live") == 0
+
+
+def test_our_declarations_of_the_driver_agree_with_its_own_header():
+    triton = importlib.util.find_spec("triton")
+    if triton is None or triton.origin is None:
+        pytest.skip("needs the CUDA header that Triton's wheel brings")
+    header_folder = Path(triton.origin).parent / "backends" / "nvidia" / "include"
+    if not (header_folder / "cuda.h").is_file():
+        pytest.skip("this Triton brings no CUDA header")
+    checkout = Path(__file__).parents[2]
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("no C++ compiler: set CXX")
+    source = Path(__file__).parent / "driver_api_check.cpp"
+    done = subprocess.run(
+        [compiler, "-std=c++17", "-fsyntax-only", "-I", checkout / "csrc", "-isystem", header_folder, source],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

@@ -78,7 +78,12 @@ def test_a_tensor_map_reaches_the_kernel_aligned(cuda, context, fake, kernel):
         ((1, 1, 1), (385, 1, 1), {}, "Kernel any was asked for with blocks of 385 threads and can have 1 to 384"),
         ((3, 1, 1), (1, 1, 1), {"cluster": (2, 1, 1)}, "A grid of 3x1x1 blocks does not divide into clusters of 2x1x1"),
         ((16, 16, 1), (1, 1, 1), {"cluster": (16, 2, 1)}, "A cluster of 32 blocks was asked for: it can have 1 to 16"),
-        ((1, 1, 1), (1, 1, 1), {"dynamic_shared_bytes": 232_385}, "232385 bytes of dynamic shared memory .* 232384 for it"),
+        (
+            (1, 1, 1),
+            (1, 1, 1),
+            {"dynamic_shared_bytes": 232_385},
+            "232385 bytes of dynamic shared memory .* 232384 for it",
+        ),
         ((1, 1, 1), (1, 1, 1), {"dynamic_shared_bytes": -1}, "-1 bytes of dynamic shared memory"),
     ],
 )

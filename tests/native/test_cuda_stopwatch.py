@@ -117,7 +117,9 @@ def test_a_clock_that_was_not_read_is_not_a_number(stopwatch, work):
 
 def test_a_launch_that_waits_for_a_held_stream_is_told_of_and_the_stopwatch_lives_on(cuda, context, stopwatch, work):
     watch = stopwatch(hold_limit_s=0.25)
-    with pytest.raises(cuda.QueueTimedOut, match=r"could not be queued within 0\.25 s .* a launch waits for the device"):
+    with pytest.raises(
+        cuda.QueueTimedOut, match=r"could not be queued within 0\.25 s .* a launch waits for the device"
+    ):
         watch.time(lambda index: context.synchronize(), 0, 1, 1)
     assert seconds_of(watch.time(work(watch), 0, 1, 1)) == pytest.approx([KERNEL_S + EVENT_S], rel=1e-6)
 
@@ -171,7 +173,9 @@ def test_negative_counts_are_refused(stopwatch):
         stopwatch().time(lambda index: None, 0, -1, 1)
 
 
-@pytest.mark.parametrize("function", ["cuStreamCreate", "cuEventCreate", "cuMemHostGetDevicePointer_v2", "cuMemAlloc_v2"])
+@pytest.mark.parametrize(
+    "function", ["cuStreamCreate", "cuEventCreate", "cuMemHostGetDevicePointer_v2", "cuMemAlloc_v2"]
+)
 def test_a_stopwatch_that_cannot_be_made_leaves_nothing_behind(cuda, context, fake, stopwatch, function):
     before = fake.get("live")
     fake.fail(function, 2)
