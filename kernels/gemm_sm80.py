@@ -1,0 +1,346 @@
+"""What a specialisation of `kernels/cuda/gemm_sm80.cu` needs: its options, threads, shared memory and arguments.
+
+The kernel takes any M, N, K, leading dimensions and element-aligned addresses. How wide it reads and writes global
+memory is part of the specialisation and has a name, because the divisibility probe measures exactly that.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+
+from pyperf_suite.kernels.schedule import POLICIES, Schedule
+
+ENTRY = "pyperf_gemm"
+SOURCE = "gemm_sm80.cu"
+HEADERS = ("operand_sm80.cuh", "ptx_sm80.cuh", "schedule.cuh")
+
+INPUT_TYPES = ("bf16", "fp16")
+OUTPUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+WIDEST_ACCESS_BYTES = 16
+PATHS = {16: "16-byte", 8: "8-byte", 4: "4-byte", 2: "predicated"}
+
+# Most shared memory of one block, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per
+# Compute Capability": maximum amount of shared memory per thread block). 8.0 and later have at least 99 KB.
+SHARED_BYTES = {"8.0": 163 << 10, "8.7": 163 << 10, "9.0": 227 << 10, "10.0": 227 << 10, "10.3": 227 << 10}
+SMALLEST_SHARED_BYTES = 99 << 10
+
+FRAGMENT = 16  # rows and columns of a warp's share come in these: mma.sync m16n8k16, twice along n
+MOST_WARPS = 8  # 256 threads: the most that can have 255 registers each
+MOST_SHARE_REGISTERS = 192  # of those 255, for a warp's sums and fragments: addresses and loops need the others
+TILE_K = (32, 64, 128)
+MOST_TILE_SIDE = 256
+WORK_BYTES = 128  # before the pipeline: where the block stands in its schedule
+# Tile origins are counted in 32 bits, and a tile may begin below the last row and end a tile beyond it.
+MOST_DIMENSION = 2**31 - 1 - MOST_TILE_SIDE
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """One instance of the kernel: a tile `m × n` in steps of `k`, and everything else that is fixed in its code.
+
+    `access_a`, `access_b`, `access_c` are bytes of one access to global memory. Raises ValueError for what cannot be,
+    naming the limit and the nearest tile that can.
+    """
+
+    m: int
+    n: int
+    k: int
+    stages: int
+    warps_m: int
+    warps_n: int
+    in_type: str = "bf16"
+    out_type: str = "bf16"
+    a_transposed: bool = False
+    b_transposed: bool = True
+    access_a: int = WIDEST_ACCESS_BYTES
+    access_b: int = WIDEST_ACCESS_BYTES
+    access_c: int = WIDEST_ACCESS_BYTES
+
+    def __post_init__(self) -> None:
+        if self.in_type not in INPUT_TYPES or self.out_type not in OUTPUT_BYTES:
+            raise ValueError(
+                f"A product of {self.in_type} into {self.out_type} was asked for, but mma.sync takes "
+                f"{' or '.join(INPUT_TYPES)} here and results are {', '.join(OUTPUT_BYTES)}."
+            )
+        for operand, access, least in (("A", self.access_a, 2), ("B", self.access_b, 2), ("C", self.access_c, None)):
+            least = least or self.out_bytes
+            if access not in PATHS or access < least:
+                raise ValueError(
+                    f"{operand} cannot be accessed by {access} bytes: choose {least} to {WIDEST_ACCESS_BYTES}, "
+                    "a power of two."
+                )
+        check_tile(self.m, self.n, self.k, self.stages)
+        if self.m % (FRAGMENT * self.warps_m) or self.n % (FRAGMENT * self.warps_n) or self.warps > MOST_WARPS:
+            raise ValueError(
+                f"{self.warps_m} × {self.warps_n} warps cannot share a tile of {self.m}x{self.n}: each computes a multiple "
+                f"of {FRAGMENT} rows and columns, and {MOST_WARPS} is the most; `warps` finds a division."
+            )
+
+    @property
+    def name(self) -> str:
+        """What a person reads: `sm80_bf16_bf16_tn_128x128x32_s4_w2x2`, with the path where it is not the widest."""
+        path = "" if self.path == PATHS[WIDEST_ACCESS_BYTES] else f"_{self.path}"
+        return (
+            f"sm80_{self.in_type}_{self.out_type}_{self.layout.lower()}_{self.m}x{self.n}x{self.k}_s{self.stages}"
+            f"_w{self.warps_m}x{self.warps_n}{path}"
+        )
+
+    @property
+    def layout(self) -> str:
+        """How B and A are stored, in cuBLAS's letters for a row-major C: TN is A [M,K], B [N,K]."""
+        return ("T" if self.b_transposed else "N") + ("T" if self.a_transposed else "N")
+
+    @property
+    def path(self) -> str:
+        """How global memory is accessed: "16-byte", "8-byte", "4-byte" or "predicated", the narrowest of A, B and C.
+
+        Down to 4 bytes operands are copied asynchronously (cp.async); "predicated" reads element by element.
+        """
+        return PATHS[min(self.access_a, self.access_b, self.access_c)]
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.warps_m * self.warps_n
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of an element of C."""
+        return OUTPUT_BYTES[self.out_type]
+
+    @property
+    def pipeline_bytes(self) -> int:
+        """Shared memory of all stages of both operands."""
+        return pipeline_bytes(self.m, self.n, self.k, self.stages)
+
+    @property
+    def patches_bytes(self) -> int:
+        """Shared memory through which results leave: 16 rows a warp, 8 elements of padding a row."""
+        return self.warps * FRAGMENT * (self.n // self.warps_n + 8) * self.out_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return WORK_BYTES + max(self.pipeline_bytes, self.patches_bytes)
+
+    @property
+    def register_bound(self) -> int:
+        """Registers a thread may have so that one block fits a multiprocessor: 65,536 among its threads, at most 255."""
+        return min(255, 65536 // self.threads)
+
+    def options(self) -> list[str]:
+        """The compiler's options that make this instance of the source."""
+        macros = {
+            "TILE_M": self.m,
+            "TILE_N": self.n,
+            "TILE_K": self.k,
+            "STAGES": self.stages,
+            "WARPS_M": self.warps_m,
+            "WARPS_N": self.warps_n,
+            "IN_TYPE": self.in_type,
+            "OUT_TYPE": self.out_type,
+            "LAYOUT_A_TRANSPOSED": int(self.a_transposed),
+            "LAYOUT_B_TRANSPOSED": int(self.b_transposed),
+            "ACCESS_A": self.access_a,
+            "ACCESS_B": self.access_b,
+            "ACCESS_C": self.access_c,
+            "PIPELINE_BYTES": self.pipeline_bytes,
+            "PATCHES_BYTES": self.patches_bytes,
+        }
+        return ["--std=c++20", "--device-as-default-execution-space", *(f"-D{k}={v}" for k, v in macros.items())]
+
+    def check_device(self, capability: str) -> None:
+        """Raise ValueError where a device of a compute capability such as "8.6" cannot run it."""
+        if tuple(map(int, capability.split("."))) < (8, 0):
+            raise ValueError(f"{self.name} needs compute capability 8.0 or later, but this device has {capability}.")
+        limit = SHARED_BYTES.get(capability, SMALLEST_SHARED_BYTES)
+        if self.smem_bytes > limit:
+            fitting = (limit - WORK_BYTES) // pipeline_bytes(self.m, self.n, self.k, 1)
+            nearest = f"{fitting} stages do" if fitting >= 2 else "ask for a smaller tile"
+            raise ValueError(
+                f"Tile {self.m}x{self.n}x{self.k} with {self.stages} stages takes {self.smem_bytes} bytes of shared "
+                f"memory, and a block of compute capability {capability} has {limit}: {nearest}."
+            )
+
+    def schedule(
+        self, m: int, n: int, k: int, policy: str, splits: int = 1, workers: int = 1, group: int = 1
+    ) -> Schedule:
+        """The schedule of a product in this tile. Raises ValueError for one that cannot be."""
+        for letter, size in (("M", m), ("N", n), ("K", k)):
+            if not 1 <= size <= MOST_DIMENSION:
+                raise ValueError(f"{letter} = {size} is out of range: it must be between 1 and {MOST_DIMENSION}.")
+        return Schedule(
+            policy, math.ceil(m / self.m), math.ceil(n / self.n), math.ceil(k / self.k), splits, workers, group
+        )
+
+    def workspace_bytes(self, schedule: Schedule) -> int:
+        """Device memory for partial sums: a tile of fp32 for each tile that units share; not initialised."""
+        return 4 * self.m * self.n * schedule.shared_tiles
+
+    def flags_bytes(self, schedule: Schedule) -> int:
+        """Device memory for flags: zero before the first launch; each launch leaves them zero."""
+        return 4 * schedule.shared_tiles
+
+    def arguments(
+        self,
+        a: int,
+        b: int,
+        c: int,
+        leading_dimensions: tuple[int, int, int],
+        sizes: tuple[int, int, int],
+        schedule: Schedule,
+        workspace: int = 0,
+        flags: int = 0,
+    ) -> list[bytes]:
+        """The kernel's parameters in order, packed: addresses, leading dimensions of A, B, C in elements, M N K.
+
+        Raises ValueError for an address or leading dimension that this instance's accesses do not allow.
+        """
+        m, n, k = sizes
+        rows = (m if self.a_transposed else k, k if self.b_transposed else n, n)
+        operands = zip(
+            "ABC",
+            (a, b, c),
+            leading_dimensions,
+            rows,
+            (self.access_a, self.access_b, self.access_c),
+            (2, 2, self.out_bytes),
+            strict=True,
+        )
+        for name, address, leading, row, access, element in operands:
+            if leading < row:
+                raise ValueError(f"The leading dimension of {name} is {leading}, less than its row of {row} elements.")
+            widest = access_bytes(address, leading, element)
+            if widest < access:
+                raise ValueError(
+                    f"{name} at address {address:#x} with leading dimension {leading} can be accessed by {widest} "
+                    f"bytes, not by the {access} of {self.name}: `specialise` chooses by address and leading dimension."
+                )
+        counts = (schedule.tiles_m, schedule.tiles_n, schedule.k_tiles, schedule.splits, schedule.workers)
+        return [
+            *(struct.pack("<Q", address) for address in (a, b, c)),
+            *(struct.pack("<q", leading) for leading in leading_dimensions),
+            *(struct.pack("<i", size) for size in sizes),
+            struct.pack("<7i", POLICIES.index(schedule.policy), *counts, min(schedule.group, schedule.tiles_m)),
+            struct.pack("<Q", workspace),
+            struct.pack("<Q", flags),
+        ]
+
+
+def access_bytes(address: int, leading_dimension: int, element_bytes: int) -> int:
+    """The widest access, up to 16 bytes, by which every row of a matrix can be reached from its first element."""
+    return math.gcd(address, leading_dimension * element_bytes, WIDEST_ACCESS_BYTES)
+
+
+def pipeline_bytes(m: int, n: int, k: int, stages: int) -> int:
+    """Shared memory of `stages` k-tiles of both operands, of 2 bytes an element."""
+    return stages * (m + n) * k * 2
+
+
+def check_tile(m: int, n: int, k: int, stages: int) -> None:
+    """Raise ValueError, with the limit and the nearest tile that can be, for one that this kernel does not have."""
+    if stages < 2:
+        raise ValueError(f"A pipeline of {stages} stages was asked for: one is read while another fills, so 2 at least.")
+    sides_fit = all(side % FRAGMENT == 0 and FRAGMENT <= side <= MOST_TILE_SIDE for side in (m, n))
+    if sides_fit and k in TILE_K and any(True for _ in warp_divisions(m, n)):
+        return
+    near_m, near_n = (min(max(round(side / FRAGMENT), 1) * FRAGMENT, MOST_TILE_SIDE) for side in (m, n))
+    near_k = min(TILE_K, key=lambda depth: abs(depth - k))
+    while not any(True for _ in warp_divisions(near_m, near_n)):
+        near_m, near_n = (near_m - FRAGMENT, near_n) if near_m >= near_n else (near_m, near_n - FRAGMENT)
+    raise ValueError(
+        f"Tile {m}x{n}x{k} cannot be computed with mma.sync here: m and n are multiples of {FRAGMENT} up to "
+        f"{MOST_TILE_SIDE} that the registers of at most {MOST_WARPS} warps can hold, k is one of "
+        f"{', '.join(map(str, TILE_K))}; the nearest tile that can is {near_m}x{near_n}x{near_k}."
+    )
+
+
+def warp_divisions(m: int, n: int) -> Iterator[tuple[int, int]]:
+    """The ways to share a tile among a grid of warps whose registers hold their share."""
+    for warps_m in range(1, MOST_WARPS + 1):
+        for warps_n in range(1, MOST_WARPS // warps_m + 1):
+            divides = m % (FRAGMENT * warps_m) == 0 and n % (FRAGMENT * warps_n) == 0
+            if divides and share_registers(m // warps_m, n // warps_n) <= MOST_SHARE_REGISTERS:
+                yield warps_m, warps_n
+
+
+def share_registers(warp_m: int, warp_n: int) -> int:
+    """Registers of a thread for its warp's share: one a sum, and fragments of 16-bit operands two steps deep."""
+    return warp_m * warp_n // 32 + 2 * (warp_m + warp_n) * FRAGMENT // 2 // 32
+
+
+def warps(m: int, n: int) -> tuple[int, int]:
+    """The warps along m and n that share a tile.
+
+    As few as registers allow, since fragments are reused within a warp, but four where the tile has as many fragments:
+    each of a multiprocessor's four schedulers then has one. Among equals the squarest share, which reads the least
+    shared memory for the same products.
+    """
+
+    def cost(division: tuple[int, int]) -> tuple[bool, int, int]:
+        warps_m, warps_n = division
+        count = warps_m * warps_n
+        return count < 4, count if count >= 4 else -count, m // warps_m + n // warps_n
+
+    return min(warp_divisions(m, n), key=cost)
+
+
+def specialise(
+    m: int,
+    n: int,
+    k: int,
+    stages: int,
+    *,
+    in_type: str = "bf16",
+    out_type: str = "bf16",
+    a_transposed: bool = False,
+    b_transposed: bool = True,
+    addresses: tuple[int, int, int] = (0, 0, 0),
+    leading_dimensions: tuple[int, int, int] = (0, 0, 0),
+) -> Specialisation:
+    """The instance for a tile and for operands A, B, C at these addresses with these leading dimensions.
+
+    Raises ValueError for a tile or type that cannot be. A leading dimension of 0 counts as aligned.
+    """
+    check_tile(m, n, k, stages)
+    element_bytes = (2, 2, OUTPUT_BYTES.get(out_type, WIDEST_ACCESS_BYTES))
+    access = map(access_bytes, addresses, leading_dimensions, element_bytes)
+    return Specialisation(m, n, k, stages, *warps(m, n), in_type, out_type, a_transposed, b_transposed, *access)
+
+
+def default_set() -> tuple[Specialisation, ...]:
+    """The tiles measured where nobody names one: bf16, TN, 16-byte accesses; all fit a block of compute capability 8.0.
+
+    128x128x64 is missing: with 64 × 64 a warp its stages of 64 spill in some layouts where those of 32 do not.
+    """
+    tiles = (
+        (256, 128, 64, 3),
+        (128, 256, 32, 4),
+        (128, 128, 32, 4),
+        (128, 64, 64, 3),
+        (64, 128, 64, 3),
+        (64, 64, 64, 4),
+        (32, 128, 64, 4),
+        (128, 32, 64, 4),
+    )
+    return tuple(specialise(*tile) for tile in tiles)
+
+
+def in_layout(specialisation: Specialisation, layout: str) -> Specialisation:
+    """The same tile for operands stored otherwise: "TN", "NN", "NT" or "TT"."""
+    return replace(specialisation, a_transposed=layout[1] == "T", b_transposed=layout[0] == "T")
+
+
+def sources() -> tuple[str, Mapping[str, str]]:
+    """The text of the kernel, and of the headers it includes by name."""
+    folder = resources.files("pyperf_suite.kernels") / "cuda"
+    return (folder / SOURCE).read_text("utf-8"), {name: (folder / name).read_text("utf-8") for name in HEADERS}
