@@ -6,6 +6,7 @@ and judged on the rest, and the library's own staircase on the same shapes stand
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,14 +24,21 @@ from pyperf_suite.runner.record import Record
 
 @dataclass(frozen=True)
 class TileWaveAxes:
-    """What the probe varies. `schedule` is written without its workers, which are an axis of their own."""
+    """What the probe varies.
 
+    `schedule` is written without its workers, which are an axis of their own; `across` is how many tiles the dimension
+    holds that is not varied; `waves` is how many are crossed.
+    """
+
+    implementation: tuple[str, ...]
+    library: tuple[str, ...]
     tile: tuple[Tile, ...]
     schedule: tuple[str, ...]
     workers: tuple[int, ...]
     k: tuple[int, ...]
     dtype: tuple[str, ...]
     along: tuple[str, ...]
+    across: tuple[int, ...]
     waves: tuple[int, ...]
     offset: tuple[int, ...]
 
@@ -51,12 +59,15 @@ class TileWave(Probe):
         """One tile along N in the quick profile; several tiles, dtypes and both directions in the others."""
         cores = cpu.detect().usable_cores
         quick = TileWaveAxes(
+            implementation=("native",),
+            library=("torch",),
             tile=(Tile(128, 128, 256),),
             schedule=SCHEDULES,
             workers=(cores,),
             k=(1024,),
             dtype=("float32",),
             along=("n",),
+            across=(1,),
             waves=(3,),
             offset=(-64, -1, 0, 1),
         )
@@ -72,8 +83,9 @@ class TileWave(Probe):
         cases: dict[str, Case] = {}
         for product in _products(axes):
             for schedule in axes.schedule:
-                _add(cases, "native", product, Schedule.parse(f"{schedule}@{product.workers}"))
-            _add(cases, "torch", product, Schedule("library", product.workers))
+                parameters = product.parameters(Schedule.parse(f"{schedule}@{product.workers}"), product.tile)
+                _add(cases, parameters, axes.implementation)
+            _add(cases, product.parameters(Schedule("library", product.workers), None), axes.library)
         return list(cases.values())
 
     def findings(self, records: Sequence[Record]) -> Findings:
@@ -95,35 +107,36 @@ class _Product:
     tile: Tile
     workers: int
 
+    def parameters(self, schedule: Schedule, tile: Tile | None) -> MatmulParameters:
+        return MatmulParameters(self.m, self.n, self.k, schedule, tile=tile, dtype=self.dtype)
+
 
 def _products(axes: TileWaveAxes) -> list[_Product]:
     products = []
-    for tile in axes.tile:
-        for workers in axes.workers:
-            for direction in axes.along:
-                for size in _sizes_across_edges(getattr(tile, direction), workers, max(axes.waves), axes.offset):
-                    m, n = (size, tile.n) if direction == "m" else (tile.m, size)
-                    products += [_Product(m, n, k, dtype, tile, workers) for k in axes.k for dtype in axes.dtype]
+    for tile, workers, along, across in itertools.product(axes.tile, axes.workers, axes.along, axes.across):
+        other = "m" if along == "n" else "n"
+        for size in _sizes_across_edges(getattr(tile, along), across, workers, max(axes.waves), axes.offset):
+            shape = {along: size, other: across * getattr(tile, other)}
+            products += [
+                _Product(**shape, k=k, dtype=dtype, tile=tile, workers=workers) for k in axes.k for dtype in axes.dtype
+            ]
     return products
 
 
-def _sizes_across_edges(width: int, workers: int, waves: int, offsets: Sequence[int]) -> list[int]:
-    """Sizes at the offsets from each edge, from the first tile to the last of the last wave."""
-    counts = list(range(1, waves * workers + 1))
+def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offsets: Sequence[int]) -> list[int]:
+    """Sizes at the offsets from each edge, from the first tile to the last of the last wave.
+
+    One tile more in this dimension is `across` tiles more in all.
+    """
+    counts = list(range(1, waves * workers // across + 1))
     if len(counts) > EVERY_TILE_COUNT:
-        beside_a_wave_edge = {workers * wave + beside for wave in range(waves + 1) for beside in (-1, 0, 1)}
-        counts = [count for count in counts if count in beside_a_wave_edge]
+        edges = (workers * wave // across for wave in range(waves + 1))
+        beside_an_edge = {edge + beside for edge in edges for beside in (-1, 0, 1)}
+        counts = [count for count in counts if count in beside_an_edge]
     return sorted({size for count in counts for offset in offsets if (size := count * width + offset) >= 1})
 
 
-def _add(cases: dict[str, Case], implementation: str, product: _Product, schedule: Schedule) -> None:
-    parameters = MatmulParameters(
-        product.m,
-        product.n,
-        product.k,
-        schedule,
-        tile=product.tile if implementation == "native" else None,
-        dtype=product.dtype,
-    )
-    case = Case("matmul", parameters, implementation)
-    cases.setdefault(case.case_id, case)
+def _add(cases: dict[str, Case], parameters: MatmulParameters, implementations: Sequence[str]) -> None:
+    for implementation in implementations:
+        case = Case("matmul", parameters, implementation)
+        cases.setdefault(case.case_id, case)

@@ -3,204 +3,67 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
-from pyperf_suite.laws.staircase import StaircaseLaw, relative_error
-from pyperf_suite.laws.tiling import CriticalPath, Schedule, Tile, critical_path, tile_count, wave_count
+from pyperf_suite.laws.tiling import critical_path
 from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
 from pyperf_suite.probes.readings import Reading
+from pyperf_suite.probes.staircases import FittedLaw, Setting, Sweep, fit, settings_of, sweeps_of
 
 # Later cliffs are smaller, and a sentence has an end.
 CLIFFS_NAMED = 3
 
-
-@dataclass(frozen=True, order=True)
-class Setting:
-    """What stays fixed while sweeps vary in size and schedule; a law is fitted for each."""
-
-    dtype: str
-    tile: Tile
-    workers: int
-    k: int
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Readings of one schedule along one direction, by growing size."""
-
-    setting: Setting
-    schedule: Schedule
-    along: str
-    readings: tuple[Reading, ...]
-
-    def sizes(self) -> list[int]:
-        """The varied dimension."""
-        return [getattr(reading.case.parameters, self.along) for reading in self.readings]
-
-    @property
-    def width(self) -> int:
-        """The tile's size in the varied dimension."""
-        size: int = getattr(self.setting.tile, self.along)
-        return size
-
-
-@dataclass(frozen=True)
-class Cliff:
-    """What one element more costs at a tile edge."""
-
-    tiles: int
-    before: Reading
-    after: Reading
-    size: int
-    opens_wave: bool
-
-    @property
-    def extra_time(self) -> float:
-        """Relative: 0.9 is 90 % more time for one element more."""
-        return self.after.seconds / self.before.seconds - 1
-
-
-@dataclass(frozen=True)
-class FittedLaw:
-    """A law and its relative errors on the cases it was not fitted to."""
-
-    law: StaircaseLaw
-    fitted_on: int
-    held_out: tuple[float, ...]
+COLUMNS = (
+    "schedule",
+    "tile",
+    "along",
+    "best TFLOP/s",
+    "of library there",
+    "largest cliff",
+    "costs",
+    "inside a wave",
+)
 
 
 def explain(found: Sequence[Reading]) -> Findings:
-    """Sentences, a table and a figure for each setting."""
-    native = [reading for reading in found if reading.case.implementation == "native"]
-    library = [reading for reading in found if reading.case.implementation == "torch"]
+    """Sentences, a table and a figure for each setting; readings without a tile of ours are the library's."""
+    library = [reading for reading in found if reading.case.parameters.tile is None]
+    own = settings_of(reading for reading in found if reading.case.parameters.tile is not None)
     sentences: list[str] = []
     rows: list[tuple[str, ...]] = []
     figures: list[Figure] = []
-    for setting in sorted({_setting(reading) for reading in native}):
-        of_setting = [reading for reading in native if _setting(reading) == setting]
-        sweeps = _sweeps(setting, of_setting)
-        fitted = _fit(setting, of_setting)
-        for sweep in sweeps:
-            beside = _library_sweep(sweep, library)
-            sentences.append(_sentence(sweep))
-            rows.append(_row(sweep, beside))
+    for setting, readings in own.items():
+        sweeps = sweeps_of(setting, readings)
+        fitted = fit(setting, readings)
+        sentences += [_sentence(sweep) for sweep in sweeps]
+        rows += [_row(sweep, sweep.beside(library)) for sweep in sweeps]
         for along in sorted({sweep.along for sweep in sweeps}):
-            beside_all = [_library_sweep(sweep, library) for sweep in sweeps if sweep.along == along]
-            if beside_all and beside_all[0]:
-                sentences.append(_library_sentence(setting, along, beside_all[0]))
-            figures.append(_figure(setting, along, [s for s in sweeps if s.along == along], library, fitted))
+            in_direction = [sweep for sweep in sweeps if sweep.along == along]
+            beside = in_direction[0].beside(library)
+            if beside:
+                sentences.append(_library_sentence(setting, along, beside))
+            figures.append(_figure(setting, along, in_direction, library, fitted))
         sentences.append(_law_sentence(setting, fitted))
-    columns = (
-        "schedule",
-        "tile",
-        "along",
-        "best TFLOP/s",
-        "of torch there",
-        "largest cliff",
-        "costs",
-        "inside a wave",
-    )
-    return Findings(
-        tuple(sentences),
-        (Table("Tile and wave cliffs", columns, tuple(rows)),) if rows else (),
-        tuple(figures),
-    )
+    tables = (Table("Tile and wave cliffs", COLUMNS, tuple(rows)),) if rows else ()
+    return Findings(tuple(sentences), tables, tuple(figures))
 
 
-def cliffs(sweep: Sweep) -> list[Cliff]:
-    """Every tile edge that was measured on both sides."""
-    by_size = dict(zip(sweep.sizes(), sweep.readings, strict=True))
-    return [
-        Cliff(
-            tiles=size // sweep.width,
-            before=reading,
-            after=by_size[size + 1],
-            size=size,
-            opens_wave=(size // sweep.width) % sweep.setting.workers == 0,
-        )
-        for size, reading in by_size.items()
-        if size % sweep.width == 0 and size + 1 in by_size
-    ]
+def _name_of(library: dict[int, Reading]) -> str:
+    """What the library's implementation is called on this device."""
+    return next(iter(library.values())).case.implementation
 
 
-def _setting(reading: Reading) -> Setting:
-    p = reading.case.parameters
-    return Setting(p.dtype, p.tile, p.schedule.workers, p.k)
-
-
-def _sweeps(setting: Setting, found: Iterable[Reading]) -> list[Sweep]:
-    """The corner that is one tile both ways belongs to the sweeps of both directions."""
-    members: dict[tuple[str, Schedule], list[Reading]] = {}
-    for reading in found:
-        p = reading.case.parameters
-        for along, fixed, size in (("n", p.m, setting.tile.m), ("m", p.n, setting.tile.n)):
-            if fixed == size:
-                members.setdefault((along, p.schedule), []).append(reading)
-    sweeps = []
-    for (along, schedule), readings in sorted(members.items()):
-        by_size = sorted(readings, key=lambda reading: getattr(reading.case.parameters, along))
-        if len(by_size) > 2:
-            sweeps.append(Sweep(setting, schedule, along, tuple(by_size)))
-    return sweeps
-
-
-def _library_sweep(sweep: Sweep, library: Iterable[Reading]) -> dict[int, Reading]:
-    """The library's readings of the same shapes, by size."""
-    shapes = {(r.case.parameters.m, r.case.parameters.n) for r in sweep.readings}
-    return {
-        getattr(p, sweep.along): reading
-        for reading in library
-        if (p := reading.case.parameters).dtype == sweep.setting.dtype
-        and p.k == sweep.setting.k
-        and p.schedule.workers == sweep.setting.workers
-        and (p.m, p.n) in shapes
-    }
-
-
-def _path(readings: Sequence[Reading], schedule: Schedule) -> CriticalPath:
-    m, n, k = ([getattr(reading.case.parameters, name) for reading in readings] for name in "mnk")
-    return critical_path(m, n, k, readings[0].case.parameters.tile, schedule)
-
-
-def _fit(setting: Setting, found: Sequence[Reading]) -> FittedLaw | None:
-    """Fit on odd numbers of waves and judge on even ones, which the fit has never seen a neighbour of."""
-    parts: dict[bool, list[tuple[CriticalPath, list[float]]]] = {True: [], False: []}
-    for schedule in sorted({reading.case.parameters.schedule for reading in found}):
-        of_schedule = [reading for reading in found if reading.case.parameters.schedule == schedule]
-        for odd in (True, False):
-            part = [reading for reading in of_schedule if _waves(setting, reading) % 2 == odd]
-            if part:
-                parts[odd].append((_path(part, schedule), [reading.seconds for reading in part]))
-    if not parts[True] or not parts[False]:
-        return None
-    path, seconds = _joined(parts[True])
-    law = StaircaseLaw.fit(path, seconds)
-    held_path, held_seconds = _joined(parts[False])
-    return FittedLaw(law, len(seconds), tuple(relative_error(law.seconds(held_path), held_seconds).tolist()))
-
-
-def _waves(setting: Setting, reading: Reading) -> int:
-    p = reading.case.parameters
-    return int(wave_count(tile_count(p.m, p.n, setting.tile), setting.workers))
-
-
-def _joined(parts: Sequence[tuple[CriticalPath, list[float]]]) -> tuple[CriticalPath, list[float]]:
-    paths = [path for path, _ in parts]
-    joined = CriticalPath(
-        np.concatenate([path.k_extent for path in paths]),
-        np.concatenate([path.tiles for path in paths]),
-        np.concatenate([path.partials for path in paths]),
-    )
-    return joined, [second for _, seconds in parts for second in seconds]
+def _who(setting: Setting) -> str:
+    """The kernel's name in front of its schedule; on a CPU there is one of ours, and it needs none."""
+    return "" if setting.implementation == "native" else f"{setting.implementation} "
 
 
 def _sentence(sweep: Sweep) -> str:
-    found = cliffs(sweep)
+    found = sweep.cliffs()
     name = sweep.along.upper()
-    head = f"{sweep.schedule}, tile {sweep.setting.tile}, {sweep.setting.dtype}, along {name}: "
+    head = f"{_who(sweep.setting)}{sweep.schedule}, tile {sweep.setting.tile}, {sweep.setting.dtype}, along {name}: "
     if not found:
         return head + "no tile edge was measured on both sides."
     waves = [cliff for cliff in found if cliff.opens_wave]
@@ -221,11 +84,11 @@ def _sentence(sweep: Sweep) -> str:
 def _library_sentence(setting: Setting, along: str, beside: dict[int, Reading]) -> str:
     steps = {size: beside[size + 1].seconds / beside[size].seconds - 1 for size in beside if size + 1 in beside}
     if not steps:
-        return f"torch was not measured on both sides of any edge along {along.upper()}."
+        return f"The library was not measured on both sides of any edge along {along.upper()}."
     worst = max(steps, key=lambda size: steps[size])
     return (
-        f"torch on the same shapes ({setting.dtype}, {setting.workers} workers): one element more costs at most "
-        f"{steps[worst]:+.0%}, at {along.upper()} = {worst} -> {worst + 1}, "
+        f"{_name_of(beside)} on the same shapes ({setting.dtype}, {setting.workers} workers): one element more costs "
+        f"at most {steps[worst]:+.0%}, at {along.upper()} = {worst} -> {worst + 1}, "
         f"and {statistics.median(steps.values()):+.0%} at the median."
     )
 
@@ -245,7 +108,7 @@ def _law_sentence(setting: Setting, fitted: FittedLaw | None) -> str:
 def _row(sweep: Sweep, beside: dict[int, Reading]) -> tuple[str, ...]:
     best = max(sweep.readings, key=lambda reading: reading.tflop_per_s)
     library = beside.get(getattr(best.case.parameters, sweep.along))
-    found = cliffs(sweep)
+    found = sweep.cliffs()
     worst = max(found, key=lambda cliff: cliff.extra_time, default=None)
     inside = [cliff.extra_time for cliff in found if not cliff.opens_wave]
     return (
@@ -272,11 +135,13 @@ def _figure(
         times.append(_panel(sweep, library, fitted, rate=False))
         rates.append(_panel(sweep, library, fitted, rate=True))
     error = f"{statistics.median(fitted.held_out):.1%} median held-out error" if fitted else "not fitted"
-    fixed = f"{'M' if along == 'n' else 'N'} = one tile, K = {setting.k}"
+    fixed = f"{'M' if along == 'n' else 'N'} = {sweeps[0].fixed}, K = {setting.k}"
+    what = f"{setting.implementation}_{setting.dtype}_{setting.tile}_{along}_k{setting.k}_w{setting.workers}"
     return Figure(
-        name=f"tile_wave_{setting.dtype}_{setting.tile}_{along}_k{setting.k}_w{setting.workers}".replace(":", "_"),
-        title=f"Tile and wave quantization: {setting.dtype} matmul, tile {setting.tile}, {setting.workers} workers",
-        caption=f"{fixed}. Points: measured; line: wave law ({error}); dashed: torch. "
+        name=f"tile_wave_{what}".replace(":", "_"),
+        title=f"Tile and wave quantization: {_who(setting)}{setting.dtype} matmul, tile {setting.tile}, "
+        f"{setting.workers} workers",
+        caption=f"{fixed}. Points: measured; line: wave law ({error}); dashed: the library. "
         "Solid verticals open a wave, dotted ones a tile.",
         rows=(tuple(times), tuple(rates)),
     )
@@ -308,11 +173,11 @@ def _panel(sweep: Sweep, library: Sequence[Reading], fitted: FittedLaw | None, r
         series.append(
             Series("wave law", every.tolist(), scaled(predicted.tolist(), (2.0 * m * n * p.k).tolist()), "line")
         )
-    beside = sorted(_library_sweep(sweep, library).items())
+    beside = sorted(sweep.beside(library).items())
     if beside:
         series.append(
             Series(
-                "torch",
+                _name_of(dict(beside)),
                 [size for size, _ in beside],
                 scaled([reading.seconds for _, reading in beside], [float(reading.flop) for _, reading in beside]),
                 "beside",
@@ -324,6 +189,6 @@ def _panel(sweep: Sweep, library: Sequence[Reading], fitted: FittedLaw | None, r
         x_label=sweep.along.upper(),
         y_label="TFLOP/s" if rate else "time, us",
         series=tuple(series),
-        strong_edges=tuple(float(e) for e in edges if (e // sweep.width) % sweep.setting.workers == 0),
-        weak_edges=tuple(float(e) for e in edges if (e // sweep.width) % sweep.setting.workers),
+        strong_edges=tuple(float(e) for e in edges if sweep.ends_wave(e)),
+        weak_edges=tuple(float(e) for e in edges if not sweep.ends_wave(e)),
     )

@@ -66,12 +66,15 @@ class Machine:
 
 def axes(**changed: object) -> TileWaveAxes:
     usual = TileWaveAxes(
+        implementation=("native",),
+        library=("torch",),
         tile=(Tile(64, 64, 64),),
         schedule=("data_parallel", "split_k(2)", "stream_k"),
         workers=(2,),
         k=(512,),
         dtype=("float32",),
         along=("n",),
+        across=(1,),
         waves=(4,),
         offset=(-1, 0, 1),
     )
@@ -91,6 +94,16 @@ def test_the_sweep_stands_on_both_sides_of_every_tile_and_wave_edge() -> None:
 def test_on_many_workers_the_sweep_keeps_to_the_wave_edges() -> None:
     counts = {case.parameters.n // 64 for case in TileWave().sweep(axes(workers=(100,), offset=(0,), waves=(3,)))}
     assert counts == {1, 99, 100, 101, 199, 200, 201, 299, 300}
+
+
+def test_several_tiles_across_reach_the_same_waves_in_fewer_steps() -> None:
+    probe = TileWave()
+    wide = axes(workers=(132,), across=(12,), offset=(0, 1), waves=(2,))
+    assert {case.parameters.m for case in probe.sweep(wide)} == {12 * 64}
+    assert {case.parameters.n // 64 for case in probe.sweep(wide)} == {1, 10, 11, 12, 21, 22}
+    said = probe.findings(Machine().records(probe.sweep(wide))).sentences[0]
+    # 11 columns of 12 tiles fill one wave of 132 workers.
+    assert f"at N = {11 * 64} -> {11 * 64 + 1}" in said
 
 
 def test_the_library_runs_each_shape_once_whatever_the_schedules() -> None:

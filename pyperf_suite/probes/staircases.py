@@ -1,0 +1,159 @@
+"""Readings of the tile/wave probe put in order: sweeps, the cliffs in them, and the law fitted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyperf_suite.laws.staircase import StaircaseLaw, relative_error
+from pyperf_suite.laws.tiling import CriticalPath, Schedule, Tile, ceil_div, critical_path, tile_count, wave_count
+from pyperf_suite.probes.readings import Reading
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """What stays fixed while sweeps vary in size and schedule; a law is fitted for each."""
+
+    implementation: str
+    dtype: str
+    tile: Tile
+    workers: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Cliff:
+    """What one element more costs at the edge of a row (or column) of tiles."""
+
+    before: Reading
+    after: Reading
+    size: int
+    opens_wave: bool
+
+    @property
+    def extra_time(self) -> float:
+        """Relative: 0.9 is 90 % more time for one element more."""
+        return self.after.seconds / self.before.seconds - 1
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Readings of one schedule along one direction, by growing size; `fixed` is the other dimension."""
+
+    setting: Setting
+    schedule: Schedule
+    along: str
+    fixed: int
+    readings: tuple[Reading, ...]
+
+    def sizes(self) -> list[int]:
+        """The varied dimension."""
+        return [getattr(reading.case.parameters, self.along) for reading in self.readings]
+
+    @property
+    def width(self) -> int:
+        """The tile's size in the varied dimension."""
+        size: int = getattr(self.setting.tile, self.along)
+        return size
+
+    def ends_wave(self, size: int) -> bool:
+        """Whether a product of this size, a multiple of the tile, fills its last wave."""
+        across = int(ceil_div(self.fixed, getattr(self.setting.tile, "m" if self.along == "n" else "n")))
+        return (size // self.width) * across % self.setting.workers == 0
+
+    def cliffs(self) -> list[Cliff]:
+        """Every tile edge that was measured on both sides."""
+        by_size = dict(zip(self.sizes(), self.readings, strict=True))
+        return [
+            Cliff(reading, by_size[size + 1], size, self.ends_wave(size))
+            for size, reading in by_size.items()
+            if size % self.width == 0 and size + 1 in by_size
+        ]
+
+    def beside(self, library: Iterable[Reading]) -> dict[int, Reading]:
+        """The library's readings of the same products, by size."""
+        shapes = {(reading.case.parameters.m, reading.case.parameters.n) for reading in self.readings}
+        return {
+            getattr(p, self.along): reading
+            for reading in library
+            if (p := reading.case.parameters).dtype == self.setting.dtype
+            and p.k == self.setting.k
+            and p.schedule.workers == self.setting.workers
+            and (p.m, p.n) in shapes
+        }
+
+
+@dataclass(frozen=True)
+class FittedLaw:
+    """A law and its relative errors on the cases it was not fitted to."""
+
+    law: StaircaseLaw
+    fitted_on: int
+    held_out: tuple[float, ...]
+
+
+def settings_of(own: Iterable[Reading]) -> dict[Setting, list[Reading]]:
+    """Readings of our own kernels by setting, in order."""
+    by_setting: dict[Setting, list[Reading]] = {}
+    for reading in own:
+        p = reading.case.parameters
+        setting = Setting(reading.case.implementation, p.dtype, p.tile, p.schedule.workers, p.k)
+        by_setting.setdefault(setting, []).append(reading)
+    return dict(sorted(by_setting.items()))
+
+
+def sweeps_of(setting: Setting, found: Iterable[Reading]) -> list[Sweep]:
+    """Readings that share all but one dimension; a corner belongs to the sweeps of both directions."""
+    members: dict[tuple[str, Schedule, int], list[Reading]] = {}
+    for reading in found:
+        p = reading.case.parameters
+        members.setdefault(("n", p.schedule, p.m), []).append(reading)
+        members.setdefault(("m", p.schedule, p.n), []).append(reading)
+    sweeps = []
+    for (along, schedule, fixed), readings in sorted(members.items()):
+        by_size = sorted(readings, key=lambda reading: getattr(reading.case.parameters, along))
+        if len(by_size) > 2:
+            sweeps.append(Sweep(setting, schedule, along, fixed, tuple(by_size)))
+    return sweeps
+
+
+def fit(setting: Setting, found: Sequence[Reading]) -> FittedLaw | None:
+    """Fit on odd numbers of waves and judge on even ones, which the fit has never seen a neighbour of.
+
+    None where either part is empty.
+    """
+    parts: dict[bool, list[tuple[CriticalPath, list[float]]]] = {True: [], False: []}
+    for schedule in sorted({reading.case.parameters.schedule for reading in found}):
+        of_schedule = [reading for reading in found if reading.case.parameters.schedule == schedule]
+        for odd in (True, False):
+            part = [reading for reading in of_schedule if _waves(setting, reading) % 2 == odd]
+            if part:
+                parts[odd].append((_path(setting, part, schedule), [reading.seconds for reading in part]))
+    if not parts[True] or not parts[False]:
+        return None
+    path, seconds = _joined(parts[True])
+    law = StaircaseLaw.fit(path, seconds)
+    held_path, held_seconds = _joined(parts[False])
+    return FittedLaw(law, len(seconds), tuple(relative_error(law.seconds(held_path), held_seconds).tolist()))
+
+
+def _path(setting: Setting, readings: Sequence[Reading], schedule: Schedule) -> CriticalPath:
+    m, n, k = ([getattr(reading.case.parameters, name) for reading in readings] for name in "mnk")
+    return critical_path(m, n, k, setting.tile, schedule)
+
+
+def _waves(setting: Setting, reading: Reading) -> int:
+    p = reading.case.parameters
+    return int(wave_count(tile_count(p.m, p.n, setting.tile), setting.workers))
+
+
+def _joined(parts: Sequence[tuple[CriticalPath, list[float]]]) -> tuple[CriticalPath, list[float]]:
+    paths = [path for path, _ in parts]
+    joined = CriticalPath(
+        np.concatenate([path.k_extent for path in paths]),
+        np.concatenate([path.tiles for path in paths]),
+        np.concatenate([path.partials for path in paths]),
+    )
+    return joined, [second for _, seconds in parts for second in seconds]
