@@ -1,0 +1,145 @@
+"""What implementations see of a GPU: kernels compiled by the real NVRTC, loaded and timed on a double of libcuda."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyperf_suite.errors import Unsupported
+from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
+from pyperf_suite.measure.sampling import measure
+from pyperf_suite.operators.cuda import CudaDevice, cache_folder, cuda_device
+
+WORK = 'extern "C" __global__ void work() {}'
+KERNEL_S, EVENT_S = 5e-6, 0.5e-6  # what a kernel and an event cost on the double
+
+
+@pytest.fixture
+def device(native, fake, nvrtc, tmp_path, monkeypatch) -> CudaDevice:
+    """The double's device, with an empty cache of kernels."""
+    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "kernels"))
+    return CudaDevice(0)
+
+
+@pytest.fixture
+def uncached() -> Iterator[None]:
+    """No device remembered, before and after."""
+    cuda_device.cache_clear()
+    yield
+    cuda_device.cache_clear()
+
+
+class Work:
+    """Launches of an empty kernel on a stopwatch's stream, counting them."""
+
+    def __init__(self, device: CudaDevice, stopwatch: CudaStopwatch) -> None:
+        kernel = device.kernel(device.compile("work.cu", WORK, {}), "work")
+        self._launch = device.native.Launch(kernel, (1, 1, 1), (1, 1, 1), [])
+        self._stream = stopwatch.stream
+        self.indices: list[int] = []
+
+    def launch(self, index: int) -> None:
+        self.indices.append(index)
+        self._launch.run(self._stream)
+
+
+def test_kernels_are_compiled_for_the_device_at_hand_and_kept(device, tmp_path):
+    cubin = device.compile("work.cu", '#include "body.cuh"', {"body.cuh": WORK})
+    assert cubin.startswith(b"\x7fELF")
+    assert len(list((tmp_path / "kernels").iterdir())) == 1
+    assert CudaDevice(0).compile("work.cu", '#include "body.cuh"', {"body.cuh": WORK}) == cubin
+
+
+@pytest.mark.parametrize("queueing", ["held", "graph", "open"])
+def test_the_stopwatch_tells_seconds_a_sample_and_the_clock_it_ran_at(device, fake, queueing):
+    fake.set(kernel_ns=100_000)
+    stopwatch = device.stopwatch(queueing)
+    seconds = stopwatch.time(Work(device, stopwatch).launch, first=0, samples=3, launches_per_sample=10)
+    assert seconds == pytest.approx([10 * 100e-6 + EVENT_S] * 3, rel=1e-6)
+    assert stopwatch.clocks_hz(2) == pytest.approx([1.98e9] * 2, rel=1e-3)
+    assert stopwatch.clocks_hz(0) == []
+
+
+def test_the_resolution_is_what_an_empty_sample_costs(device):
+    assert device.stopwatch().resolution_s == pytest.approx(EVENT_S, rel=1e-6)
+
+
+def test_a_launch_is_made_once_before_it_is_timed_behind_a_held_stream(device, fake):
+    stopwatch = device.stopwatch()
+    work = Work(device, stopwatch)
+    fake.log()
+    stopwatch.time(work.launch, first=4, samples=1, launches_per_sample=1)
+    stopwatch.time(work.launch, first=5, samples=1, launches_per_sample=1)
+    assert work.indices == [4, 4, 5]
+    kernels = [line.split()[1] for line in fake.log() if line.startswith("launch")]
+    assert kernels[:3] == ["work", "pyperf_hold_stream", "pyperf_read_clocks"]
+
+
+def test_the_sampling_loop_drives_it_as_any_other_clock(device):
+    stopwatch = device.stopwatch()
+    work = Work(device, stopwatch)
+    measurement = measure(work.launch, stopwatch)
+    batch = measurement.launches_per_sample
+    assert measurement.median == pytest.approx(KERNEL_S + EVENT_S / batch, rel=1e-5)
+    assert 0.01 * batch * KERNEL_S > EVENT_S  # short kernels are batched until the stopwatch does not matter
+    assert measurement.converged
+    assert len(stopwatch.clocks_hz(len(measurement.seconds))) == len(measurement.seconds)
+    assert work.indices[1:] == list(range(len(work.indices) - 1))
+
+
+def test_the_record_names_how_gaps_were_hidden(device):
+    names = {device.stopwatch(queueing).name for queueing in ("held", "graph", "open")}
+    assert len(names) == 3
+    assert all("cuda events" in name for name in names)
+
+
+def test_a_machine_without_a_driver_makes_the_case_unsupported(native, monkeypatch, uncached):
+    monkeypatch.setenv("PYPERF_LIBCUDA", "/nowhere/libcuda.so.1")
+    with pytest.raises(Unsupported, match=r"PYPERF_LIBCUDA=/nowhere/libcuda\.so\.1 cannot be opened"):
+        cuda_device(0)
+
+
+def test_a_machine_without_nvrtc_makes_the_case_unsupported(native, fake, monkeypatch, uncached):
+    monkeypatch.setenv("PYPERF_LIBNVRTC", "/nowhere/libnvrtc.so.13")
+    with pytest.raises(Unsupported, match=r"PYPERF_LIBNVRTC=/nowhere/libnvrtc\.so\.13 cannot be opened"):
+        cuda_device(0)
+
+
+def test_an_architecture_that_nvrtc_does_not_know_makes_the_case_unsupported(device, fake, native):
+    fake.set(major=99)
+    with pytest.raises(Unsupported, match="does not know sm_990a"):
+        CudaDevice(0).compile("work.cu", WORK, {})
+
+
+def test_a_device_is_made_ready_once_in_a_process(device, uncached):
+    assert cuda_device(0) is cuda_device(0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({"PYPERF_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/pyperf_suite/kernels"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/c"}, "/c/.cache/pyperf_suite/kernels"),
+        ({"HOME": "/c"}, "/c/.cache/pyperf_suite/kernels"),
+    ],
+)
+def test_kernels_are_kept_where_the_user_says_or_where_caches_belong(monkeypatch, environment, folder):
+    for name in ("PYPERF_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == folder
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    for name in ("PYPERF_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def homeless(cls: type[Path]) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", classmethod(homeless))
+    assert cache_folder() == ""
