@@ -129,7 +129,7 @@ def default_set(target: str) -> tuple[Configuration, ...]:
     Where tiles are shared, a fix-up holds a tile's sums twice, so these tiles have at most 64 sums a thread; all fit
     the registers without spills and the shared memory of the target. Raises ValueError for what is not a target.
     """
-    if architecture_of(target) < 90:
+    if not 90 <= architecture_of(target) < 120:  # sm_120 has the shared memory and the instructions of sm_80
         return (
             Configuration((128, 128, 32), stages=4, warps=4),
             Configuration((128, 256, 32), stages=3, warps=8),
@@ -162,6 +162,13 @@ class Product:
 
         if min(m, n, k) < 1:
             raise ValueError(f"A product of {m} × {n} × {k} was asked for, but each dimension is at least 1.")
+        # Rows and columns of tiles that hang over the edge are counted too, in 32 bits.
+        for name, size, side in zip("MNK", (m, n, k), configuration.tile, strict=True):
+            if size > (1 << 31) - side:
+                raise ValueError(
+                    f"{name} = {size} was asked for, but with tile {shown(configuration.tile)} it is at most "
+                    f"{(1 << 31) - side}, for Triton counts rows in 32 bits."
+                )
         self.configuration = configuration
         self.shape = (m, n, k)
         self.schedule = configuration.schedule(m, n, k)

@@ -174,6 +174,18 @@ def test_tensors_that_descriptors_cannot_take_are_refused_in_one_sentence(change
     assert ". " not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((0, 1, 1), "at least 1"), ((2**31 - 1, 16, 16), "M = 2147483647"), ((16, 16, 2**31), "K = 2147483648")],
+    ids=named,
+)
+def test_a_dimension_that_cannot_be_is_refused_in_one_sentence(shape, words):
+    pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=words) as refusal:
+        Product(Configuration((64, 64, 64)), *shape, "cpu")
+    assert ". " not in str(refusal.value)
+
+
 def test_workspace_is_a_tile_of_fp32_for_each_shared_tile():
     pytest.importorskip("torch")
     configuration = Configuration((16, 32, 32), policy="stream_k", workers=4)
