@@ -211,34 +211,30 @@ __device__ __forceinline__ void write_buffer(const float (&sums)[spec.block_regi
     }
 }
 
-// Rounds the sums and stores them to C, the rows and columns from (row, column); what is beyond the edges is clipped by
-// the copy engine. Each warp stores its own rows, so that no warp waits for another.
+// Rounds the sums and stores them to C, the rows and columns from (row, column), box by box from `count`; what is beyond
+// the edges is clipped by the copy engine. Each warp stores its own rows, so that no warp waits for another. Recursion,
+// because the compiler leaves a loop over many boxes rolled, and then the sums go to local memory.
+template <int count = 0>
 __device__ __forceinline__ void store(const Sums& sums, const ptx::TensorMap& map_c, ptx::SharedAddress buffers, int row,
                                       int column, int warp, int lane) {
     constexpr int columns = spec.store_columns(), boxes = TILE_N / columns;
-    const ptx::SharedAddress to = buffers + spec.store_lane_offset(lane);
-#pragma unroll
-    for (int block = 0; block < spec.blocks(); ++block) {
-#pragma unroll
-        for (int box = 0; box < boxes; ++box) {
-            const int count = block * boxes + box;
-            const int buffer_offset = count % STORE_BUFFERS * spec.store_bytes();
-            // The copy engine must have read what the buffer held before; the last tile's stores are long done.
-            if (lane == 0) {
-                if (count == 0) ptx::cp_async_bulk_wait_group_read<0>();
-                if (count >= STORE_BUFFERS) ptx::cp_async_bulk_wait_group_read<STORE_BUFFERS - 1>();
-            }
-            __syncwarp();
-            write_buffer(sums[block], box * columns / 2, to, buffer_offset);
-            ptx::fence_proxy_async();
-            __syncwarp();
-            if (lane == 0) {
-                ptx::cp_async_bulk_tensor_store(map_c, column + box * columns, row + warp_row(warp, block, spec.blocks()),
-                                                buffers + buffer_offset);
-                ptx::cp_async_bulk_commit_group();
-            }
-        }
+    constexpr int block = count / boxes, box = count % boxes;
+    constexpr int buffer_offset = count % STORE_BUFFERS * spec.store_bytes();
+    // The copy engine must have read what the buffer held before; the last tile's stores are long done.
+    if (lane == 0) {
+        if constexpr (count == 0) ptx::cp_async_bulk_wait_group_read<0>();
+        if constexpr (count >= STORE_BUFFERS) ptx::cp_async_bulk_wait_group_read<STORE_BUFFERS - 1>();
     }
+    __syncwarp();
+    write_buffer(sums[block], box * columns / 2, buffers + spec.store_lane_offset(lane), buffer_offset);
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) {
+        ptx::cp_async_bulk_tensor_store(map_c, column + box * columns, row + warp_row(warp, block, spec.blocks()),
+                                        buffers + buffer_offset);
+        ptx::cp_async_bulk_commit_group();
+    }
+    if constexpr (count + 1 < spec.blocks() * boxes) store<count + 1>(sums, map_c, buffers, row, column, warp, lane);
 }
 
 // One warp of a consumer warpgroup.

@@ -1,0 +1,445 @@
+"""What a specialisation of `kernels/cuda/gemm_sm90.cu` needs: its options, threads, shared memory, tensor maps, arguments.
+
+The arithmetic is that of `kernels/cuda/tile.cuh`; the tests compare the two. A tile is one CTA's; a schedule counts in
+tiles of a cluster, `m·cluster_m` by `n·cluster_n`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+
+from pyperf_suite.kernels.schedule import POLICIES, Schedule
+
+ENTRY = "pyperf_gemm"
+SOURCE = "gemm_sm90.cu"
+HEADERS = ("ptx.cuh", "schedule.cuh", "tile.cuh", "wgmma.cuh")
+ARCHITECTURE = "sm_90a"  # wgmma and setmaxnreg are not in plain sm_90
+
+# Bytes of an element, and what a tensor map calls the type.
+INPUT_TYPES = {"bf16": (2, "bfloat16"), "fp16": (2, "float16"), "e4m3": (1, "float8_e4m3")}
+OUTPUT_TYPES = {"bf16": (2, "bfloat16"), "fp16": (2, "float16"), "fp32": (4, "float32")}
+
+TILE_M = (64, 128, 192, 256)  # wgmma has 64 rows; a box of the copy engine at most 256
+TILE_N = range(16, 257, 8)
+TILE_K_BYTES = (64, 128)  # a row of a K-major tile is one swizzle span
+# Registers of a consumer's thread that its sums may take, by consumers. Of the 255, 232 or 160 that a thread has, the
+# others are for addresses and loops; and ptxas compiles a wgmma against the registers at launch, of which four
+# warpgroups have 128 each, so that there n = 200 is the widest it takes (message C7602).
+MOST_SUMS = {1: 192, 2: 192, 3: 100}
+SHARED_BYTES = 227 << 10  # of one block (CUDA C++ Programming Guide, compute capability 9.0)
+MOST_STAGES = 8  # by default: more in flight has nothing left to hide
+WARPGROUP_THREADS = 128
+WARP_ROWS = 16
+# Where a tile begins is counted in 32 bits, and a tile of a cluster may end beyond the last row.
+MOST_DIMENSION = 2**31 - 1 - 512
+TMA_BYTES = 16
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """What `_native.cuda.tensor_map_2d` takes beside the context; shape and box have the contiguous dimension first."""
+
+    address: int
+    dtype: str
+    shape: tuple[int, int]
+    stride_bytes: int
+    box: tuple[int, int]
+    swizzle_bytes: int
+    l2_promotion_bytes: int = 256
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand's part of a stage, in panels as `tile.cuh` says: one if K-major, one a swizzle span if MN-major."""
+
+    extent: int
+    depth: int
+    element_bytes: int
+    mn_major: bool
+    shared_by: int
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes of a row of a panel, which is what the swizzle permutes."""
+        return widest_span(self.extent * self.element_bytes) if self.mn_major else self.depth * self.element_bytes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one stage, the same in either storage."""
+        return self.extent * self.depth * self.element_bytes
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """Columns and rows of one copy: a panel, or its slice where a cluster's CTAs load it together."""
+        rows = self.depth if self.mn_major else self.extent
+        return self.span_bytes // self.element_bytes, rows // self.shared_by
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """One instance of the kernel: a tile `m × n` in steps of `k` elements, and everything else that is fixed in its code.
+
+    `consumers` warpgroups share the rows; `cluster_m × cluster_n` CTAs load what they share once; each warp has
+    `store_buffers` for results on their way out. `shared_tiles` is for schedules in which units share tiles (split_k,
+    stream_k); without it the kernel is smaller. Raises ValueError for what cannot be, naming the limit and the nearest
+    that can.
+    """
+
+    m: int
+    n: int
+    k: int
+    stages: int
+    consumers: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    store_buffers: int = 2
+    in_type: str = "bf16"
+    out_type: str = "bf16"
+    a_transposed: bool = False
+    b_transposed: bool = True
+    shared_tiles: bool = False
+
+    def __post_init__(self) -> None:
+        check_types(self.in_type, self.out_type, self.a_transposed, self.b_transposed)
+        check_tile(self.m, self.n, self.k, self.consumers, self.in_type)
+        check_cluster(self.n, self.cluster_m, self.cluster_n, self.b_transposed)
+        if self.stages < 2 or self.store_buffers < 1:
+            raise ValueError(
+                f"{self.stages} stages and {self.store_buffers} store buffers were asked for: loading and multiplying "
+                "overlap from 2 stages on, and results leave through at least 1 buffer."
+            )
+        if self.smem_bytes > SHARED_BYTES:
+            fitting = most_stages(self)
+            nearest = f"{fitting} stages do" if fitting >= 2 else "ask for a smaller tile"
+            raise ValueError(
+                f"Tile {self.m}x{self.n}x{self.k} with {self.stages} stages takes {self.smem_bytes} bytes of shared "
+                f"memory, and a block of compute capability 9.0 has {SHARED_BYTES}: {nearest}."
+            )
+
+    @property
+    def name(self) -> str:
+        """What a person reads: `sm90_bf16_bf16_tn_128x256x64_s4_c2x1`."""
+        shared = "_shared" if self.shared_tiles else ""
+        return (
+            f"sm90_{self.in_type}_{self.out_type}_{self.layout.lower()}_{self.m}x{self.n}x{self.k}_s{self.stages}"
+            f"_c{self.cluster_m}x{self.cluster_n}{shared}"
+        )
+
+    @property
+    def layout(self) -> str:
+        """How B and A are stored, in cuBLAS's letters for a row-major C: TN is A [M,K], B [N,K]."""
+        return ("T" if self.b_transposed else "N") + ("T" if self.a_transposed else "N")
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def in_bytes(self) -> int:
+        """Bytes of an element of A or B."""
+        return INPUT_TYPES[self.in_type][0]
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of an element of C."""
+        return OUTPUT_TYPES[self.out_type][0]
+
+    @property
+    def a(self) -> Operand:
+        """A's part of a stage."""
+        return Operand(self.m, self.k, self.in_bytes, self.a_transposed, self.cluster_n)
+
+    @property
+    def b(self) -> Operand:
+        """B's part of a stage."""
+        return Operand(self.n, self.k, self.in_bytes, not self.b_transposed, self.cluster_m)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the consumers' and one warpgroup that loads."""
+        return (self.consumers + 1) * WARPGROUP_THREADS
+
+    @property
+    def store_span_bytes(self) -> int:
+        """Bytes of a row of the boxes in which results leave."""
+        return widest_span(self.n * self.out_bytes)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage: each operand begins where a swizzle pattern may."""
+        return sum(math.ceil(operand.bytes / 1024) * 1024 for operand in (self.a, self.b))
+
+    @property
+    def store_bytes(self) -> int:
+        """Shared memory through which results leave."""
+        return self.consumers * 4 * self.store_buffers * WARP_ROWS * self.store_span_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a block: stages, store buffers, two barriers a stage."""
+        return self.stages * (self.stage_bytes + 16) + self.store_bytes
+
+    @property
+    def register_bound(self) -> int:
+        """Registers a thread is launched with at most, before setmaxnreg moves some from the producer to the consumers."""
+        return min(255, 65536 // self.threads // 8 * 8)
+
+    def options(self) -> list[str]:
+        """The compiler's options that make this instance of the source."""
+        # wgmma.cuh lists the n / 2 registers of a wgmma in twenties and a rest of 4 to 20.
+        twenties = (self.n // 2 - 4) // 20
+        macros = {
+            "TILE_M": self.m,
+            "TILE_N": self.n,
+            "TILE_K": self.k,
+            "STAGES": self.stages,
+            "CONSUMERS": self.consumers,
+            "CLUSTER_M": self.cluster_m,
+            "CLUSTER_N": self.cluster_n,
+            "STORE_BUFFERS": self.store_buffers,
+            "IN_TYPE": self.in_type,
+            "OUT_TYPE": self.out_type,
+            "LAYOUT_A_TRANSPOSED": int(self.a_transposed),
+            "LAYOUT_B_TRANSPOSED": int(self.b_transposed),
+            "SHARED_TILES": int(self.shared_tiles),
+            "REGISTER_TWENTIES": twenties,
+            "REGISTER_REST": self.n // 2 - 20 * twenties,
+        }
+        return ["--std=c++17", *(f"-D{name}={value}" for name, value in macros.items())]
+
+    def check_device(self, capability: str) -> None:
+        """Raise ValueError where a device of a compute capability such as "8.6" cannot run it."""
+        if capability != "9.0":
+            raise ValueError(
+                f"{self.name} needs compute capability 9.0, whose wgmma no other has, but this device has {capability}: "
+                "take an sm_80 kernel."
+            )
+
+    def schedule(
+        self, m: int, n: int, k: int, policy: str, splits: int = 1, workers: int = 1, group: int = 1
+    ) -> Schedule:
+        """The schedule of a product, counted in tiles of a cluster; workers are clusters too.
+
+        Raises ValueError for one that cannot be, or that needs `shared_tiles`.
+        """
+        for letter, size in (("M", m), ("N", n), ("K", k)):
+            if not 1 <= size <= MOST_DIMENSION:
+                raise ValueError(f"{letter} = {size} is out of range: it must be between 1 and {MOST_DIMENSION}.")
+        tiles_m, tiles_n = math.ceil(m / (self.m * self.cluster_m)), math.ceil(n / (self.n * self.cluster_n))
+        schedule = Schedule(policy, tiles_m, tiles_n, math.ceil(k / self.k), splits, workers, min(group, tiles_m))
+        if schedule.shared_tiles and not self.shared_tiles:
+            raise ValueError(f"In this {policy} schedule units share tiles, but {self.name} has shared_tiles=False.")
+        if max(schedule.k_tiles * splits, workers * workers) >= 1 << 31:
+            raise ValueError(f"{splits} splits and {workers} workers are more than a kernel can count: ask for fewer.")
+        return schedule
+
+    def grid(self, schedule: Schedule) -> int:
+        """Blocks to launch: a cluster for each unit."""
+        return schedule.units * self.cluster
+
+    def workspace_bytes(self, schedule: Schedule) -> int:
+        """Device memory for partial sums: a cluster's tile of fp32 for each tile that units share; not initialised."""
+        return 4 * self.cluster * self.m * self.n * schedule.shared_tiles
+
+    def flags_bytes(self, schedule: Schedule) -> int:
+        """Device memory for flags: zero before the first launch; each launch leaves them zero."""
+        return 4 * self.cluster * self.consumers * 4 * schedule.shared_tiles
+
+    def tensor_maps(
+        self,
+        a: int,
+        b: int,
+        c: int,
+        leading_dimensions: tuple[int, int, int],
+        sizes: tuple[int, int, int],
+    ) -> tuple[TensorMap, TensorMap, TensorMap]:
+        """The maps of A, B and C at these addresses; leading dimensions in elements of A, B, C; sizes M, N, K.
+
+        Raises ValueError for what the copy engine (TMA) cannot take: it needs addresses and rows at multiples of 16
+        bytes. Which kernel can is said too.
+        """
+        m, n, k = sizes
+        in_dtype, out_dtype = INPUT_TYPES[self.in_type][1], OUTPUT_TYPES[self.out_type][1]
+        operands = (
+            ("A", a, in_dtype, self.in_bytes, (m, k) if self.a_transposed else (k, m), self.a.box, self.a.span_bytes),
+            ("B", b, in_dtype, self.in_bytes, (k, n) if self.b_transposed else (n, k), self.b.box, self.b.span_bytes),
+            (
+                *("C", c, out_dtype, self.out_bytes, (n, m)),
+                (self.store_span_bytes // self.out_bytes, WARP_ROWS),
+                self.store_span_bytes,
+            ),
+        )
+        maps = []
+        for (letter, address, dtype, size, shape, box, span), leading in zip(operands, leading_dimensions, strict=True):
+            check_operand(letter, address, leading, shape[0], size)
+            swizzle = span if span > TMA_BYTES else 0  # one 16-byte column has nothing to swizzle
+            maps.append(TensorMap(address, dtype, shape, leading * size, box, swizzle))
+        return maps[0], maps[1], maps[2]
+
+    def arguments(
+        self, maps: tuple[bytes, bytes, bytes], schedule: Schedule, workspace: int = 0, flags: int = 0
+    ) -> list[bytes]:
+        """The kernel's parameters in order, packed: the maps of A, B and C as encoded, the schedule, two addresses."""
+        counts = (schedule.tiles_m, schedule.tiles_n, schedule.k_tiles, schedule.splits, schedule.workers)
+        return [
+            *maps,
+            struct.pack("<7i", POLICIES.index(schedule.policy), *counts, schedule.group),
+            struct.pack("<Q", workspace),
+            struct.pack("<Q", flags),
+        ]
+
+
+def widest_span(row_bytes: int) -> int:
+    """The widest of the swizzle's spans (128, 64, 32, 16 bytes) that rows of so many bytes divide into."""
+    return math.gcd(row_bytes, 128)
+
+
+def check_types(in_type: str, out_type: str, a_transposed: bool, b_transposed: bool) -> None:
+    """Raise ValueError for types or storage that wgmma does not take."""
+    if in_type not in INPUT_TYPES or out_type not in OUTPUT_TYPES:
+        raise ValueError(
+            f"A product of {in_type} into {out_type} was asked for: operands can be {', '.join(INPUT_TYPES)}, results "
+            f"{', '.join(OUTPUT_TYPES)}."
+        )
+    if in_type == "e4m3" and (a_transposed or not b_transposed):
+        raise ValueError("wgmma reads e4m3 only with K contiguous: store A [M,K] and B [N,K], which is layout TN.")
+
+
+def check_tile(m: int, n: int, k: int, consumers: int, in_type: str) -> None:
+    """Raise ValueError, with the limit and the nearest tile that can be, for one that wgmma or registers do not allow."""
+    if consumers not in MOST_SUMS or (m in TILE_M and m // 64 % consumers):
+        fitting = [number for number in MOST_SUMS if m // 64 % number == 0]
+        raise ValueError(
+            f"{consumers} consumers cannot share {m} rows: each warpgroup takes whole blocks of 64, so "
+            f"{' or '.join(map(str, fitting))} can."
+        )
+    element_bytes = INPUT_TYPES[in_type][0]
+    depths = [size // element_bytes for size in TILE_K_BYTES]
+    near_m = min(TILE_M, key=lambda rows: abs(rows - m))
+    near_n = min(TILE_N, key=lambda columns: abs(columns - n))
+    near_k = min(depths, key=lambda depth: abs(depth - k))
+    blocks = max(1, near_m // 64 // consumers)
+    near_n = min(near_n, MOST_SUMS[consumers] * 2 // blocks // 8 * 8)
+    if (m, n, k) != (near_m, near_n, near_k):
+        raise ValueError(
+            f"Tile {m}x{n}x{k} of {in_type} cannot be computed with wgmma by {consumers} consumers: m is one of "
+            f"{', '.join(map(str, TILE_M))}, n a multiple of 8 from 16 to 256, k one of {', '.join(map(str, depths))}, and a "
+            f"thread has registers for {MOST_SUMS[consumers]} sums; the nearest tile that can is "
+            f"{near_m}x{near_n}x{near_k}."
+        )
+
+
+def check_cluster(n: int, cluster_m: int, cluster_n: int, b_transposed: bool) -> None:
+    """Raise ValueError for a cluster other than one CTA or a pair, or a pair that cannot share the operand."""
+    if (cluster_m, cluster_n) not in ((1, 1), (2, 1), (1, 2)):
+        raise ValueError(f"A cluster of {cluster_m}x{cluster_n} CTAs was asked for: it can be 1x1, 2x1 or 1x2.")
+    if cluster_m == 2 and b_transposed and n % 16:
+        raise ValueError(
+            f"Two CTAs cannot load a B tile of {n} columns together: each takes a multiple of 8, so take n = {n - 8} or "
+            f"n = {n + 8}."
+        )
+
+
+def check_operand(letter: str, address: int, leading_dimension: int, row_length: int, element_bytes: int) -> None:
+    """Raise ValueError for an operand that the copy engine cannot take, saying what it can."""
+    if leading_dimension < row_length:
+        raise ValueError(
+            f"The leading dimension of {letter} is {leading_dimension}, less than its row of {row_length} elements."
+        )
+    if address % TMA_BYTES:
+        raise ValueError(
+            f"{letter} begins at address {address:#x}, but TMA needs a multiple of {TMA_BYTES}: align it, or take an "
+            "sm_80 kernel."
+        )
+    if leading_dimension * element_bytes % TMA_BYTES:
+        raise ValueError(
+            f"The leading dimension of {letter} is {leading_dimension}, but TMA needs rows {TMA_BYTES} bytes apart or a "
+            f"multiple: pad it to {math.ceil(leading_dimension * element_bytes / TMA_BYTES) * TMA_BYTES // element_bytes}, "
+            "or take an sm_80 kernel."
+        )
+
+
+def most_stages(specialisation: Specialisation) -> int:
+    """As many stages as shared memory has room for beside the store buffers."""
+    return (SHARED_BYTES - specialisation.store_bytes) // (specialisation.stage_bytes + 16)
+
+
+def specialise(
+    m: int,
+    n: int,
+    k: int | None = None,
+    stages: int | None = None,
+    *,
+    consumers: int | None = None,
+    cluster_m: int = 1,
+    cluster_n: int = 1,
+    store_buffers: int = 2,
+    in_type: str = "bf16",
+    out_type: str = "bf16",
+    a_transposed: bool = False,
+    b_transposed: bool = True,
+    shared_tiles: bool = False,
+) -> Specialisation:
+    """The instance for a tile, what is not named chosen: k of 128 bytes, as many stages as fit up to 8, and consumers.
+
+    A consumer for each 64 rows, up to two blocks of 64 to each where registers allow no more consumers. Raises ValueError
+    for what cannot be.
+    """
+    check_types(in_type, out_type, a_transposed, b_transposed)
+    two = Specialisation(
+        m,
+        n,
+        128 // INPUT_TYPES[in_type][0] if k is None else k,
+        2,
+        {64: 1, 192: 3}.get(m, 2) if consumers is None else consumers,
+        cluster_m,
+        cluster_n,
+        store_buffers,
+        in_type,
+        out_type,
+        a_transposed,
+        b_transposed,
+        shared_tiles,
+    )
+    return replace(two, stages=min(MOST_STAGES, most_stages(two)) if stages is None else stages)
+
+
+def in_layout(specialisation: Specialisation, layout: str) -> Specialisation:
+    """The same tile for operands stored otherwise: "TN", "NN", "NT" or "TT"."""
+    return replace(specialisation, a_transposed=layout[1] == "T", b_transposed=layout[0] == "T")
+
+
+def default_set() -> tuple[Specialisation, ...]:
+    """The tiles measured where nobody names one: bf16, TN. None spills, with `shared_tiles` either.
+
+    256x192 is missing: with its 192 sums, `shared_tiles` and a cluster two registers spill.
+    """
+    tiles = (
+        (64, 64, 1, 1),
+        (64, 128, 1, 1),
+        (64, 256, 1, 1),
+        (128, 32, 1, 1),
+        (128, 64, 1, 1),
+        (128, 128, 1, 1),
+        (128, 128, 2, 1),
+        (128, 192, 2, 1),
+        (128, 256, 1, 1),
+        (128, 256, 2, 1),
+        (192, 128, 1, 1),
+        (192, 192, 2, 1),
+        (256, 128, 1, 1),
+        (256, 128, 1, 2),
+        (256, 128, 2, 1),
+    )
+    return tuple(specialise(m, n, cluster_m=rows, cluster_n=columns) for m, n, rows, columns in tiles)
+
+
+def sources() -> tuple[str, Mapping[str, str]]:
+    """The text of the kernel, and of the headers it includes by name."""
+    folder = resources.files("pyperf_suite.kernels") / "cuda"
+    return (folder / SOURCE).read_text("utf-8"), {name: (folder / name).read_text("utf-8") for name in HEADERS}
