@@ -40,15 +40,21 @@ class CudaDevice:
         except self.native.NotAvailable as reason:
             raise Unsupported(str(reason)) from None
 
-    def compile(self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str] = ()) -> bytes:
-        """Machine code of a source for this very device; `headers` by the name they are included by.
+    def compile(
+        self,
+        name: str,
+        source: str,
+        headers: Mapping[str, str],
+        options: Sequence[str] = (),
+        architecture: str | None = None,
+    ) -> bytes:
+        """Machine code of a source, for this very device if no architecture is named; headers by their include name.
 
         Raises Unsupported where NVRTC does not know the device, and `native.CompileError` with the compiler's log.
         """
+        target = architecture or self.context.architecture
         with self.translated():
-            compiled = self._compiler.compile(
-                name, source, dict(headers), self.context.architecture, [*COMPILER_OPTIONS, *options]
-            )
+            compiled = self._compiler.compile(name, source, dict(headers), target, [*COMPILER_OPTIONS, *options])
         return bytes(compiled.cubin)
 
     def kernel(self, cubin: bytes, name: str) -> Any:
@@ -56,11 +62,12 @@ class CudaDevice:
         with self.translated():
             return self.native.Kernel(self.native.Module(self.context, cubin), name)
 
-    def stopwatch(self, queueing: str = "held") -> CudaStopwatch:
-        """A stopwatch with a stream of its own; `queueing` is held, graph or open (see csrc/cuda/stopwatch.h)."""
+    def stopwatch(self, queueing: str = "held", **options: float) -> CudaStopwatch:
+        """A stopwatch with a stream of its own; `queueing` is held, graph or open, options as `native.Stopwatch`'s."""
         source = (files("pyperf_suite.kernels") / "cuda" / "stopwatch.cu").read_text("utf-8")
         cubin = self.compile("stopwatch.cu", source, {})
-        return CudaStopwatch(self.native.Stopwatch(self.context, cubin, queueing=queueing))
+        with self.translated():
+            return CudaStopwatch(self.native.Stopwatch(self.context, cubin, queueing=queueing, **options))
 
 
 @functools.cache
