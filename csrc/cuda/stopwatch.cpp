@@ -69,6 +69,7 @@ Stopwatch::Stopwatch(std::shared_ptr<const Context> context, const std::string& 
             events_.push_back(nullptr);
             PYPERF_CALL(context_->driver(), cuEventCreate, &events_.back(), 0);
         }
+        load_kernels();
     } catch (...) {
         release_handles();
         throw;
@@ -81,6 +82,14 @@ Stopwatch::~Stopwatch() {
         release_handles();
     } catch (const CudaError&) {  // the context is lost, and its streams and events with it
     }
+}
+
+// The driver may put off loading a kernel until its first launch, and would then wait for a held stream.
+void Stopwatch::load_kernels() {
+    static_cast<Gate*>(gate_.host())->open = 1;
+    hold_->run(stream());
+    clock_launches_.front()->run(stream());
+    synchronize();
 }
 
 void Stopwatch::release_handles() {

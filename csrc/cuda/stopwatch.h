@@ -78,6 +78,7 @@ class Stopwatch {
     void read_block(const std::vector<Interval>& block, std::vector<Sum>& sums);
     double clock_hz(const ClockPair* before, const ClockPair* after) const;
     std::size_t intervals_per_block() const;
+    void load_kernels();
     void release_handles();
 
     std::shared_ptr<const Context> context_;

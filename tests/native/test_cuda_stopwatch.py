@@ -44,6 +44,11 @@ def test_a_block_is_queued_behind_a_held_stream_with_the_clocks_outside_what_is_
     assert fake.log() == [HOLD, CLOCKS, *sample, *sample]
 
 
+def test_the_stopwatchs_own_kernels_have_run_before_a_stream_is_held(fake, stopwatch):
+    stopwatch()
+    assert fake.log() == [HOLD, CLOCKS]
+
+
 def test_a_graph_is_captured_and_then_launched_once(fake, stopwatch, work):
     watch = stopwatch(queueing="graph")
     fake.log()
@@ -174,7 +179,8 @@ def test_negative_counts_are_refused(stopwatch):
 
 
 @pytest.mark.parametrize(
-    "function", ["cuStreamCreate", "cuEventCreate", "cuMemHostGetDevicePointer_v2", "cuMemAlloc_v2"]
+    "function",
+    ["cuStreamCreate", "cuEventCreate", "cuMemHostGetDevicePointer_v2", "cuMemAlloc_v2", "cuStreamSynchronize"],
 )
 def test_a_stopwatch_that_cannot_be_made_leaves_nothing_behind(cuda, context, fake, stopwatch, function):
     before = fake.get("live")
