@@ -1,0 +1,453 @@
+// Stands in for kernels/cuda/ptx.cuh and wgmma.cuh when gemm_sm90.cu is compiled by the host's compiler and run without
+// a GPU: emulated_launch_sm90.cpp runs its threads as fibers.
+//
+// Each instruction does what the PTX ISA says, written from its tables and not from the kernel. Beyond that it refuses
+// what a GPU would fault on or silently get wrong: too many arrivals at a barrier, results stored that no fence made
+// visible, shared memory used after its block left, lanes of a warp at different instructions. Copies by the copy engine
+// arrive in any order, and a warp's quarter of a wgmma reads its operands as late as it may.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <vector>
+
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __shared__
+#define __grid_constant__
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __launch_bounds__(threads, blocks)
+#define threadIdx (emulation::thread_index())
+#define blockIdx (emulation::block_index())
+#define __syncthreads() emulation::wait_for_block()
+#define __syncwarp() emulation::wait_for_warp(emulation::Meeting::syncwarp)
+#define __nanosleep(nanoseconds) emulation::yield()
+#define __trap() emulation::fault("trapped")
+
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+namespace pyperf::ptx {
+
+// What the kernel's author asks cuTensorMapEncodeTiled for.
+struct TensorMap {
+    char* base;
+    int element_bytes;
+    long long columns, rows, stride_bytes;
+    int box_columns, box_rows, swizzle_bytes;
+};
+
+using SharedAddress = unsigned;
+
+}  // namespace pyperf::ptx
+
+namespace emulation {
+
+using pyperf::ptx::SharedAddress;
+using pyperf::ptx::TensorMap;
+
+constexpr unsigned shared_begin = 1024;  // where dynamic shared memory begins on sm_90
+constexpr unsigned shared_capacity = 256 << 10;
+
+struct Index {
+    int x;
+};
+enum class Meeting { none, syncwarp, shuffle, stmatrix, fence, multiply, commit, wait, setmaxnreg };
+
+struct Barrier {
+    int count = 0, pending = 0, phase = 0;
+    long long bytes = 0;
+};
+
+// A warp's quarter of a wgmma: 16 rows.
+struct Quarter {
+    unsigned long long a, b;
+    bool accumulate;
+    float* sums[32];
+};
+
+struct Warp {
+    std::vector<std::vector<Quarter>> groups;  // committed, oldest first
+    std::vector<Quarter> open;
+    bool fenced = false;
+};
+
+struct Lane {
+    unsigned words[8];           // what it brings to an instruction of its warp
+    float* sums;
+    unsigned long long a, b;
+    std::vector<int> groups;     // stores not yet read, of each committed group
+    int open_stores = 0;
+    std::vector<unsigned> unfenced;  // bytes of shared memory written and not made visible to the copy engine
+};
+
+struct Block {
+    std::vector<unsigned char> memory;
+    std::vector<char> unfenced;  // for each byte, whether the copy engine could miss it
+    std::map<unsigned, Barrier> barriers;
+    std::vector<Warp> warps;
+    int running = 0;
+    int rank = 0;
+    long long index = 0;
+};
+
+Index thread_index();
+Index block_index();
+Block& this_block();
+Block& block_of_cluster(int rank);
+Warp& this_warp();
+Lane& lane_of_warp(int lane);
+Lane& this_lane();
+void yield();
+void progress();
+void wait_for_block();
+void wait_for_cluster();
+// Returns when all lanes of the warp have come to it; the last of them acts.
+void wait_for_warp(Meeting meeting, const std::function<void()>& act = [] {});
+void queue_copy(std::function<void()> copy);
+void require_global(const void* address, std::size_t bytes);
+bool late();  // whether a wgmma that may still be under way is
+[[noreturn]] void fault(const char* what);
+
+inline unsigned char* shared(Block& block, SharedAddress address, unsigned bytes) {
+    if (block.running == 0) fault("uses shared memory of a block that has left");
+    if (address < shared_begin || address + bytes > shared_begin + block.memory.size())
+        fault("uses shared memory outside of its allocation");
+    if (address % bytes != 0 && bytes <= 16) fault("uses shared memory misaligned");
+    return block.memory.data() + (address - shared_begin);
+}
+
+// "Tensor swizzling": within 1024, 512 or 256 bytes, 16-byte columns are xored with the number of the 128-byte line.
+inline unsigned swizzle(unsigned address, int span) { return address ^ ((address >> 7 & (span / 16 - 1)) << 4); }
+
+inline Barrier& barrier_at(Block& block, SharedAddress address) {
+    shared(block, address, 8);
+    const auto found = block.barriers.find(address);
+    if (found == block.barriers.end()) fault("uses a barrier that nobody initialised");
+    return found->second;
+}
+
+inline void finish_phase(Barrier& barrier) {
+    if (barrier.pending != 0 || barrier.bytes != 0) return;
+    barrier.pending = barrier.count;
+    barrier.phase ^= 1;
+    progress();
+}
+
+inline void arrive(Barrier& barrier) {
+    if (--barrier.pending < 0) fault("arrives at a barrier that expects nobody more");
+    finish_phase(barrier);
+}
+
+inline void write_shared(SharedAddress address, const void* value, unsigned bytes) {
+    std::memcpy(shared(this_block(), address, bytes), value, bytes);
+    for (unsigned byte = 0; byte < bytes; ++byte) {
+        this_block().unfenced[address - shared_begin + byte] = 1;
+        this_lane().unfenced.push_back(address - shared_begin + byte);
+    }
+}
+
+inline void load_box(const TensorMap& map, int column, int row, SharedAddress destination, SharedAddress barrier,
+                     const std::vector<Block*>& blocks) {
+    const int row_bytes = map.box_columns * map.element_bytes, span = map.swizzle_bytes;
+    if (destination % 128 != 0) fault("copies to an address that is not a multiple of 128");
+    if (span && row_bytes != span) fault("copies rows that are not one swizzle span");
+    queue_copy([=] {
+        for (Block* block : blocks) {
+            for (int y = 0; y < map.box_rows; ++y) {
+                for (int x = 0; x < row_bytes; ++x) {
+                    const long long from_row = row + static_cast<long long>(y);
+                    const long long from_column = column + static_cast<long long>(x / map.element_bytes);
+                    const bool inside = from_row >= 0 && from_row < map.rows && from_column >= 0 && from_column < map.columns;
+                    const char* from = map.base + from_row * map.stride_bytes + from_column * map.element_bytes +
+                                       x % map.element_bytes;
+                    const unsigned to = destination + y * row_bytes + x;
+                    *shared(*block, span ? swizzle(to, span) : to, 1) = inside ? *from : 0;
+                }
+            }
+            Barrier& full = barrier_at(*block, barrier);
+            full.bytes -= row_bytes * map.box_rows;
+            finish_phase(full);
+        }
+    });
+}
+
+template <class Type>
+Type at(const unsigned char* from) {
+    Type value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+inline float widen_minifloat(unsigned bits, int exponent_bits, int fraction_bits, int bias) {
+    const unsigned fraction = bits & ((1u << fraction_bits) - 1);
+    const int exponent = bits >> fraction_bits & ((1u << exponent_bits) - 1);
+    const float magnitude = exponent == 0
+                                ? std::ldexp(static_cast<float>(fraction), 1 - bias - fraction_bits)
+                                : std::ldexp(static_cast<float>(fraction + (1u << fraction_bits)),
+                                             exponent - bias - fraction_bits);
+    return bits >> (exponent_bits + fraction_bits) & 1 ? -magnitude : magnitude;
+}
+
+enum class Kind { bf16, fp16, e4m3 };
+
+inline float widen(const unsigned char* from, Kind kind) {
+    if (kind == Kind::e4m3) return widen_minifloat(*from, 4, 3, 7);
+    if (kind == Kind::fp16) return widen_minifloat(at<std::uint16_t>(from), 5, 10, 15);
+    const unsigned word = unsigned{at<std::uint16_t>(from)} << 16;
+    return at<float>(reinterpret_cast<const unsigned char*>(&word));
+}
+
+// Element (mn, k) of an operand, by "Canonical layouts" and "Matrix descriptor format".
+inline float element(unsigned long long descriptor, int mn, int k, bool mn_major, Kind kind) {
+    const int bytes = kind == Kind::e4m3 ? 1 : 2, t = 16 / bytes;
+    const unsigned start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4;
+    const unsigned stride = (descriptor >> 32 & 0x3fff) << 4, mode = descriptor >> 62;
+    if (descriptor >> 46 & 0xffff) fault("gives a descriptor with a base offset or a reserved bit");
+    const int w = mode == 0 ? 1 : 16 >> mode;  // 16-byte units of a span
+    unsigned offset;
+    if (mn_major) {
+        const unsigned panels = mn / (t * w) * (mode == 0 ? stride : leading);
+        const unsigned groups = k / 8 * (mode == 0 ? leading : stride);
+        offset = mn % t * bytes + mn / t % w * 16 + panels + k % 8 * w * 16 + groups;
+    } else {
+        const unsigned column = mode == 0 ? k / t * leading + k % t * bytes : k * bytes;
+        offset = mn % 8 * w * 16 + mn / 8 * stride + column;
+    }
+    return widen(shared(this_block(), swizzle(start + offset, w * 16), bytes), kind);
+}
+
+constexpr Kind kind = Kind::IN_TYPE;
+constexpr int depth = kind == Kind::e4m3 ? 32 : 16;
+
+inline void multiply(const Quarter& quarter, int warp) {
+    static float a[16][depth], b[TILE_N][depth];
+    for (int k = 0; k < depth; ++k) {
+        for (int m = 0; m < 16; ++m) a[m][k] = element(quarter.a, warp % 4 * 16 + m, k, LAYOUT_A_TRANSPOSED, kind);
+        for (int n = 0; n < TILE_N; ++n) b[n][k] = element(quarter.b, n, k, !LAYOUT_B_TRANSPOSED, kind);
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+        for (int i = 0; i < TILE_N / 2; ++i) {
+            const int row = lane / 4 + (i & 2 ? 8 : 0), column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
+            float sum = quarter.accumulate ? quarter.sums[lane][i] : 0.0f;
+            for (int k = 0; k < depth; ++k) sum += a[row][k] * b[column][k];
+            quarter.sums[lane][i] = sum;
+        }
+    }
+}
+
+inline void finish_groups(std::size_t pending) {
+    Warp& warp = this_warp();
+    while (warp.groups.size() > pending) {
+        for (const Quarter& quarter : warp.groups.front()) multiply(quarter, thread_index().x / 32);
+        warp.groups.erase(warp.groups.begin());
+    }
+}
+
+}  // namespace emulation
+
+inline int __shfl_sync(unsigned, int value, int from) {
+    emulation::this_lane().words[0] = value;
+    emulation::wait_for_warp(emulation::Meeting::shuffle, [=] {
+        const unsigned sent = emulation::lane_of_warp(from).words[0];
+        for (int lane = 0; lane < 32; ++lane) emulation::lane_of_warp(lane).words[1] = sent;
+    });
+    return emulation::this_lane().words[1];
+}
+inline float4 __ldcg(const float4* address) {
+    emulation::require_global(address, sizeof *address);
+    return *address;
+}
+inline void __stcg(float4* address, float4 value) {
+    emulation::require_global(address, sizeof *address);
+    *address = value;
+}
+
+namespace pyperf::ptx {
+
+inline SharedAddress shared_address(const void*) { return emulation::shared_begin; }
+
+inline void mbarrier_init(SharedAddress barrier, int arrivals) {
+    emulation::this_block().barriers[barrier] = {arrivals, arrivals, 0, 0};
+}
+inline void fence_mbarrier_init() {}
+inline void mbarrier_arrive_expect_tx(SharedAddress barrier, int bytes) {
+    emulation::Barrier& at = emulation::barrier_at(emulation::this_block(), barrier);
+    at.bytes += bytes;
+    emulation::arrive(at);
+}
+inline void mbarrier_arrive(SharedAddress barrier) {
+    emulation::arrive(emulation::barrier_at(emulation::this_block(), barrier));
+}
+inline void mbarrier_arrive_cluster(SharedAddress barrier, int rank) {
+    emulation::arrive(emulation::barrier_at(emulation::block_of_cluster(rank), barrier));
+}
+inline void mbarrier_try_wait_parity(SharedAddress barrier, int parity) {
+    while (emulation::barrier_at(emulation::this_block(), barrier).phase == parity) emulation::yield();
+}
+
+inline int cluster_ctarank() { return emulation::this_block().rank; }
+inline void barrier_cluster() { emulation::wait_for_cluster(); }
+inline void prefetch_tensormap(const TensorMap&) {}
+
+inline void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, int column, int row,
+                                      SharedAddress barrier) {
+    emulation::load_box(map, column, row, destination, barrier, {&emulation::this_block()});
+}
+inline void cp_async_bulk_tensor_load_multicast(SharedAddress destination, const TensorMap& map, int column, int row,
+                                                SharedAddress barrier, unsigned short ctas) {
+    std::vector<emulation::Block*> blocks;
+    for (int rank = 0; rank < 16; ++rank)
+        if (ctas >> rank & 1) blocks.push_back(&emulation::block_of_cluster(rank));
+    emulation::load_box(map, column, row, destination, barrier, blocks);
+}
+inline void cp_async_bulk_tensor_store(const TensorMap& map, int column, int row, SharedAddress source) {
+    emulation::Block& block = emulation::this_block();
+    emulation::Lane& lane = emulation::this_lane();
+    const int row_bytes = map.box_columns * map.element_bytes;
+    const auto group = lane.groups.size();
+    ++lane.open_stores;
+    for (int byte = 0; byte < map.box_rows * row_bytes; ++byte)
+        if (block.unfenced[source - emulation::shared_begin + byte]) emulation::fault("stores what no fence made visible");
+    emulation::queue_copy([=, &map, &block, &lane] {
+        for (int y = 0; y < map.box_rows; ++y) {
+            for (int x = 0; x < row_bytes; ++x) {
+                const long long to_row = row + y, to_column = column + x / map.element_bytes;
+                if (to_row >= map.rows || to_column >= map.columns) continue;
+                const unsigned from = source + y * row_bytes + x;
+                map.base[to_row * map.stride_bytes + to_column * map.element_bytes + x % map.element_bytes] =
+                    *emulation::shared(block, map.swizzle_bytes ? emulation::swizzle(from, map.swizzle_bytes) : from, 1);
+            }
+        }
+        --lane.groups[group];
+    });
+}
+inline void cp_async_bulk_commit_group() {
+    emulation::Lane& lane = emulation::this_lane();
+    lane.groups.push_back(lane.open_stores);
+    lane.open_stores = 0;
+}
+template <int pending>
+void cp_async_bulk_wait_group_read() {
+    const auto& groups = emulation::this_lane().groups;
+    for (std::size_t group = 0; group + pending < groups.size(); ++group)
+        while (groups[group] > 0) emulation::yield();
+}
+inline void fence_proxy_async() {
+    for (const unsigned byte : emulation::this_lane().unfenced) emulation::this_block().unfenced[byte] = 0;
+    emulation::this_lane().unfenced.clear();
+}
+
+template <int registers>
+void setmaxnreg_inc() {
+    emulation::wait_for_warp(emulation::Meeting::setmaxnreg);
+}
+template <int registers>
+void setmaxnreg_dec() {
+    emulation::wait_for_warp(emulation::Meeting::setmaxnreg);
+}
+
+// To the nearest, ties to even; the operands of the tests stay within the range of fp16.
+inline unsigned narrow_bf16(float value) {
+    const unsigned word = emulation::at<unsigned>(reinterpret_cast<const unsigned char*>(&value));
+    return (word + 0x7fff + (word >> 16 & 1)) >> 16;
+}
+inline unsigned narrow_f16(float value) {
+    const float magnitude = std::fabs(value);
+    const int exponent = std::max(magnitude == 0 ? -14 : std::ilogb(magnitude), -14);
+    const unsigned steps = static_cast<unsigned>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
+    const unsigned bits = steps < 1024 ? steps : (static_cast<unsigned>(exponent + 14) << 10) + steps;
+    return bits | (std::signbit(value) ? 0x8000 : 0);
+}
+inline unsigned cvt_bf16x2(float low, float high) { return narrow_bf16(low) | narrow_bf16(high) << 16; }
+inline unsigned cvt_f16x2(float low, float high) { return narrow_f16(low) | narrow_f16(high) << 16; }
+
+template <int matrices>
+void stmatrix(SharedAddress row, const unsigned (&words)[matrices]) {
+    emulation::Lane& mine = emulation::this_lane();
+    mine.words[0] = row;
+    std::memcpy(mine.words + 1, words, sizeof words);
+    emulation::wait_for_warp(emulation::Meeting::stmatrix, [] {
+        for (int matrix = 0; matrix < matrices; ++matrix) {
+            unsigned banks = 0;
+            for (int lane = 0; lane < 8; ++lane) {
+                const unsigned address = emulation::lane_of_warp(matrix * 8 + lane).words[0];
+                emulation::shared(emulation::this_block(), address, 16);
+                banks |= 1u << address / 16 % 8;
+            }
+            if (banks != 0xff) emulation::fault("writes rows that share banks");
+        }
+    });
+    // Each lane writes its own words, so that its fence covers them as the ISA asks of the writing thread.
+    const int lane = emulation::thread_index().x % 32;
+    for (int matrix = 0; matrix < matrices; ++matrix) {
+        const unsigned to = emulation::lane_of_warp(matrix * 8 + lane / 4).words[0] + lane % 4 * 4;
+        emulation::write_shared(to, &words[matrix], 4);
+    }
+    emulation::wait_for_warp(emulation::Meeting::stmatrix);
+}
+inline void stmatrix_x4(SharedAddress row, unsigned a, unsigned b, unsigned c, unsigned d) {
+    stmatrix<4>(row, {a, b, c, d});
+}
+inline void stmatrix_x2(SharedAddress row, unsigned a, unsigned b) { stmatrix<2>(row, {a, b}); }
+inline void st_shared_v2(SharedAddress address, float a, float b) {
+    const float values[] = {a, b};
+    emulation::write_shared(address, values, 8);
+}
+
+inline int ld_acquire(const int* address) {
+    emulation::require_global(address, sizeof *address);
+    return *address;
+}
+inline void st_release(int* address, int value) {
+    emulation::require_global(address, sizeof *address);
+    *address = value;
+    emulation::progress();
+}
+
+inline void wgmma_fence() {
+    emulation::wait_for_warp(emulation::Meeting::fence, [] { emulation::this_warp().fenced = true; });
+}
+inline void wgmma_mma_async(float (&d)[TILE_N / 2], unsigned long long descriptor_a, unsigned long long descriptor_b,
+                            int accumulate) {
+    emulation::Lane& mine = emulation::this_lane();
+    mine.sums = d;
+    mine.a = descriptor_a;
+    mine.b = descriptor_b;
+    emulation::wait_for_warp(emulation::Meeting::multiply, [=] {
+        emulation::Warp& warp = emulation::this_warp();
+        if (!warp.fenced) emulation::fault("multiplies into registers without a fence");
+        emulation::Quarter quarter{descriptor_a, descriptor_b, accumulate != 0, {}};
+        for (int lane = 0; lane < 32; ++lane) {
+            const emulation::Lane& other = emulation::lane_of_warp(lane);
+            if (other.a != descriptor_a || other.b != descriptor_b) emulation::fault("has lanes with other descriptors");
+            quarter.sums[lane] = other.sums;
+        }
+        warp.open.push_back(quarter);
+    });
+}
+inline void wgmma_commit_group() {
+    emulation::wait_for_warp(emulation::Meeting::commit, [] {
+        emulation::Warp& warp = emulation::this_warp();
+        warp.groups.push_back(std::move(warp.open));
+        warp.open.clear();
+        if (!emulation::late()) emulation::finish_groups(0);
+    });
+}
+template <int pending>
+void wgmma_wait_group() {
+    emulation::wait_for_warp(emulation::Meeting::wait, [] {
+        emulation::finish_groups(pending);
+        emulation::this_warp().fenced = false;
+    });
+}
+
+}  // namespace pyperf::ptx
