@@ -12,6 +12,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -57,9 +58,9 @@ const char* name_of(Queueing asked) {
 }
 
 py::bytes read(const DeviceMemory& memory, const std::optional<std::int64_t>& bytes, std::int64_t offset) {
-    const std::int64_t count = bytes.value_or(memory.bytes() - offset);
-    CHECK_INPUT(count >= 0, count, " bytes cannot be read.");
-    std::string out(static_cast<std::size_t>(std::min(count, memory.bytes())), '\0');
+    const std::int64_t rest = memory.bytes() - std::clamp<std::int64_t>(offset, 0, memory.bytes());
+    const std::int64_t count = bytes.value_or(rest);
+    std::string out(static_cast<std::size_t>(std::clamp<std::int64_t>(count, 0, rest)), '\0');
     {
         const without_gil released;
         memory.read(out.data(), count, offset);

@@ -29,8 +29,8 @@ DeviceMemory::~DeviceMemory() {
 }
 
 void DeviceMemory::check_range(std::int64_t bytes, std::int64_t offset) const {
-    CHECK_INPUT(offset >= 0 && bytes >= 0 && offset <= bytes_ && bytes <= bytes_ - offset, "Bytes ", offset, " to ",
-                offset + bytes, " were asked for and the allocation has ", bytes_, ".");
+    CHECK_INPUT(offset >= 0 && bytes >= 0 && offset <= bytes_ && bytes <= bytes_ - offset, bytes,
+                " bytes from byte ", offset, " on were asked for and the allocation has ", bytes_, ".");
 }
 
 void DeviceMemory::write(const void* host, std::int64_t bytes, std::int64_t offset) {
