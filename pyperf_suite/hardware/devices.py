@@ -10,6 +10,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.cuda_driver import CudaDriver, driver
 from pyperf_suite.hardware.shared_library import Unavailable
 
+OLDEST_CAPABILITY = (8, 0)
+
 
 @dataclass(frozen=True)
 class Device:
@@ -23,7 +25,7 @@ class Device:
 
 
 def resolve(asked: str) -> Device:
-    """Return the device that was asked for; auto is the CPU, whose kernels run on every machine.
+    """Return the device that was asked for; auto is the first GPU that our kernels run on, else the CPU.
 
     Raises:
         UserError: the name is none of those allowed, or this machine has no such device.
@@ -31,9 +33,24 @@ def resolve(asked: str) -> Device:
     match = re.fullmatch(r"(auto|cpu)|cuda(?::([0-9]{1,4}))?", asked.strip().lower())
     if match is None:
         raise UserError(f"There is no device {asked!r}: ask for auto, cpu, cuda or cuda:N.")
+    if match[1] == "auto":
+        return _first_usable_gpu(driver()) or Device("cpu")
     if match[1]:
         return Device("cpu")
     return _resolve_cuda(asked, int(match[2] or 0), driver())
+
+
+def _first_usable_gpu(found: CudaDriver | Unavailable) -> Device | None:
+    """The first GPU of compute capability 8.0 or later, for which there are kernels."""
+    if isinstance(found, Unavailable):
+        return None
+    try:
+        for index in range(found.device_count()):
+            if found.gpu(index).compute_capability >= OLDEST_CAPABILITY:
+                return Device("cuda", index)
+    except Unavailable:
+        return None
+    return None
 
 
 def _resolve_cuda(asked: str, index: int, found: CudaDriver | Unavailable) -> Device:

@@ -5,15 +5,17 @@ A probe's kernel explains a machine only where it is about as fast as what peopl
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.probes.probe import Probe
@@ -42,6 +44,21 @@ class Shape:
         return cls(*(int(part) for part in parts))
 
 
+# A tile that our kernel chooses for the product.
+CHOSEN = "chosen"
+
+COLUMNS = (
+    "M x N x K",
+    "layout",
+    "dtype",
+    "schedule",
+    "kernel",
+    "tile",
+    "ours TFLOP/s",
+    "library TFLOP/s",
+    "ours / library",
+)
+
 # Squares, and the products of transformer layers: tokens x out x in, for fprop and for its narrow relatives.
 QUICK_SHAPES = (Shape(256, 256, 256), Shape(512, 512, 512), Shape(1024, 1024, 1024), Shape(512, 2048, 512))
 STANDARD_SHAPES = (
@@ -54,108 +71,159 @@ STANDARD_SHAPES = (
 )
 
 
+# The products by which GPU kernels are judged here: squares, and layers of models with 4096 and 8192 hidden dimensions
+# from many tokens down to few.
+GPU_SHAPES = (
+    Shape(4096, 4096, 4096),
+    Shape(8192, 8192, 8192),
+    Shape(16384, 4096, 4096),
+    Shape(4096, 14336, 4096),
+    Shape(8192, 28672, 8192),
+    Shape(2048, 4096, 4096),
+    Shape(512, 8192, 8192),
+    Shape(128, 8192, 8192),
+)
+
+
 @dataclass(frozen=True)
 class BaselineAxes:
-    """What the baseline probe varies."""
+    """What the baseline probe varies. The tile `chosen` lets our kernel choose; of several tiles the fastest counts."""
 
+    implementation: tuple[str, ...]
+    library: tuple[str, ...]
     shape: tuple[Shape, ...]
     layout: tuple[str, ...]
     dtype: tuple[str, ...]
     workers: tuple[int, ...]
+    tile: tuple[str, ...]
+    schedule: tuple[str, ...]
 
 
 class Baseline(Probe):
-    """Our kernel with the tile it would choose, and the library beside it."""
+    """Our kernels, the fastest of their tiles for each product, and the library beside them."""
 
     name = "baseline"
     question = "How fast are our own kernels beside the library's, and beside each other by dtype?"
 
     def axes(self, profile: str, device: Device) -> BaselineAxes:
-        """Squares and transformer-like shapes, on one core and on all."""
-        cores = cpu.detect().usable_cores
-        workers = tuple(dict.fromkeys((1, cores)))
-        if profile == "quick":
-            return BaselineAxes(QUICK_SHAPES, ("NN",), ("float32",), workers)
-        return BaselineAxes(STANDARD_SHAPES, ("NN", "TN"), ("float32", "bfloat16"), workers)
+        """Squares and transformer-like shapes, on one core and on all, or on a whole GPU."""
+        return _cuda_axes(profile, device) if device.kind == "cuda" else _cpu_axes(profile)
 
     def sweep(self, axes: BaselineAxes) -> list[Case]:
-        """Each shape by our kernel and by torch."""
+        """Each product by each of our kernels in each tile and schedule, and by the library."""
         cases = []
-        for shape in axes.shape:
-            for layout in axes.layout:
-                for dtype in axes.dtype:
-                    for workers in axes.workers:
-                        for implementation, policy in (("native", "data_parallel"), ("torch", "library")):
-                            parameters = MatmulParameters(
-                                shape.m,
-                                shape.n,
-                                shape.k,
-                                Schedule(policy, workers),
-                                dtype=dtype,
-                                layout=layout,
-                            )
-                            cases.append(Case("matmul", parameters, implementation))
+        for shape, layout, dtype, workers in itertools.product(axes.shape, axes.layout, axes.dtype, axes.workers):
+            library = MatmulParameters(
+                shape.m, shape.n, shape.k, Schedule("library", workers), dtype=dtype, layout=layout
+            )
+            cases += [Case("matmul", library, implementation) for implementation in axes.library]
+            for tile, schedule in itertools.product(axes.tile, axes.schedule):
+                ours = replace(
+                    library,
+                    tile=None if tile == CHOSEN else Tile.parse(tile),
+                    schedule=Schedule.parse(f"{schedule}@{workers}"),
+                )
+                cases += [Case("matmul", ours, implementation) for implementation in axes.implementation]
         return cases
 
     def findings(self, records: Sequence[Record]) -> Findings:
-        """The ratio of every pair, and its geometric mean by dtype and workers."""
+        """The ratio of every pair, and its geometric mean by kernel, dtype and workers."""
         pairs = _pairs(readings(records))
+        ratios: dict[tuple[str, str, int], list[float]] = {}
         rows = []
-        ratios: dict[tuple[str, int], list[float]] = {}
         for ours, theirs in pairs:
             p = ours.case.parameters
             ratio = theirs.seconds / ours.seconds
-            ratios.setdefault((p.dtype, p.schedule.workers), []).append(ratio)
+            ratios.setdefault((ours.case.implementation, p.dtype, p.schedule.workers), []).append(ratio)
             rows.append(
                 (
                     f"{p.m}x{p.n}x{p.k}",
                     p.layout,
                     p.dtype,
-                    str(p.schedule.workers),
-                    ours.kernel["details"]["tile"],
+                    str(p.schedule),
+                    ours.case.implementation,
+                    str(ours.kernel["details"].get("tile", "")),
                     f"{ours.tflop_per_s:.3f}",
                     f"{theirs.tflop_per_s:.3f}",
                     f"{ratio:.2f}",
                 )
             )
-        sentences = [_sentence(dtype, workers, values) for (dtype, workers), values in sorted(ratios.items())]
+        sentences = [_sentence(*whose, values) for whose, values in sorted(ratios.items())]
         sentences += _between_dtypes([ours for ours, _ in pairs])
-        columns = (
-            "M x N x K",
-            "layout",
-            "dtype",
-            "workers",
-            "our tile",
-            "ours TFLOP/s",
-            "torch TFLOP/s",
-            "ours / torch",
+        return Findings(
+            tuple(sentences), (Table("Our matmul beside the library's", COLUMNS, tuple(rows)),) if rows else ()
         )
-        return Findings(tuple(sentences), (Table("Our matmul beside torch", columns, tuple(rows)),) if rows else ())
 
     def group(self, case: Case) -> str:
         """One table a dtype and number of workers, so that ours and the library's stand together."""
         return f"baseline {case.parameters.dtype} {case.parameters.schedule.workers} workers"
 
 
+def _cpu_axes(profile: str) -> BaselineAxes:
+    cores = cpu.detect().usable_cores
+    standard = BaselineAxes(
+        implementation=("native",),
+        library=("torch",),
+        shape=STANDARD_SHAPES,
+        layout=("NN", "TN"),
+        dtype=("float32", "bfloat16"),
+        workers=tuple(dict.fromkeys((1, cores))),
+        tile=(CHOSEN,),
+        schedule=("data_parallel",),
+    )
+    if profile == "quick":
+        return replace(standard, shape=QUICK_SHAPES, layout=("NN",), dtype=("float32",))
+    return standard
+
+
+def _cuda_axes(profile: str, device: Device) -> BaselineAxes:
+    gpu = gpus()[device.index]
+    hopper = gpu.compute_capability == (9, 0)
+    own = "cuda_sm90" if hopper else "cuda_sm80"
+    quick = BaselineAxes(
+        implementation=(own, "triton"),
+        library=("cublas",),
+        shape=GPU_SHAPES[:1],
+        layout=("TN",),
+        dtype=("bfloat16",),
+        workers=(gpu.multiprocessors,),
+        tile=("128x256x64", "128x128x64") if hopper else ("128x128x32",),
+        schedule=("persistent",),
+    )
+    if profile == "quick":
+        return quick
+    standard = replace(quick, shape=GPU_SHAPES, schedule=("data_parallel", "persistent", "stream_k"))
+    if profile == "standard":
+        return standard
+    return replace(standard, layout=("TN", "NN", "NT"), dtype=("bfloat16", "float16"))
+
+
 def _pairs(found: list[Reading]) -> list[tuple[Reading, Reading]]:
-    """Ours and the library's reading of the same product, largest product last."""
-    by_product: dict[tuple[object, ...], dict[str, Reading]] = {}
+    """Each of our kernels in its fastest tile and schedule, and the library's reading of the same product.
+
+    Ordered by dtype and workers, largest product last.
+    """
+    library: dict[tuple[object, ...], Reading] = {}
+    fastest: dict[tuple[object, ...], Reading] = {}
     for reading in found:
         p = reading.case.parameters
-        key = (p.dtype, p.schedule.workers, p.m * p.n * p.k, p.m, p.n, p.k, p.layout)
-        by_product.setdefault(key, {})[reading.case.implementation] = reading
-    return [
-        (product["native"], product["torch"])
-        for _, product in sorted(by_product.items())
-        if {"native", "torch"} <= product.keys()
-    ]
+        product = (p.dtype, p.schedule.workers, p.m * p.n * p.k, p.m, p.n, p.k, p.layout)
+        if p.schedule.policy == "library":
+            library[product] = reading
+            continue
+        ours = (*product, reading.case.implementation)
+        if ours not in fastest or reading.seconds < fastest[ours].seconds:
+            fastest[ours] = reading
+    return [(reading, library[ours[:-1]]) for ours, reading in sorted(fastest.items()) if ours[:-1] in library]
 
 
-def _sentence(dtype: str, workers: int, ratios: Sequence[float]) -> str:
+def _sentence(implementation: str, dtype: str, workers: int, ratios: Sequence[float]) -> str:
+    cores = f"{workers} core{'s' if workers > 1 else ''}"
+    where = cores if implementation == "native" else f"{workers} multiprocessors"
+    kernel = "" if implementation == "native" else f"{implementation} "
     return (
-        f"Our {dtype} matmul runs at {_geometric_mean(ratios):.2f} x the library's speed on {workers} "
-        f"core{'s' if workers > 1 else ''} (geometric mean of {len(ratios)} products, each between {min(ratios):.2f} "
-        f"and {max(ratios):.2f} x)."
+        f"Our {kernel}{dtype} matmul runs at {_geometric_mean(ratios):.2f} x the library's speed on {where} "
+        f"(geometric mean of {len(ratios)} products, each between {min(ratios):.2f} and {max(ratios):.2f} x)."
     )
 
 
@@ -164,7 +232,9 @@ def _between_dtypes(ours: Sequence[Reading]) -> list[str]:
     seconds: dict[tuple[object, ...], dict[str, float]] = {}
     for reading in ours:
         p = reading.case.parameters
-        seconds.setdefault((p.m, p.n, p.k, p.layout, p.schedule), {})[p.dtype] = reading.seconds
+        seconds.setdefault((reading.case.implementation, p.m, p.n, p.k, p.layout, p.schedule), {})[p.dtype] = (
+            reading.seconds
+        )
     sentences = []
     for dtype in sorted({dtype for by_dtype in seconds.values() for dtype in by_dtype} - {"float32"}):
         ratios = [t["float32"] / t[dtype] for t in seconds.values() if {"float32", dtype} <= t.keys()]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
@@ -37,6 +38,7 @@ class TileWaveAxes:
     workers: tuple[int, ...]
     k: tuple[int, ...]
     dtype: tuple[str, ...]
+    layout: tuple[str, ...]
     along: tuple[str, ...]
     across: tuple[int, ...]
     waves: tuple[int, ...]
@@ -48,6 +50,9 @@ SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
 # Up to here every tile count is visited; beyond, only those beside a wave edge.
 EVERY_TILE_COUNT = 16
 
+# So many rows of tiles share what they read in L2.
+MOST_ROWS_ACROSS = 16
+
 
 class TileWave(Probe):
     """One row (or column) of tiles that grows through several waves."""
@@ -57,26 +62,7 @@ class TileWave(Probe):
 
     def axes(self, profile: str, device: Device) -> TileWaveAxes:
         """One tile along N in the quick profile; several tiles, dtypes and both directions in the others."""
-        cores = cpu.detect().usable_cores
-        quick = TileWaveAxes(
-            implementation=("native",),
-            library=("torch",),
-            tile=(Tile(128, 128, 256),),
-            schedule=SCHEDULES,
-            workers=(cores,),
-            k=(1024,),
-            dtype=("float32",),
-            along=("n",),
-            across=(1,),
-            waves=(3,),
-            offset=(-64, -1, 0, 1),
-        )
-        if profile == "quick":
-            return quick
-        standard = replace(quick, tile=(Tile(64, 128, 256), *quick.tile), along=("n", "m"), offset=(-1, 0, 1))
-        if profile == "standard":
-            return standard
-        return replace(standard, tile=(*standard.tile, Tile(192, 256, 256)), dtype=("float32", "bfloat16"))
+        return _cuda_axes(profile, device) if device.kind == "cuda" else _cpu_axes(profile)
 
     def sweep(self, axes: TileWaveAxes) -> list[Case]:
         """Every tile, schedule and direction; the library runs the same shapes once, whatever our schedule."""
@@ -98,17 +84,84 @@ class TileWave(Probe):
         return f"tile_wave {case.implementation} {case.parameters.schedule}" + (f" {tile}" if tile else "")
 
 
+def _cpu_axes(profile: str) -> TileWaveAxes:
+    """One row of tiles: with as few workers as a CPU has, its few tiles are many waves."""
+    cores = cpu.detect().usable_cores
+    quick = TileWaveAxes(
+        implementation=("native",),
+        library=("torch",),
+        tile=(Tile(128, 128, 256),),
+        schedule=SCHEDULES,
+        workers=(cores,),
+        k=(1024,),
+        dtype=("float32",),
+        layout=("NN",),
+        along=("n",),
+        across=(1,),
+        waves=(3,),
+        offset=(-64, -1, 0, 1),
+    )
+    if profile == "quick":
+        return quick
+    standard = replace(quick, tile=(Tile(64, 128, 256), *quick.tile), along=("n", "m"), offset=(-1, 0, 1))
+    if profile == "standard":
+        return standard
+    return replace(standard, tile=(*standard.tile, Tile(192, 256, 256)), dtype=("float32", "bfloat16"))
+
+
+def _cuda_axes(profile: str, device: Device) -> TileWaveAxes:
+    """As many rows of tiles as divide the multiprocessors, so that columns of tiles meet the edges of waves.
+
+    A single row would read its operands at the speed of memory and show that instead.
+    """
+    gpu = gpus()[device.index]
+    multiprocessors = gpu.multiprocessors
+    across = max(rows for rows in range(1, MOST_ROWS_ACROSS + 1) if multiprocessors % rows == 0)
+    own = "cuda_sm90" if gpu.compute_capability == (9, 0) else "cuda_sm80"
+    quick = TileWaveAxes(
+        implementation=(own,),
+        library=("cublas",),
+        tile=(Tile(128, 128, 64),),
+        schedule=("data_parallel", "stream_k"),
+        workers=(multiprocessors,),
+        k=(2048,),
+        dtype=("bfloat16",),
+        layout=("TN",),
+        along=("n",),
+        across=(across,),
+        waves=(2,),
+        offset=(0, 1),
+    )
+    if profile == "quick":
+        return quick
+    standard = replace(
+        quick, implementation=(own, "triton"), schedule=SCHEDULES, k=(4096,), waves=(3,), offset=(-1, 0, 1)
+    )
+    if profile == "standard":
+        return standard
+    # Fewer workers than multiprocessors, as if a collective held the others.
+    fewer = max(1, multiprocessors - 16)
+    return replace(
+        standard,
+        tile=(*quick.tile, Tile(128, 256, 64)),
+        workers=(multiprocessors, fewer),
+        along=("n", "m"),
+        dtype=("bfloat16", "float16"),
+    )
+
+
 @dataclass(frozen=True)
 class _Product:
     m: int
     n: int
     k: int
     dtype: str
+    layout: str
     tile: Tile
     workers: int
 
     def parameters(self, schedule: Schedule, tile: Tile | None) -> MatmulParameters:
-        return MatmulParameters(self.m, self.n, self.k, schedule, tile=tile, dtype=self.dtype)
+        return MatmulParameters(self.m, self.n, self.k, schedule, tile=tile, dtype=self.dtype, layout=self.layout)
 
 
 def _products(axes: TileWaveAxes) -> list[_Product]:
@@ -118,7 +171,8 @@ def _products(axes: TileWaveAxes) -> list[_Product]:
         for size in _sizes_across_edges(getattr(tile, along), across, workers, max(axes.waves), axes.offset):
             shape = {along: size, other: across * getattr(tile, other)}
             products += [
-                _Product(**shape, k=k, dtype=dtype, tile=tile, workers=workers) for k in axes.k for dtype in axes.dtype
+                _Product(**shape, k=k, dtype=dtype, layout=layout, tile=tile, workers=workers)
+                for k, dtype, layout in itertools.product(axes.k, axes.dtype, axes.layout)
             ]
     return products
 

@@ -15,11 +15,13 @@ import numpy as np
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.measure.sampling import Measurement, measure
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.operators import find_operator
+from pyperf_suite.operators.cuda import cuda_device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric
@@ -45,7 +47,9 @@ def measure_case(case: Case, effort: Effort | None, device: Device) -> dict[str,
     except MemoryError:
         result = {"outcome": "failed", "reason": "Out of memory while the case was prepared or verified."}
     except Exception as error:  # a case that breaks costs that case, not the run
-        result = {"outcome": "failed", "reason": f"{type(error).__name__}: {error}"}
+        # A CUDA context may be broken by what broke the case; only a fresh process is sure to have a whole one.
+        fatal = {"fatal": True} if device.kind == "cuda" else {}
+        result = {"outcome": "failed", "reason": f"{type(error).__name__}: {error}"} | fatal
     plain: dict[str, Any] = _plain({"started_at": started_at} | result)
     return plain
 
@@ -54,7 +58,7 @@ def _measure(case: Case, effort: Effort | None, device: Device) -> dict[str, Any
     operator = find_operator(case.operator)
     operator.validate(case.parameters)
     operands = operator.operands(case.parameters, case.seed)
-    sets = _sets_to_rotate(operator.footprint_bytes(case.parameters))
+    sets = _sets_to_rotate(operator.footprint_bytes(case.parameters), device)
     launches = operator.implementation(case.implementation).prepare(case.parameters, operands, sets, device)
     result: dict[str, Any] = {
         "kernel": dataclasses.asdict(launches.kernel),
@@ -75,6 +79,9 @@ def _measure(case: Case, effort: Effort | None, device: Device) -> dict[str, Any
     with Around() as telemetry:
         measurement = measure(launches.launch, stopwatch, effort.stop, effort.warm_up)
     result["metrics"] = {"time": dataclasses.asdict(time_metric(measurement))}
+    if isinstance(stopwatch, CudaStopwatch):
+        clock = clock_metric(stopwatch.clocks_hz(len(measurement.seconds)))
+        result["metrics"] |= {"sm_clock": dataclasses.asdict(clock)} if clock is not None else {}
     result["sampling"] = _how_sampled(measurement, stopwatch, sets)
     result["quality"] = {
         "converged": measurement.converged,
@@ -92,10 +99,15 @@ def _measure(case: Case, effort: Effort | None, device: Device) -> dict[str, Any
     return result | {"outcome": "ok"}
 
 
-def _sets_to_rotate(footprint_bytes: int) -> int:
+def _sets_to_rotate(footprint_bytes: int, device: Device) -> int:
     """How many operand sets to rotate through, so that no launch finds in cache what the last one left there."""
-    wanted = math.ceil(CACHE_TURNOVER * cpu.detect().l2_total_bytes / footprint_bytes)
-    affordable = int(MEMORY_SHARE * memory.available_bytes() / footprint_bytes)
+    if device.kind == "cuda":
+        context = cuda_device(device.index).context
+        cache_bytes, free_bytes = context.properties.l2_bytes, context.memory_bytes()[0]
+    else:
+        cache_bytes, free_bytes = cpu.detect().l2_total_bytes, memory.available_bytes()
+    wanted = math.ceil(CACHE_TURNOVER * cache_bytes / footprint_bytes)
+    affordable = int(MEMORY_SHARE * free_bytes / footprint_bytes)
     return max(1, min(wanted, affordable))
 
 
@@ -110,6 +122,18 @@ def time_metric(measurement: Measurement) -> Metric:
         q80=measurement.q80,
         samples=[float(f"{sample:.6g}") for sample in measurement.seconds],
     )
+
+
+def clock_metric(clocks_hz: list[float]) -> Metric | None:
+    """The multiprocessors' clock during each sample, so that a reader has cycles as well as seconds.
+
+    None where the device's counters could not be read.
+    """
+    read = [hz for hz in clocks_hz if math.isfinite(hz)]
+    if not read:
+        return None
+    q20, median, q80 = np.quantile(read, (0.2, 0.5, 0.8)).tolist()
+    return Metric("Hz", median, min(read), max(read), q20, q80, [float(f"{hz:.5g}") for hz in read])
 
 
 def _how_sampled(measurement: Measurement, stopwatch: Stopwatch, sets: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import memory
+from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators import find_operator
 from pyperf_suite.runner.case import Case
@@ -67,6 +68,8 @@ class Plan:
     def validate(self) -> None:
         """Raise UserError for a case that can never be measured, or not in this machine's memory."""
         available = memory.available_bytes()
+        if self.device.kind == "cuda":
+            available = min(available, gpus()[self.device.index].memory_bytes)
         for planned in self.cases:
             case = planned.case
             case.validate()

@@ -26,7 +26,12 @@ from pyperf_suite.runner.worker_pool import DEADLINE_S, WorkerPool
 
 # A library's product that no change of ours can slow down: when it moves between the start and the end of a run,
 # the machine moved.
-SENTINEL = Case("matmul", MatmulParameters(512, 512, 512, Schedule("library", 1)), "torch")
+SENTINELS = {
+    "cpu": Case("matmul", MatmulParameters(512, 512, 512, Schedule("library", 1)), "torch"),
+    "cuda": Case(
+        "matmul", MatmulParameters(4096, 4096, 4096, Schedule("library", 1), dtype="bfloat16", layout="TN"), "cublas"
+    ),
+}
 SENTINEL_EFFORT = Effort(SteadyRule(time_cap_s=0.2), StopRule(relative_half_width=0.01, time_cap_s=0.3))
 
 
@@ -86,9 +91,10 @@ class Session:
 
     def _measure_sentinel(self) -> None:
         """In a process of its own: one that has worked for a while has other memory than a fresh one."""
+        sentinel = SENTINELS[self.plan.device.kind]
         with WorkerPool(self.plan.device, self.deadline_s) as fresh:
-            answer = fresh.measure(0, SENTINEL, SENTINEL_EFFORT)
-        self._record(PlannedCase("sentinel", SENTINEL), 0, answer, kind="sentinel")
+            answer = fresh.measure(0, sentinel, SENTINEL_EFFORT)
+        self._record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
 
     def _measure(self, planned: PlannedCase, process: int) -> Record:
         answer = self._workers.measure(process, planned.case, self.plan.profile.effort)

@@ -26,10 +26,13 @@ class WorkerPool:
         if process not in self._workers:
             self._workers[process] = WorkerProcess(self._device)
         try:
-            return self._workers[process].measure(case, effort, self._deadline_s)
+            answer = self._workers[process].measure(case, effort, self._deadline_s)
         except WorkerLost as lost:
             del self._workers[process]
             return {"outcome": "failed", "reason": str(lost)}
+        if answer.pop("fatal", False):
+            self._workers.pop(process).close()
+        return answer
 
     def close(self) -> None:
         """End every worker; a second call does nothing."""

@@ -28,6 +28,10 @@ def test_the_cpu_is_always_there(asked, no_driver):
     assert resolve(asked) == Device("cpu")
 
 
+def test_auto_is_the_first_gpu_where_there_is_one(two_gpus):
+    assert resolve("auto") == Device("cuda", 0)
+
+
 def test_a_gpu_is_found_by_its_index(two_gpus):
     assert resolve("cuda:1") == Device("cuda", 1)
     assert resolve("cuda") == Device("cuda", 0)

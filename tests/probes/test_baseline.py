@@ -68,6 +68,14 @@ def test_the_ratio_is_speed_over_speed_and_dtypes_are_compared() -> None:
     assert {row[-1] for row in found.tables[0].rows} == {"0.50", "0.33"}
 
 
+def test_of_several_tiles_the_fastest_counts() -> None:
+    axes = replace(AXES, shape=(Shape(64, 64, 64),), dtype=("float32",), tile=("64x64x64", "32x64x64"))
+    seconds = {"64x64x64": 4.0, "32x64x64": 2.0, "None": 1.0}
+    made = [a_record(case, seconds[str(case.parameters.tile)]) for case in Baseline().sweep(axes)]
+    (row,) = Baseline().findings(made).tables[0].rows
+    assert row[-1] == "0.50"
+
+
 def test_a_product_that_one_side_lacks_takes_no_part() -> None:
     without_torch = [record for record in records() if record.case["implementation"] == "native"]
     found = Baseline().findings(without_torch)

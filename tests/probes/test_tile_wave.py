@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.hardware.cuda_driver import Gpu
+from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.laws.staircase import StaircaseLaw
 from pyperf_suite.laws.tiling import Schedule, Tile, critical_path
 from pyperf_suite.operators import find_operator
@@ -73,6 +74,7 @@ def axes(**changed: object) -> TileWaveAxes:
         workers=(2,),
         k=(512,),
         dtype=("float32",),
+        layout=("NN",),
         along=("n",),
         across=(1,),
         waves=(4,),
@@ -166,6 +168,26 @@ def test_every_profile_of_every_probe_is_valid_on_this_machine(probe: object, pr
     assert cases
     assert len({case.case_id for case in cases}) == len(cases)
     assert len({case.label for case in cases}) == len(cases)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize(
+    ("capability", "multiprocessors", "across"), [((9, 0), 132, 12), ((8, 0), 108, 12), ((10, 0), 148, 4)]
+)
+def test_on_a_gpu_every_profile_is_valid_and_meets_the_edges_of_waves(
+    profile: str, capability: tuple[int, int], multiprocessors: int, across: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(0, "a GPU", "GPU-0", capability, multiprocessors, 80 << 30)
+    for probe in ("tile_wave", "baseline"):
+        monkeypatch.setattr(f"pyperf_suite.probes.{probe}.gpus", lambda: [gpu])
+    own = "cuda_sm90" if capability == (9, 0) else "cuda_sm80"
+    for name in ("tile_wave", "baseline"):
+        cases = find_probe(name).cases(profile, Device("cuda"))
+        assert {own, "cublas"} <= {case.implementation for case in cases}
+        assert len({case.case_id for case in cases}) == len(cases)
+    axes = TileWave().axes("quick", Device("cuda"))
+    assert axes.across == (across,)
+    assert axes.workers == (multiprocessors,)
 
 
 def test_each_schedule_of_a_sweep_is_under_a_heading_of_its_own() -> None:

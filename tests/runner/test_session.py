@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.identity import identity
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.steady import SteadyRule
@@ -127,8 +127,9 @@ def test_operands_that_memory_cannot_hold_are_refused_before_anything_is_measure
 
 def test_a_case_is_not_measured_on_a_device_that_its_implementation_does_not_run_on() -> None:
     plan = a_plan()
-    with pytest.raises(UserError, match="runs on cpu, but the device asked for is cuda:0"):
-        Plan(plan.cases, plan.profile, Device("cuda")).validate()
+    on_gpu = Case("matmul", MatmulParameters(64, 64, 64, Schedule("library", 1)), "cublas")
+    with pytest.raises(UserError, match="runs on cuda, but the device asked for is cpu"):
+        Plan((PlannedCase("tile_wave", on_gpu),), plan.profile, CPU).validate()
 
 
 def test_standard_profiles_take_the_process_as_their_unit() -> None:

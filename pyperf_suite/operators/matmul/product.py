@@ -9,9 +9,11 @@ import numpy as np
 from pyperf_suite.errors import UserError
 from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.operators.dtypes import aligned_empty, element_type, round_to, widen
+from pyperf_suite.operators.matmul.cuda_own import Sm80Matmul, Sm90Matmul
 from pyperf_suite.operators.matmul.native_cpu import NativeCpuMatmul
 from pyperf_suite.operators.matmul.parameters import LAYOUTS, MatmulParameters
 from pyperf_suite.operators.matmul.torch_cpu import TorchCpuMatmul
+from pyperf_suite.operators.matmul.torch_gpu import CublasMatmul, TritonMatmul
 from pyperf_suite.operators.operator import Array, Implementation, Operator, Work
 
 # Beyond this no machine has memory for even one row of a product; it also keeps sizes inside 64-bit arithmetic.
@@ -24,7 +26,15 @@ class Matmul(Operator[MatmulParameters]):
     name = "matmul"
     parameters_type = MatmulParameters
     implementations: Mapping[str, Implementation[MatmulParameters]] = {
-        implementation.name: implementation for implementation in (NativeCpuMatmul(), TorchCpuMatmul())
+        implementation.name: implementation
+        for implementation in (
+            NativeCpuMatmul(),
+            TorchCpuMatmul(),
+            Sm90Matmul(),
+            Sm80Matmul(),
+            TritonMatmul(),
+            CublasMatmul(),
+        )
     }
 
     def validate(self, parameters: MatmulParameters) -> None:

@@ -1,0 +1,243 @@
+"""The suite's own CUDA matrix products: wgmma with TMA on Hopper, mma.sync on every GPU from compute capability 8.0.
+
+Both are compiled for the device at first use with exactly the tile and schedule asked for.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.kernels import gemm_sm80, gemm_sm90
+from pyperf_suite.laws.tiling import Tile
+from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
+from pyperf_suite.operators.cuda import CudaDevice, cuda_device
+from pyperf_suite.operators.dtypes import element_type
+from pyperf_suite.operators.matmul.parameters import MatmulParameters
+from pyperf_suite.operators.operator import Array, Implementation, Kernel, Launches
+
+# What the kernels call an element type.
+KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}
+
+# Rows of tiles visited together: their operands and the columns between them fit the L2 of every GPU since A100.
+GROUP = 8
+
+DEFAULT_TILE = Tile(128, 128, 64)
+
+
+class CudaMatmul(Implementation[MatmulParameters]):
+    """What the two kernels share: operands on the device, a specialisation, launches on the stopwatch's stream."""
+
+    device_kind = "cuda"
+
+    def validate(self, parameters: MatmulParameters) -> None:
+        """Raise UserError for a schedule or a tile that the kernel can never follow."""
+        if parameters.schedule.policy == "library":
+            raise UserError(f"{self.name} is a kernel of ours and needs a schedule of ours, not {parameters.schedule}.")
+        try:
+            self.specialise(parameters, addresses=(0, 0, 0))
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+    def prepare(
+        self, parameters: MatmulParameters, operands: Mapping[str, Array], sets: int, device: Device
+    ) -> Launches:
+        """Compile for the device, place the operand sets in its memory, encode every launch."""
+        gpu = cuda_device(device.index)
+        try:
+            return CudaLaunches(self, gpu, parameters, operands, sets)
+        except ValueError as error:
+            raise Unsupported(str(error)) from None
+
+    @abstractmethod
+    def specialise(self, parameters: MatmulParameters, addresses: tuple[int, int, int]) -> Any:
+        """The instance of the kernel for these parameters. Raises ValueError where there is none."""
+
+    @abstractmethod
+    def sources(self) -> tuple[str, str, Mapping[str, str]]:
+        """Name and text of the source, and its headers."""
+
+    @abstractmethod
+    def arguments(
+        self, gpu: CudaDevice, instance: Any, addresses: tuple[int, int, int], parameters: MatmulParameters, tail: Any
+    ) -> list[bytes]:
+        """A launch's packed parameters; `tail` is (schedule, workspace address, flags address)."""
+
+
+class Sm90Matmul(CudaMatmul):
+    """`kernels/cuda/gemm_sm90.cu`: TMA, wgmma, warp-specialised; compute capability 9.0 alone."""
+
+    name = "cuda_sm90"
+
+    def specialise(self, parameters: MatmulParameters, addresses: tuple[int, int, int]) -> gemm_sm90.Specialisation:
+        tile = parameters.tile or DEFAULT_TILE
+        return gemm_sm90.specialise(
+            tile.m,
+            tile.n,
+            tile.k,
+            tile.stages if tile.stages > 1 else None,
+            cluster_m=tile.cluster,
+            in_type=KERNEL_TYPES[parameters.dtype],
+            out_type=KERNEL_TYPES[parameters.output_dtype],
+            a_transposed=parameters.a_transposed,
+            b_transposed=parameters.b_transposed,
+            shared_tiles=parameters.schedule.policy in ("split_k", "stream_k"),
+        )
+
+    def sources(self) -> tuple[str, str, Mapping[str, str]]:
+        return (gemm_sm90.SOURCE, *gemm_sm90.sources())
+
+    def arguments(
+        self, gpu: CudaDevice, instance: Any, addresses: tuple[int, int, int], parameters: MatmulParameters, tail: Any
+    ) -> list[bytes]:
+        leading = leading_dimensions(parameters)
+        sizes = (parameters.m, parameters.n, parameters.k)
+        maps = tuple(
+            gpu.native.tensor_map_2d(
+                gpu.context,
+                found.address,
+                found.dtype,
+                found.shape,
+                found.stride_bytes,
+                found.box,
+                found.swizzle_bytes,
+                found.l2_promotion_bytes,
+            )
+            for found in instance.tensor_maps(*addresses, leading, sizes)
+        )
+        packed: list[bytes] = instance.arguments(maps, *tail)
+        return packed
+
+
+class Sm80Matmul(CudaMatmul):
+    """`kernels/cuda/gemm_sm80.cu`: cp.async, ldmatrix, mma.sync; any shape, and it tells how it reached memory."""
+
+    name = "cuda_sm80"
+
+    def specialise(self, parameters: MatmulParameters, addresses: tuple[int, int, int]) -> gemm_sm80.Specialisation:
+        tile = parameters.tile or DEFAULT_TILE
+        return gemm_sm80.specialise(
+            tile.m,
+            tile.n,
+            tile.k,
+            tile.stages if tile.stages > 1 else 3,
+            in_type=KERNEL_TYPES[parameters.dtype],
+            out_type=KERNEL_TYPES[parameters.output_dtype],
+            a_transposed=parameters.a_transposed,
+            b_transposed=parameters.b_transposed,
+            addresses=addresses,
+            leading_dimensions=leading_dimensions(parameters),
+        )
+
+    def sources(self) -> tuple[str, str, Mapping[str, str]]:
+        return (gemm_sm80.SOURCE, *gemm_sm80.sources())
+
+    def arguments(
+        self, gpu: CudaDevice, instance: Any, addresses: tuple[int, int, int], parameters: MatmulParameters, tail: Any
+    ) -> list[bytes]:
+        sizes = (parameters.m, parameters.n, parameters.k)
+        packed: list[bytes] = instance.arguments(*addresses, leading_dimensions(parameters), sizes, *tail)
+        return packed
+
+
+class CudaLaunches(Launches):
+    """Encoded launches of one kernel over operand sets in the device's memory."""
+
+    def __init__(
+        self,
+        kernel: CudaMatmul,
+        gpu: CudaDevice,
+        parameters: MatmulParameters,
+        operands: Mapping[str, Array],
+        sets: int,
+    ) -> None:
+        self._gpu, self._parameters = gpu, parameters
+        self._memory = [
+            {name: gpu.native.DeviceMemory(gpu.context, array.nbytes) for name, array in operands.items()}
+            for _ in range(sets)
+        ]
+        for memory in self._memory:
+            for name, array in operands.items():
+                memory[name].write(array)
+        addresses = [tuple(memory[name].address for name in "abc") for memory in self._memory]
+        instance = kernel.specialise(parameters, addresses[0])
+        instance.check_device(".".join(map(str, gpu.context.properties.compute_capability)))
+        asked = parameters.schedule
+        cluster = getattr(instance, "cluster", 1)
+        schedule = instance.schedule(
+            parameters.m,
+            parameters.n,
+            parameters.k,
+            asked.policy,
+            asked.splits,
+            max(1, asked.workers // cluster),
+            GROUP,
+        )
+        # Flags are zero before the first launch, and each launch leaves them so.
+        self._shared = [
+            gpu.native.DeviceMemory(gpu.context, max(16, size))
+            for size in (instance.workspace_bytes(schedule), instance.flags_bytes(schedule))
+        ]
+        self._shared[1].fill(0)
+        tail = (schedule, *(memory.address for memory in self._shared))
+
+        source, text, headers = kernel.sources()
+        cubin = gpu.compile(source, text, headers, instance.options())
+        loaded = gpu.kernel(cubin, gemm_sm90.ENTRY)
+        grid = instance.grid(schedule) if hasattr(instance, "grid") else schedule.units
+        self._launches = [
+            gpu.native.Launch(
+                loaded,
+                (grid, 1, 1),
+                (instance.threads, 1, 1),
+                kernel.arguments(gpu, instance, each, parameters, tail),
+                cluster=(cluster, 1, 1),
+                dynamic_shared_bytes=instance.smem_bytes,
+            )
+            for each in addresses
+        ]
+        self._clock = gpu.stopwatch()
+        blocks = loaded.max_active_blocks(instance.threads, instance.smem_bytes)
+        self.kernel = Kernel(
+            name=instance.name,
+            path=getattr(instance, "path", "tma"),
+            details={
+                "schedule": str(asked),
+                "tile": str(parameters.tile or DEFAULT_TILE),
+                "stages": instance.stages,
+                "registers": loaded.registers,
+                "local_bytes": loaded.local_bytes,
+                "shared_bytes": instance.smem_bytes,
+                "slots": gpu.context.properties.multiprocessors * blocks,
+                "grid": grid,
+            },
+        )
+
+    @property
+    def stopwatch(self) -> CudaStopwatch:
+        return self._clock
+
+    def launch(self, index: int) -> None:
+        self._launches[index % len(self._launches)].run(self._clock.stream)
+
+    def output(self, index: int) -> Array:
+        self._gpu.context.synchronize()
+        stored = self._memory[index % len(self._memory)]["c"].read()
+        storage = element_type(self._parameters.output_dtype).storage
+        return np.frombuffer(stored, dtype=storage).reshape(self._parameters.m, self._parameters.n)
+
+    def poison(self) -> None:
+        # All bits set is not a number in every output type.
+        for memory in self._memory:
+            memory["c"].fill(0xFF)
+        self._gpu.context.synchronize()
+
+
+def leading_dimensions(parameters: MatmulParameters) -> tuple[int, int, int]:
+    """Row lengths of A, B and C as stored, in elements."""
+    return parameters.a_shape[1], parameters.b_shape[1], parameters.n

@@ -1,0 +1,206 @@
+"""Matrix products on a GPU through torch's tensors: cuBLAS as the baseline, and our Triton kernels.
+
+Both launch into the stopwatch's stream, which is made torch's current one when a case is prepared.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.kernels import matmul as triton_matmul
+from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
+from pyperf_suite.operators.cuda import cuda_device
+from pyperf_suite.operators.dtypes import element_type
+from pyperf_suite.operators.matmul.cuda_own import GROUP
+from pyperf_suite.operators.matmul.kernel_names import product_kernel
+from pyperf_suite.operators.matmul.parameters import MatmulParameters
+from pyperf_suite.operators.operator import Array, Implementation, Kernel, Launches
+
+# Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
+MANY_WARPS_FROM_TILE = 128 * 128
+
+
+class CublasMatmul(Implementation[MatmulParameters]):
+    """`torch.mm` on a GPU: cuBLAS, with the tile it chose read from its kernel's name."""
+
+    name = "cublas"
+    device_kind = "cuda"
+
+    def validate(self, parameters: MatmulParameters) -> None:
+        """Raise UserError for a tile or schedule of ours, or types that torch.mm does not take."""
+        if parameters.tile is not None or parameters.schedule.policy != "library":
+            raise UserError(
+                f"cuBLAS chooses tile and order itself, but {parameters.schedule} was asked of it: "
+                f"use library@{parameters.schedule.workers} and no tile."
+            )
+        if parameters.output_dtype != parameters.dtype or parameters.dtype == "float8_e4m3fn":
+            raise UserError(
+                f"torch.mm writes its inputs' dtype and takes no float8, but {parameters.dtype} into "
+                f"{parameters.output_dtype} was asked for."
+            )
+
+    def prepare(
+        self, parameters: MatmulParameters, operands: Mapping[str, Array], sets: int, device: Device
+    ) -> Launches:
+        """Place the operand sets and ask the profiler which kernel runs."""
+        tensors = DeviceTensors(parameters, operands, sets, device)
+        torch = tensors.torch
+
+        def bind(a: Any, b: Any, c: Any) -> Callable[[], object]:
+            a = a.t() if parameters.a_transposed else a
+            b = b.t() if parameters.b_transposed else b
+            return lambda: torch.mm(a, b, out=c)
+
+        launches = TorchGpuLaunches(tensors, bind)
+        names = launched_kernels(torch, launches)
+        product = product_kernel(names)
+        chosen = {} if product is None else {name: value for name, value in vars(product).items() if value is not None}
+        launches.kernel = Kernel(names[0] if names else "torch.mm", "cublas", chosen | {"launched": names})
+        return launches
+
+
+class TritonMatmul(Implementation[MatmulParameters]):
+    """`kernels/matmul.py`: through tensor descriptors where the device and the shapes allow, else through addresses."""
+
+    name = "triton"
+    device_kind = "cuda"
+
+    def validate(self, parameters: MatmulParameters) -> None:
+        """Raise UserError for a tile, schedule or type that the Triton kernel does not have."""
+        if parameters.schedule.policy == "library":
+            raise UserError(f"Triton's matmul needs a schedule of ours, not {parameters.schedule}.")
+        try:
+            configuration_of(parameters, "addresses")
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+    def prepare(
+        self, parameters: MatmulParameters, operands: Mapping[str, Array], sets: int, device: Device
+    ) -> Launches:
+        """Compile for the device through Triton and bind a launch to each operand set."""
+        if importlib.util.find_spec("triton") is None:
+            raise Unsupported("triton is not installed.")
+        tensors = DeviceTensors(parameters, operands, sets, device)
+        hopper = tensors.torch.cuda.get_device_capability(device.index) >= (9, 0)
+        for path in ("descriptors", "addresses") if hopper else ("addresses",):
+            try:
+                configuration = configuration_of(parameters, path)
+                product = triton_matmul.Product(configuration, parameters.m, parameters.n, parameters.k, tensors.device)
+                launches = TorchGpuLaunches(tensors, product.bind)
+                break
+            except ValueError as error:
+                # TMA cannot take every shape; addresses can, and the record says which path it was.
+                if path == "addresses":
+                    raise Unsupported(str(error)) from None
+        try:
+            compiled = launches.launch(0)
+        except ValueError as error:
+            raise Unsupported(str(error)) from None
+        tensors.torch.cuda.synchronize(device.index)
+        launches.kernel = Kernel(
+            name=getattr(compiled, "name", "matmul"),
+            path=path,
+            details={
+                "schedule": str(parameters.schedule),
+                "tile": str(parameters.tile),
+                "stages": configuration.stages,
+                "warps": configuration.warps,
+                "registers": getattr(compiled, "n_regs", None),
+                "spills": getattr(compiled, "n_spills", None),
+            },
+        )
+        return launches
+
+
+class DeviceTensors:
+    """Operand sets as tensors on a device, with a stopwatch whose stream is torch's current one."""
+
+    def __init__(self, parameters: MatmulParameters, operands: Mapping[str, Array], sets: int, device: Device) -> None:
+        if importlib.util.find_spec("torch") is None:
+            raise Unsupported("torch is not installed.")
+        import torch
+
+        if not torch.cuda.is_available():
+            raise Unsupported(f"This torch ({torch.__version__}) cannot use the GPU.")
+        self.torch = torch
+        self.device = torch.device("cuda", device.index)
+        torch.cuda.set_device(self.device)
+        self.clock = cuda_device(device.index).stopwatch()
+        torch.cuda.set_stream(torch.cuda.ExternalStream(self.clock.stream, self.device))
+        dtypes = {"a": parameters.dtype, "b": parameters.dtype, "c": parameters.output_dtype}
+        self.sets = [{name: self._upload(operands[name], dtype) for name, dtype in dtypes.items()} for _ in range(sets)]
+        self.output_storage = element_type(parameters.output_dtype).storage
+
+    def _upload(self, array: Array, dtype: str) -> Any:
+        # As bytes and viewed there: numpy has no name for bfloat16 and float8.
+        raw = self.torch.from_numpy(array.view(np.uint8)).to(self.device)
+        return raw.view(getattr(self.torch, dtype))
+
+    def download(self, tensor: Any) -> Array:
+        """A tensor's bytes in the host's memory."""
+        self.torch.cuda.synchronize(self.device)
+        stored: Array = tensor.view(self.torch.uint8).cpu().numpy().view(self.output_storage)
+        return stored
+
+
+class TorchGpuLaunches(Launches):
+    """Launches bound to each operand set."""
+
+    kernel = Kernel("", "")
+
+    def __init__(self, tensors: DeviceTensors, bind: Callable[[Any, Any, Any], Callable[[], object]]) -> None:
+        self._tensors = tensors
+        self._bound = [bind(each["a"], each["b"], each["c"]) for each in tensors.sets]
+
+    @property
+    def stopwatch(self) -> CudaStopwatch:
+        return self._tensors.clock
+
+    def launch(self, index: int) -> Any:
+        return self._bound[index % len(self._bound)]()
+
+    def output(self, index: int) -> Array:
+        return self._tensors.download(self._tensors.sets[index % len(self._tensors.sets)]["c"])
+
+    def poison(self) -> None:
+        for each in self._tensors.sets:
+            each["c"].fill_(float("nan"))
+        self._tensors.torch.cuda.synchronize(self._tensors.device)
+
+
+def configuration_of(parameters: MatmulParameters, operands: str) -> triton_matmul.Configuration:
+    """The Triton configuration for a case. Raises ValueError where there is none."""
+    tile, schedule = parameters.tile, parameters.schedule
+    if tile is None:
+        raise ValueError("Triton's matmul needs a tile: name one, as in 128x128x64:s3.")
+    return triton_matmul.Configuration(
+        (tile.m, tile.n, tile.k),
+        parameters.dtype,
+        parameters.output_dtype,
+        parameters.layout,
+        stages=tile.stages if tile.stages > 1 else 3,
+        warps=8 if tile.m * tile.n >= MANY_WARPS_FROM_TILE else 4,
+        policy=schedule.policy,
+        splits=schedule.splits,
+        workers=schedule.workers,
+        group=GROUP,
+        operands=operands,
+    )
+
+
+def launched_kernels(torch: Any, launches: TorchGpuLaunches) -> list[str]:
+    """Names of the kernels that one launch runs, as torch's profiler sees them; empty where it sees none."""
+    launches.launch(0)
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        launches.launch(0)
+        torch.cuda.synchronize()
+    on_device = (event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA)
+    return [event.name for event in on_device if not event.name.startswith("Mem")]
