@@ -123,7 +123,9 @@ def test_what_is_written_to_memory_is_read_back(cuda, context):
     assert len(memory.read(offset=12)) == 4
 
 
-@pytest.mark.parametrize(("count", "offset"), [(17, 0), (1, 16), (8, 12), (1, -1), (-1, 0), (2**62, 2**62), (0, -(2**63))])
+@pytest.mark.parametrize(
+    ("count", "offset"), [(17, 0), (1, 16), (8, 12), (1, -1), (-1, 0), (2**62, 2**62), (0, -(2**63))]
+)
 def test_bytes_outside_an_allocation_are_refused(cuda, context, count, offset):
     memory = cuda.DeviceMemory(context, 16)
     with pytest.raises(ValueError, match=rf"{count} bytes from byte {offset} on were asked for .* has 16"):
