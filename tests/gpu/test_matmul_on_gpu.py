@@ -1,0 +1,71 @@
+"""The operator on a device, as the suite measures it: every implementation verified and timed through a worker's code."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyperf_suite.hardware.cuda_driver import gpus
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.operators.matmul import LAYOUTS, MatmulParameters
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.profiles import QUICK
+
+pytestmark = pytest.mark.gpu
+
+GPU = Device("cuda")
+SHAPES = [(64, 64, 64), (300, 520, 256), (1000, 1000, 1000), (2048, 1536, 4096)]
+
+
+def implementations() -> list[str]:
+    """Those that the first device here has kernels for."""
+    found = gpus()
+    hopper = bool(found) and found[0].compute_capability == (9, 0)
+    return ["cuda_sm80", "triton", *(["cuda_sm90"] if hopper else [])]
+
+
+def measured(implementation: str, schedule: str, tile: Tile | None, **changed: object) -> dict:
+    values = {"m": 300, "n": 520, "k": 256, "dtype": "bfloat16", "layout": "TN"} | changed
+    parameters = MatmulParameters(schedule=Schedule.parse(schedule), tile=tile, **values)
+    return measure_case(Case("matmul", parameters, implementation), QUICK.effort, GPU)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("schedule", ["data_parallel@64", "persistent@64", "split_k(2)@64", "stream_k@64"])
+@pytest.mark.parametrize("implementation", implementations())
+def test_each_kernel_is_right_and_timed_in_every_schedule(
+    implementation: str, schedule: str, shape: tuple[int, int, int]
+) -> None:
+    if schedule.startswith("split_k") and shape[2] <= 64:
+        schedule = "split_k(1)@64"
+    m, n, k = shape
+    answer = measured(implementation, schedule, Tile(128, 128, 64), m=m, n=n, k=k)
+    assert answer["outcome"] == "ok", answer["reason"]
+    assert answer["metrics"]["time"]["value"] > 0
+    assert answer["kernel"]["details"]["registers"] > 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("implementation", [*implementations(), "cublas"])
+def test_each_kernel_takes_every_layout_and_type(implementation: str, dtype: str, layout: str) -> None:
+    library = implementation == "cublas"
+    schedule, tile = ("library@1", None) if library else ("persistent@64", Tile(128, 128, 64))
+    answer = measured(implementation, schedule, tile, dtype=dtype, layout=layout, k=512)
+    assert answer["outcome"] == "ok", answer["reason"]
+
+
+def test_the_multiprocessors_clock_is_read_beside_the_time() -> None:
+    answer = measured("cublas", "library@1", None, m=4096, n=4096, k=4096)
+    assert answer["outcome"] == "ok", answer["reason"]
+    assert 2e8 < answer["metrics"]["sm_clock"]["value"] < 4e9
+    assert answer["kernel"]["details"]["launched"]
+
+
+def test_what_tma_cannot_take_is_unsupported_with_the_limit_and_not_wrong() -> None:
+    if "cuda_sm90" not in implementations():
+        pytest.skip("this device has no TMA kernel of ours")
+    answer = measured("cuda_sm90", "persistent@64", Tile(128, 128, 64), k=255)
+    assert answer["outcome"] == "unsupported"
+    assert "16 bytes" in answer["reason"]

@@ -1,0 +1,103 @@
+"""Our CUDA matmul's way to the device: operands placed, kernel compiled, launches encoded; the device is a double."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.operators.cuda import CudaDevice
+from pyperf_suite.operators.dtypes import widen
+from pyperf_suite.operators.matmul import Matmul, MatmulParameters, cuda_own
+from pyperf_suite.operators.operator import Launches
+
+GPU = Device("cuda")
+
+
+@pytest.fixture
+def prepare(cuda, fake, nvrtc, tmp_path_factory, monkeypatch: pytest.MonkeyPatch):
+    """Make launches of an implementation on the double, which is a Hopper."""
+    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "kernels"))
+    # Made when a case is prepared: a test may change the double before.
+    monkeypatch.setattr(cuda_own, "cuda_device", CudaDevice)
+
+    def made(name: str, parameters: MatmulParameters, sets: int = 2) -> Launches:
+        operator = Matmul()
+        implementation = operator.implementation(name)
+        implementation.validate(parameters)
+        return implementation.prepare(parameters, operator.operands(parameters, 0), sets, GPU)
+
+    return made
+
+
+def parameters(schedule: str = "data_parallel@132", tile: Tile | None = None, **changed: Any) -> MatmulParameters:
+    values = {"m": 300, "n": 520, "k": 256, "dtype": "bfloat16", "layout": "TN"} | changed
+    return MatmulParameters(schedule=Schedule.parse(schedule), tile=tile or Tile(128, 128, 64), **values)
+
+
+@pytest.mark.parametrize("name", ["cuda_sm90", "cuda_sm80"])
+@pytest.mark.parametrize(
+    ("schedule", "blocks"), [("data_parallel@132", 15), ("persistent@7", 7), ("split_k(2)@132", 30), ("stream_k@7", 7)]
+)
+def test_a_launch_has_a_block_for_each_unit_of_the_schedule(
+    prepare, fake, name: str, schedule: str, blocks: int
+) -> None:
+    launches = prepare(name, parameters(schedule))
+    fake.log()
+    launches.launch(0)
+    (launched,) = [line for line in fake.log() if line.startswith("launch pyperf_gemm")]
+    assert re.search(rf"grid {blocks}x1x1 ", launched)
+    assert launched.endswith("stream own")
+
+
+def test_a_cluster_pairs_blocks_along_m_and_its_workers_are_clusters(prepare, fake) -> None:
+    launches = prepare("cuda_sm90", parameters("persistent@8", Tile(128, 128, 64, cluster=2)))
+    fake.log()
+    launches.launch(0)
+    (launched,) = [line for line in fake.log() if line.startswith("launch pyperf_gemm")]
+    assert "grid 8x1x1 " in launched
+    assert "cluster 2 " in launched
+
+
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])
+def test_outputs_are_poisoned_and_read_back_in_their_type(prepare, out_dtype: str) -> None:
+    launches = prepare("cuda_sm90", parameters(out_dtype=out_dtype))
+    launches.poison()
+    output = launches.output(1)
+    assert output.shape == (300, 520)
+    assert np.isnan(widen(output, out_dtype)).all()
+
+
+def test_the_kernel_is_described_as_it_will_run(prepare) -> None:
+    kernel = prepare("cuda_sm80", parameters()).kernel
+    assert kernel.path == "16-byte"
+    assert kernel.details["slots"] >= 1
+    assert kernel.details["tile"] == "128x128x64"
+
+
+def test_odd_rows_take_the_predicated_path_of_the_one_kernel_and_are_unsupported_by_the_other(prepare) -> None:
+    odd = parameters(k=255)
+    assert prepare("cuda_sm80", odd).kernel.path == "predicated"
+    with pytest.raises(Unsupported, match="TMA needs rows 16 bytes apart"):
+        prepare("cuda_sm90", odd)
+
+
+def test_a_gpu_that_is_no_hopper_is_told_to_take_the_other_kernel(prepare, fake) -> None:
+    fake.set(major=8, minor=6)
+    with pytest.raises(Unsupported, match="sm_80 kernel"):
+        prepare("cuda_sm90", parameters())
+
+
+def test_launches_are_sampled_by_the_devices_own_clock(prepare) -> None:
+    from pyperf_suite.measure.sampling import measure
+
+    launches = prepare("cuda_sm90", parameters())
+    found = measure(launches.launch, launches.stopwatch, StopRule(time_cap_s=0.05))
+    assert found.seconds
+    assert "cuda events" in launches.stopwatch.name
