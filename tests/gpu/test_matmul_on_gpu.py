@@ -1,4 +1,4 @@
-"""The operator on a device, as the suite measures it: every implementation verified and timed through a worker's code."""
+"""The operator on a device, as the suite measures it: every implementation verified and timed as a worker does."""
 
 from __future__ import annotations
 
