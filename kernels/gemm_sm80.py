@@ -15,6 +15,7 @@ from importlib import resources
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
 
 ENTRY = "pyperf_gemm"
+ARCHITECTURE = "sm_80"  # the least; compiled for the device at hand it runs on every later one
 SOURCE = "gemm_sm80.cu"
 HEADERS = ("operand_sm80.cuh", "ptx_sm80.cuh", "schedule.cuh")
 
@@ -30,9 +31,12 @@ SMALLEST_SHARED_BYTES = 99 << 10
 
 FRAGMENT = 16  # rows and columns of a warp's share come in these: mma.sync m16n8k16, twice along n
 MOST_WARPS = 8  # 256 threads: the most that can have 255 registers each
-MOST_SHARE_REGISTERS = 192  # of those 255, for a warp's sums and fragments: addresses and loops need the others
+REGISTERS = 65536  # of a multiprocessor
+MOST_SHARE_REGISTERS = 192  # of a thread's 255, for its part of the warp's sums and fragments
+OTHER_REGISTERS = 56  # beside those, for addresses and loops: with fewer it spills
 TILE_K = (32, 64, 128)
 MOST_TILE_SIDE = 256
+MOST_STAGES = 4  # by default: more in flight has nothing left to hide
 WORK_BYTES = 128  # before the pipeline: where the block stands in its schedule
 # Tile origins are counted in 32 bits, and a tile may begin below the last row and end a tile beyond it.
 MOST_DIMENSION = 2**31 - 1 - MOST_TILE_SIDE
@@ -76,8 +80,8 @@ class Specialisation:
         check_tile(self.m, self.n, self.k, self.stages)
         if self.m % (FRAGMENT * self.warps_m) or self.n % (FRAGMENT * self.warps_n) or self.warps > MOST_WARPS:
             raise ValueError(
-                f"{self.warps_m} × {self.warps_n} warps cannot share a tile of {self.m}x{self.n}: each computes a multiple "
-                f"of {FRAGMENT} rows and columns, and {MOST_WARPS} is the most; `warps` finds a division."
+                f"{self.warps_m} × {self.warps_n} warps cannot share a tile of {self.m}x{self.n}: each computes a "
+                f"multiple of {FRAGMENT} rows and columns, and {MOST_WARPS} is the most; `warps` finds a division."
             )
 
     @property
@@ -133,9 +137,19 @@ class Specialisation:
         return WORK_BYTES + max(self.pipeline_bytes, self.patches_bytes)
 
     @property
+    def resident_blocks(self) -> int:
+        """Blocks of a multiprocessor that the compiler is to leave registers for, so that they hide each other's waits.
+
+        As many as shared memory of 228 KB holds (9.0 and later), if each thread keeps 56 registers beside its share.
+        """
+        by_shared_memory = (228 << 10) // (self.smem_bytes + 1024)
+        share = share_registers(self.m // self.warps_m, self.n // self.warps_n)
+        return max(1, min(by_shared_memory, REGISTERS // (self.threads * (share + OTHER_REGISTERS))))
+
+    @property
     def register_bound(self) -> int:
-        """Registers a thread may have so that one block fits a multiprocessor: 65,536 among its threads, at most 255."""
-        return min(255, 65536 // self.threads)
+        """Registers that a thread may have for `resident_blocks` to fit; they are allocated in eights, 255 at most."""
+        return min(255, REGISTERS // (self.threads * self.resident_blocks) // 8 * 8)
 
     def options(self) -> list[str]:
         """The compiler's options that make this instance of the source."""
@@ -153,6 +167,7 @@ class Specialisation:
             "ACCESS_A": self.access_a,
             "ACCESS_B": self.access_b,
             "ACCESS_C": self.access_c,
+            "RESIDENT_BLOCKS": self.resident_blocks,
             "PIPELINE_BYTES": self.pipeline_bytes,
             "PATCHES_BYTES": self.patches_bytes,
         }
@@ -178,9 +193,12 @@ class Specialisation:
         for letter, size in (("M", m), ("N", n), ("K", k)):
             if not 1 <= size <= MOST_DIMENSION:
                 raise ValueError(f"{letter} = {size} is out of range: it must be between 1 and {MOST_DIMENSION}.")
-        return Schedule(
-            policy, math.ceil(m / self.m), math.ceil(n / self.n), math.ceil(k / self.k), splits, workers, group
-        )
+        tiles_m, tiles_n, k_tiles = (-(-size // side) for size, side in ((m, self.m), (n, self.n), (k, self.k)))
+        return Schedule(policy, tiles_m, tiles_n, k_tiles, splits, workers, min(group, tiles_m))
+
+    def grid(self, schedule: Schedule) -> int:
+        """Blocks to launch: one for each unit."""
+        return schedule.units
 
     def workspace_bytes(self, schedule: Schedule) -> int:
         """Device memory for partial sums: a tile of fp32 for each tile that units share; not initialised."""
@@ -230,7 +248,7 @@ class Specialisation:
             *(struct.pack("<Q", address) for address in (a, b, c)),
             *(struct.pack("<q", leading) for leading in leading_dimensions),
             *(struct.pack("<i", size) for size in sizes),
-            struct.pack("<7i", POLICIES.index(schedule.policy), *counts, min(schedule.group, schedule.tiles_m)),
+            struct.pack("<7i", POLICIES.index(schedule.policy), *counts, schedule.group),
             struct.pack("<Q", workspace),
             struct.pack("<Q", flags),
         ]
@@ -249,7 +267,9 @@ def pipeline_bytes(m: int, n: int, k: int, stages: int) -> int:
 def check_tile(m: int, n: int, k: int, stages: int) -> None:
     """Raise ValueError, with the limit and the nearest tile that can be, for one that this kernel does not have."""
     if stages < 2:
-        raise ValueError(f"A pipeline of {stages} stages was asked for: one is read while another fills, so 2 at least.")
+        raise ValueError(
+            f"{stages} stages were asked for, but one is read while another is filled: ask for 2 at least."
+        )
     sides_fit = all(side % FRAGMENT == 0 and FRAGMENT <= side <= MOST_TILE_SIDE for side in (m, n))
     if sides_fit and k in TILE_K and any(True for _ in warp_divisions(m, n)):
         return
@@ -298,7 +318,7 @@ def specialise(
     m: int,
     n: int,
     k: int,
-    stages: int,
+    stages: int | None = None,
     *,
     in_type: str = "bf16",
     out_type: str = "bf16",
@@ -309,9 +329,12 @@ def specialise(
 ) -> Specialisation:
     """The instance for a tile and for operands A, B, C at these addresses with these leading dimensions.
 
-    Raises ValueError for a tile or type that cannot be. A leading dimension of 0 counts as aligned.
+    Addresses and leading dimensions of 0 count as aligned. Stages, where not named, are as many as compute capability
+    8.0 has shared memory for, up to 4. Raises ValueError for a tile or type that cannot be.
     """
-    check_tile(m, n, k, stages)
+    check_tile(m, n, k, 2 if stages is None else stages)
+    if stages is None:
+        stages = max(2, min(MOST_STAGES, (SHARED_BYTES["8.0"] - WORK_BYTES) // pipeline_bytes(m, n, k, 1)))
     element_bytes = (2, 2, OUTPUT_BYTES.get(out_type, WIDEST_ACCESS_BYTES))
     access = map(access_bytes, addresses, leading_dimensions, element_bytes)
     return Specialisation(m, n, k, stages, *warps(m, n), in_type, out_type, a_transposed, b_transposed, *access)
@@ -320,19 +343,10 @@ def specialise(
 def default_set() -> tuple[Specialisation, ...]:
     """The tiles measured where nobody names one: bf16, TN, 16-byte accesses; all fit a block of compute capability 8.0.
 
-    128x128x64 is missing: with 64 × 64 a warp its stages of 64 spill in some layouts where those of 32 do not.
+    In none of the layouts does one spill on sm_80 or sm_90; 128x128 in steps of 64 did.
     """
-    tiles = (
-        (256, 128, 64, 3),
-        (128, 256, 32, 4),
-        (128, 128, 32, 4),
-        (128, 64, 64, 3),
-        (64, 128, 64, 3),
-        (64, 64, 64, 4),
-        (32, 128, 64, 4),
-        (128, 32, 64, 4),
-    )
-    return tuple(specialise(*tile) for tile in tiles)
+    tiles = ((256, 128, 64), (128, 256, 32), (128, 128, 32), (128, 64, 64), (64, 128, 64), (64, 64, 64))
+    return tuple(specialise(*tile) for tile in (*tiles, (32, 128, 64), (128, 32, 64)))
 
 
 def in_layout(specialisation: Specialisation, layout: str) -> Specialisation:

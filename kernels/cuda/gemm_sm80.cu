@@ -119,10 +119,11 @@ PYPERF_DEVICE int warp_column(int thread) { return thread / 32 % spec.warps_n * 
 // The k-tiles of one segment. Copies run stages − 1 k-tiles ahead, fragments one step of 16 ahead.
 PYPERF_DEVICE void multiply(const Problem& problem, const Segment& segment, unsigned pipeline, Sums& sums) {
     const int k = segment.k_begin * spec.tile.k;
-    TileCopy<a_tile> a_copy(problem.a, problem.lda, problem.m, segment.tile_m * spec.tile.m, k);
-    TileCopy<b_tile> b_copy(problem.b, problem.ldb, problem.n, segment.tile_n * spec.tile.n, k);
-    const AFragments a_reader(warp_row(threadIdx.x));
-    const BFragments b_reader(warp_column(threadIdx.x));
+    const int thread = ptx::mov_tid_x();
+    TileCopy<a_tile> a_copy(problem.a, problem.lda, problem.m, segment.tile_m * spec.tile.m, k, thread);
+    TileCopy<b_tile> b_copy(problem.b, problem.ldb, problem.n, segment.tile_n * spec.tile.n, k, thread);
+    const AFragments a_reader(warp_row(thread), thread);
+    const BFragments b_reader(warp_column(thread), thread);
     const int k_end = segment.k_end;
     const auto copy = [&](int k_tile, int stage) {
         if (k_tile < k_end) {
@@ -181,14 +182,14 @@ class SharedTile {
     static constexpr int sums_per_tile = spec.tile.m * spec.tile.n;
     float* workspace_;
     int* flags_;
-    long long slot_;
+    const long long& slot_;  // in shared memory, so that it costs registers only where it is read
 
 public:
-    PYPERF_DEVICE SharedTile(float* workspace, int* flags, long long slot)
+    PYPERF_DEVICE SharedTile(float* workspace, int* flags, const long long& slot)
         : workspace_(workspace), flags_(flags), slot_(slot) {}
 
     PYPERF_DEVICE void add_sums_before(int k_begin, Sums& sums) const {
-        if (threadIdx.x == 0)
+        if (ptx::mov_tid_x() == 0)
             while (ptx::ld_acquire_gpu(flags_ + slot_) != k_begin) __nanosleep(64);
         __syncthreads();
         const float* partial = first();
@@ -211,11 +212,11 @@ public:
 #pragma unroll
             for (int j = 0; j < sums_n; ++j) ptx::st_global_cg_v4(partial + place(i, j), sums.at[i][j]);
         __syncthreads();  // orders all threads' stores before the release by one of them
-        if (threadIdx.x == 0) ptx::st_release_gpu(flags_ + slot_, k_end);
+        if (ptx::mov_tid_x() == 0) ptx::st_release_gpu(flags_ + slot_, k_end);
     }
 
     PYPERF_DEVICE void reset() const {
-        if (threadIdx.x == 0) ptx::st_release_gpu(flags_ + slot_, 0);
+        if (ptx::mov_tid_x() == 0) ptx::st_release_gpu(flags_ + slot_, 0);
     }
 
 private:
@@ -298,7 +299,7 @@ PYPERF_DEVICE void store(const Problem& problem, const Segment& segment, char* p
 
 // grid: schedule.units() CTAs in x. workspace: tile.m · tile.n floats and flags: one int, both for each of
 // schedule.shared_tiles(); flags are zero before the first launch.
-extern "C" __global__ void __launch_bounds__(pyperf::spec.threads())
+extern "C" __global__ void __launch_bounds__(pyperf::spec.threads(), RESIDENT_BLOCKS)
     pyperf_gemm(const void* a, const void* b, void* c, long long lda, long long ldb, long long ldc, int m, int n, int k,
                 pyperf::Schedule schedule, float* workspace, int* flags) {
     using namespace pyperf;
@@ -306,9 +307,9 @@ extern "C" __global__ void __launch_bounds__(pyperf::spec.threads())
     auto& work = *reinterpret_cast<Work*>(shared_memory);
     char* pipeline = shared_memory + work_bytes;
     const Problem problem{a, b, c, lda, ldb, ldc, m, n, k};
-    if (threadIdx.x == 0) work.cursor = schedule.begin(blockIdx.x);
+    if (ptx::mov_tid_x() == 0) work.cursor = schedule.begin(blockIdx.x);
     while (true) {
-        if (threadIdx.x == 0) {
+        if (ptx::mov_tid_x() == 0) {
             work.found = schedule.next(work.cursor, work.segment);
             work.slot = work.segment.tile - (schedule.tiles() - schedule.shared_tiles());
         }

@@ -63,15 +63,16 @@ class TileCopy {
     const char* source_;  // of the thread's first piece
     long long row_bytes_;
     int lanes_left_;
+    int thread_;
 
-    PYPERF_DEVICE static int first_row() { return static_cast<int>(threadIdx.x) / pieces_per_row; }
+    PYPERF_DEVICE int first_row() const { return thread_ / pieces_per_row; }
 
-    PYPERF_DEVICE static int piece() { return static_cast<int>(threadIdx.x) % pieces_per_row; }
+    PYPERF_DEVICE int piece() const { return thread_ % pieces_per_row; }
 
 public:
     // Of a matrix with so many lanes, the tile that begins at (lane, k); ld counts elements.
-    PYPERF_DEVICE TileCopy(const void* matrix, long long ld, int lanes, int lane, int k)
-        : row_bytes_(ld * element_bytes), lanes_left_(lanes - lane) {
+    PYPERF_DEVICE TileCopy(const void* matrix, long long ld, int lanes, int lane, int k, int thread)
+        : row_bytes_(ld * element_bytes), lanes_left_(lanes - lane), thread_(thread) {
         const int row = (tile.depth_contiguous ? lane : k) + first_row();
         const int column = tile.depth_contiguous ? k : lane;
         source_ = static_cast<const char*>(matrix) + row * row_bytes_ + static_cast<long long>(column) * element_bytes +
@@ -137,9 +138,8 @@ private:
     int offsets_[positions];
 
 public:
-    PYPERF_DEVICE explicit FragmentReader(int first_lane) {
-        const int thread = static_cast<int>(threadIdx.x) % 32;
-        const int matrix = thread / 8;
+    PYPERF_DEVICE FragmentReader(int first_lane, int thread) {
+        const int matrix = thread % 32 / 8;
         const int lane_half = order == Order::lanes_first ? matrix % 2 : matrix / 2;
         const int depth_half = order == Order::lanes_first ? matrix / 2 : matrix % 2;
         const int row = thread % 8 + (tile.depth_contiguous ? first_lane + lane_half * 8 : depth_half * 8);
