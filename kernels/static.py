@@ -1,0 +1,160 @@
+"""What a kernel costs, read from its machine code: compiled for a target that need not be here, exact and noise-free.
+
+A kernel that starts to spill, to need more registers or to lose its tensor-core instructions is a regression that is
+seen on a machine with no GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from pyperf_suite.kernels import nvrtc
+from pyperf_suite.kernels.disassembly import Disassembly, disassemble
+from pyperf_suite.kernels.occupancy import Occupancy, occupancy
+
+# The instructions that tell how a kernel works, by what they do. SASS names: CUDA Binary Utilities, "Instruction Set
+# Reference". What is in none of these classes is address arithmetic and control flow.
+INSTRUCTION_CLASSES: Mapping[str, tuple[str, ...]] = {
+    "HMMA": ("HMMA",),  # mma.sync
+    "HGMMA": ("HGMMA",),  # wgmma
+    "QGMMA": ("QGMMA",),  # wgmma of 8-bit types
+    "UTCMMA": ("UTCHMMA", "UTCQMMA"),  # tcgen05.mma
+    "LDGSTS": ("LDGSTS",),  # cp.async
+    "UTMALDG": ("UTMALDG",),  # bulk tensor copy in
+    "UTMASTG": ("UTMASTG", "UTMAREDG"),  # and out
+    "LDSM": ("LDSM",),  # ldmatrix
+    "STSM": ("STSM",),  # stmatrix
+    "LDS": ("LDS",),
+    "STS": ("STS",),
+    "LDG": ("LDG", "LD"),
+    "STG": ("STG", "ST"),
+    "LDL": ("LDL",),  # local memory: what does not fit the registers
+    "STL": ("STL",),
+    "ATOM": ("ATOM", "ATOMG", "ATOMS", "RED", "REDG"),
+    "BAR": ("BAR",),
+    "SYNCS": ("SYNCS",),  # mbarrier
+}
+
+
+class Specialised(Protocol):
+    """A CUDA kernel's specialisation as kernels/gemm_sm80.py and kernels/gemm_sm90.py describe it."""
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def smem_bytes(self) -> int: ...
+
+    def options(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True)
+class StaticMetrics:
+    """One kernel compiled for one target. Shared memory is per block; instruction counts are of the code, not executed.
+
+    `instructions` has every class of INSTRUCTION_CLASSES, "other" and "all".
+    """
+
+    kernel: str
+    target: str
+    compiler: str
+    source_sha256: str
+    threads: int
+    registers: int
+    stack_bytes: int
+    local_bytes: int
+    static_shared_bytes: int
+    dynamic_shared_bytes: int
+    code_bytes: int
+    instructions: Mapping[str, int]
+    occupancy: Occupancy
+
+    @property
+    def local_memory_instructions(self) -> int:
+        """Loads and stores of local memory: spills, and arrays indexed at run time."""
+        return self.instructions["LDL"] + self.instructions["STL"]
+
+    def case(self) -> dict[str, str]:
+        """What identifies the series of these figures: the kernel and the target, not what compiled it."""
+        return {"kernel": self.kernel, "target": self.target}
+
+    def state(self) -> dict[str, str]:
+        """What a change of the figures may be due to other than the suite's own source, and that source's digest."""
+        return {"compiler": self.compiler, "source_sha256": self.source_sha256}
+
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """The figures as a record keeps metrics: unit, and one exact value that is its own interval and sample."""
+        figures = {
+            "registers": ("registers", self.registers),
+            "stack": ("bytes", self.stack_bytes),
+            "local_memory": ("bytes", self.local_bytes),
+            "static_shared_memory": ("bytes", self.static_shared_bytes),
+            "dynamic_shared_memory": ("bytes", self.dynamic_shared_bytes),
+            "code": ("bytes", self.code_bytes),
+            "resident_blocks": ("blocks", self.occupancy.blocks),
+            "resident_warps": ("warps", self.occupancy.warps),
+            **{f"instructions_{name}": ("instructions", count) for name, count in self.instructions.items()},
+        }
+        return {name: _exact(unit, value) for name, (unit, value) in figures.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON of all of it."""
+        return asdict(self)
+
+
+def of_cuda(
+    name: str, specialised: Specialised, sources: tuple[str, Mapping[str, str]], target: str, entry: str = "pyperf_gemm"
+) -> StaticMetrics:
+    """Compile a CUDA source for a target and read it.
+
+    `sources` is the text of the .cu and of its headers by name, as `sources()` of the kernel's module gives them.
+    Raises NoCompiler, DoesNotCompile or NoDisassembler, each with what to do, and ValueError for a target that is not
+    known.
+    """
+    source, headers = sources
+    compiled = nvrtc.compile_cubin(name, source, headers, target, specialised.options())
+    compiler = f"NVRTC {'.'.join(map(str, nvrtc.version()))}"
+    text = "\0".join([source, *headers.values(), *specialised.options()])
+    code = disassemble(compiled.cubin, entry)
+    return _metrics(name, target, compiler, text, code, specialised.threads, specialised.smem_bytes)
+
+
+def of_triton(name: str, binary: Any, source: str) -> StaticMetrics:
+    """Read a kernel that `matmul.compile_for` compiled with Triton; `source` is what it was compiled from."""
+    # Triton counts all shared memory as dynamic, and so asks for it at launch.
+    compiler = f"Triton {importlib.metadata.version('triton')}"
+    code = disassemble(binary.cubin, binary.name)
+    return _metrics(name, binary.target, compiler, source, code, binary.threads, binary.shared_bytes)
+
+
+def _metrics(
+    name: str, target: str, compiler: str, source: str, code: Disassembly, threads: int, dynamic_shared_bytes: int
+) -> StaticMetrics:
+    classes = {
+        name: sum(code.instructions.get(opcode, 0) for opcode in opcodes)
+        for name, opcodes in INSTRUCTION_CLASSES.items()
+    }
+    every = sum(code.instructions.values())
+    return StaticMetrics(
+        kernel=name,
+        target=target,
+        compiler=compiler,
+        source_sha256=hashlib.sha256(source.encode()).hexdigest(),
+        threads=threads,
+        registers=code.registers,
+        stack_bytes=code.stack_bytes,
+        local_bytes=code.local_bytes,
+        static_shared_bytes=code.static_shared_bytes,
+        dynamic_shared_bytes=dynamic_shared_bytes,
+        code_bytes=code.code_bytes,
+        instructions={**classes, "other": every - sum(classes.values()), "all": every},
+        occupancy=occupancy(target, threads, code.registers, code.static_shared_bytes + dynamic_shared_bytes),
+    )
+
+
+def _exact(unit: str, value: float) -> dict[str, Any]:
+    return {"unit": unit, **dict.fromkeys(("value", "low", "high", "q20", "q80"), value), "samples": [value]}
