@@ -159,6 +159,10 @@ Launch::Launch(std::shared_ptr<Kernel> kernel, const LaunchShape& shape, const s
     config_.attribute_count = product(shape.cluster) > 1 ? 1 : 0;
 }
 
+std::size_t Launch::slots_of(const std::string& argument) {
+    return (argument.size() + sizeof(Slot) - 1) / sizeof(Slot);
+}
+
 void Launch::copy_arguments(const std::vector<std::string>& arguments) {
     const std::vector<std::size_t> wanted = kernel_->parameter_bytes();
     CHECK_INPUT(wanted.empty() || wanted.size() == arguments.size(), "Kernel ", kernel_->name(), " was given ",
@@ -167,14 +171,14 @@ void Launch::copy_arguments(const std::vector<std::string>& arguments) {
     for (std::size_t index = 0; index < arguments.size(); ++index) {
         CHECK_INPUT(wanted.empty() || wanted[index] == arguments[index].size(), "Argument ", index, " of kernel ",
                     kernel_->name(), " has ", arguments[index].size(), " bytes and its parameter ", wanted[index], ".");
-        slots += arguments[index].size() / sizeof(Slot) + 1;
+        slots += slots_of(arguments[index]);
     }
     slots_.resize(slots);
     Slot* slot = slots_.data();
     for (const std::string& argument : arguments) {
         std::memcpy(slot, argument.data(), argument.size());
         arguments_.push_back(slot);
-        slot += argument.size() / sizeof(Slot) + 1;
+        slot += slots_of(argument);
     }
 }
 

@@ -94,6 +94,7 @@ class Launch {
         unsigned char bytes[128];
     };
 
+    static std::size_t slots_of(const std::string& argument);
     void copy_arguments(const std::vector<std::string>& arguments);
 
     std::shared_ptr<Kernel> kernel_;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib.util
 import os
 import shutil
@@ -77,6 +78,7 @@ def fake_libcuda_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fake(fake_libcuda_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLibcuda:
     """The double as it was built, and PYPERF_LIBCUDA naming it."""
+    gc.collect()  # what an exception of an earlier test keeps alive would be given back during this one
     monkeypatch.setenv("PYPERF_LIBCUDA", str(fake_libcuda_path))
     return FakeLibcuda(fake_libcuda_path)
 

@@ -2,7 +2,6 @@
 //
 // Work on streams is queued and done when something waits for it, as on a device. Tests set its figures and make
 // calls fail through the fake_* functions at the end, and read what was queued from fake_log.
-
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -31,7 +30,8 @@ static Figure figures[] = {
     {"devices", 0, 1},           {"version", 0, 13000},      {"major", 0, 9},         {"minor", 0, 0},
     {"multiprocessors", 0, 132}, {"clusters", 0, 1},         {"tensor_maps", 0, 1},   {"free_bytes", 0, 1000000000},
     {"kernel_ns", 0, 5000},      {"event_ns", 0, 500},       {"sm_khz", 0, 1980000},  {"parameter_info", 0, 1},
-    {"context_depth", 0, 0},     {"live", 0, 0},             {NULL, 0, 0},
+    {"visited", 0, 1000},        {"context_depth", 0, 0},    {"live", 0, 0},          {"timed_out", 0, 0},
+    {NULL, 0, 0},
 };
 static struct { char function[64]; int result, skip; } failure;
 static int sticky, capturing;
@@ -89,10 +89,14 @@ static void run_kernel(const Operation* operation) {
     const char* name = operation->function->name;
     if (strcmp(name, "pyperf_hold_stream") == 0) {
         uint32_t* gate = (uint32_t*)operation->first;
-        if (gate[0] == 0) { gate[1] = 1; now_ns += (double)operation->second; }
+        if (gate[0] != 0) return;
+        gate[1] = 1;
+        now_ns += (double)operation->second;
+        ++*figure("timed_out");
     } else if (strcmp(name, "pyperf_read_clocks") == 0) {
         uint64_t* pairs = (uint64_t*)operation->first;
-        for (uint64_t slot = 0; slot < operation->second; ++slot) {  // each counter began at another time
+        for (uint64_t slot = 0; slot < operation->second && (long long)slot < *figure("visited"); ++slot) {
+            // each counter began at another time
             pairs[2 * slot] = (uint64_t)(now_ns * (double)*figure("sm_khz") / 1e6) + 1000003 * slot;
             pairs[2 * slot + 1] = (uint64_t)now_ns + 1;
         }
@@ -253,6 +257,7 @@ int cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t*
         {"pyperf_hold_stream", 2, {8, 8}},
         {"pyperf_read_clocks", 2, {8, 4}},
         {"takes_map", 2, {128, 4}},
+        {"takes_large", 2, {256, 4}},
     };
     IN_CONTEXT();
     *offset = 0;
@@ -299,7 +304,10 @@ int cuLaunchKernelEx(const Config* config, Function* function, void** arguments,
         for (int32_t index = 0; index < *(int32_t*)arguments[3]; ++index)
             (*(float**)arguments[2])[index] = (*(float**)arguments[0])[index] + (*(float**)arguments[1])[index];
     } else if (strcmp(function->name, "takes_map") == 0) {
-        note("map %s of %u", (uintptr_t)arguments[0] % 64 == 0 ? "aligned" : "misaligned", *(uint32_t*)arguments[1]);
+        const char* lies = (uintptr_t)arguments[0] % 64 == 0 ? "aligned" : "misaligned";
+        note("map %s before %u", lies, *(uint32_t*)arguments[1]);
+    } else if (strcmp(function->name, "takes_large") == 0) {
+        note("large ends with %u before %u", ((unsigned char*)arguments[0])[255], *(uint32_t*)arguments[1]);
     }
     append(destination(), operation);
     return SUCCESS;

@@ -101,7 +101,7 @@ def test_without_a_folder_a_kernel_is_remembered_by_its_compiler_alone(cuda, nvr
         {"headers": {"unused.cuh": ""}},
         {"architecture": "sm_86"},
         {"options": [*OPTIONS, "-DX"]},
-        {"options": ["--std=c++17", "-DX=1"]},
+        {"options": ["--std=c++14"]},
         {"name": "other.cu"},
     ],
 )
@@ -109,6 +109,22 @@ def test_whatever_a_kernel_depends_on_makes_another_entry(compiler, folder, chan
     compiled(compiler())
     assert not compiled(compiler(), **change).from_cache
     assert len(list(folder.iterdir())) == 2
+
+
+def test_the_version_of_the_compiler_is_part_of_what_a_kernel_depends_on(compiler, folder):
+    compiled(compiler())
+    version = compiler().version
+    assert f"{len(version)}:{version}\n".encode() in entry(folder).read_bytes()
+
+
+def test_a_whole_file_of_another_format_is_not_read(compiler, folder):
+    compiled(compiler())
+    other = entry(folder).read_bytes()[:-8].replace(b"kernel 1", b"kernel 0")
+    checksum = 14695981039346656037  # FNV-1a, 64 bits
+    for byte in other:
+        checksum = (checksum ^ byte) * 1099511628211 % 2**64
+    entry(folder).write_bytes(other + checksum.to_bytes(8, "little"))
+    assert not compiled(compiler()).from_cache
 
 
 def damage_by_truncating(content: bytes) -> bytes:

@@ -64,8 +64,14 @@ def test_a_tensor_map_reaches_the_kernel_aligned(cuda, context, fake, kernel):
         "map type 9 rank 2 address 1048576 shape 4096x8192 stride 8192 box 64x128 step 1x1",
         "map interleave 0 swizzle 3 promotion 3 fill 0",
         "launch takes_map grid 1x1x1 block 32x1x1 cluster 1 shared 0 stream default",
-        "map aligned of 7",
+        "map aligned before 7",
     ]
+
+
+def test_a_large_argument_leaves_the_next_its_own_place(cuda, fake, kernel):
+    large = np.arange(256, dtype=np.uint8)
+    cuda.Launch(kernel("takes_large"), (1, 1, 1), (1, 1, 1), [large, np.uint32(2**32 - 1)]).run()
+    assert fake.log()[-1] == "large ends with 255 before 4294967295"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +111,7 @@ def test_a_driver_that_does_not_tell_parameter_sizes_launches_all_the_same(cuda,
     fake.set(parameter_info=0)
     assert kernel("takes_map").parameter_bytes == []
     cuda.Launch(kernel("takes_map"), (1, 1, 1), (1, 1, 1), [bytes(128), np.uint32(3)]).run()
-    assert fake.log()[-1] == "map aligned of 3"
+    assert fake.log()[-1] == "map aligned before 3"
 
 
 def test_before_sm_90_clusters_and_tensor_maps_are_not_available(cuda, context, fake):

@@ -114,6 +114,15 @@ def test_the_clock_is_cycles_over_seconds_of_the_same_multiprocessor(fake, stopw
     assert clocks == pytest.approx([1.755e9] * 3, rel=1e-4)
 
 
+def test_a_multiprocessor_that_no_block_reached_lends_no_reading_of_another_block(fake, stopwatch, work):
+    watch = stopwatch()
+    fake.set(kernel_ns=1_000_000)
+    watch.time(work(watch), 0, samples=1, launches_per_sample=1)
+    fake.set(visited=40, sm_khz=1_000_000)
+    [(_, hz)] = watch.time(work(watch), 0, samples=1, launches_per_sample=1)
+    assert hz == pytest.approx(1e9, rel=1e-4)
+
+
 def test_a_clock_that_was_not_read_is_not_a_number(stopwatch, work):
     watch = stopwatch(clocks=False)
     [(_, hz)] = watch.time(work(watch), 0, 1, 1)
@@ -141,6 +150,7 @@ def test_what_a_launch_raises_comes_through_and_the_stopwatch_lives_on(fake, sto
         watch.time(fail, 0, 1, 1)
     assert fake.get("live") == live
     assert fake.get("context_depth") == 0
+    assert fake.get("timed_out") == 0  # the stream was let go at once
     assert seconds_of(watch.time(work(watch), 0, 1, 1)) == pytest.approx([KERNEL_S + EVENT_S], rel=1e-6)
 
 
