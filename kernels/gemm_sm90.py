@@ -1,4 +1,4 @@
-"""What a specialisation of `kernels/cuda/gemm_sm90.cu` needs: its options, threads, shared memory, tensor maps, arguments.
+"""What a specialisation of `kernels/cuda/gemm_sm90.cu` needs: options, threads, shared memory, tensor maps, arguments.
 
 The arithmetic is that of `kernels/cuda/tile.cuh`; the tests compare the two. A tile is one CTA's; a schedule counts in
 tiles of a cluster, `m·cluster_m` by `n·cluster_n`.
@@ -81,7 +81,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Specialisation:
-    """One instance of the kernel: a tile `m × n` in steps of `k` elements, and everything else that is fixed in its code.
+    """One instance of the kernel: a tile `m × n` in steps of `k` elements, and all else that is fixed in its code.
 
     `consumers` warpgroups share the rows; `cluster_m × cluster_n` CTAs load what they share once; each warp has
     `store_buffers` for results on their way out. `shared_tiles` is for schedules in which units share tiles (split_k,
@@ -186,7 +186,7 @@ class Specialisation:
 
     @property
     def register_bound(self) -> int:
-        """Registers a thread is launched with at most, before setmaxnreg moves some from the producer to the consumers."""
+        """Registers a thread is launched with at most; setmaxnreg then moves some from producer to consumers."""
         return min(255, 65536 // self.threads // 8 * 8)
 
     def options(self) -> list[str]:
@@ -207,6 +207,7 @@ class Specialisation:
             "LAYOUT_A_TRANSPOSED": int(self.a_transposed),
             "LAYOUT_B_TRANSPOSED": int(self.b_transposed),
             "SHARED_TILES": int(self.shared_tiles),
+            "SHARED_BYTES": self.smem_bytes,
             "REGISTER_TWENTIES": twenties,
             "REGISTER_REST": self.n // 2 - 20 * twenties,
         }
@@ -216,8 +217,8 @@ class Specialisation:
         """Raise ValueError where a device of a compute capability such as "8.6" cannot run it."""
         if capability != "9.0":
             raise ValueError(
-                f"{self.name} needs compute capability 9.0, whose wgmma no other has, but this device has {capability}: "
-                "take an sm_80 kernel."
+                f"{self.name} needs compute capability 9.0, whose wgmma no other has, but this device has "
+                f"{capability}: take an sm_80 kernel."
             )
 
     def schedule(
@@ -311,7 +312,7 @@ def check_types(in_type: str, out_type: str, a_transposed: bool, b_transposed: b
 
 
 def check_tile(m: int, n: int, k: int, consumers: int, in_type: str) -> None:
-    """Raise ValueError, with the limit and the nearest tile that can be, for one that wgmma or registers do not allow."""
+    """Raise ValueError, with the limit and the nearest tile that can be, for one that has no wgmma or registers."""
     if consumers not in MOST_SUMS or (m in TILE_M and m // 64 % consumers):
         fitting = [number for number in MOST_SUMS if m // 64 % number == 0]
         raise ValueError(
@@ -328,8 +329,8 @@ def check_tile(m: int, n: int, k: int, consumers: int, in_type: str) -> None:
     if (m, n, k) != (near_m, near_n, near_k):
         raise ValueError(
             f"Tile {m}x{n}x{k} of {in_type} cannot be computed with wgmma by {consumers} consumers: m is one of "
-            f"{', '.join(map(str, TILE_M))}, n a multiple of 8 from 16 to 256, k one of {', '.join(map(str, depths))}, and a "
-            f"thread has registers for {MOST_SUMS[consumers]} sums; the nearest tile that can is "
+            f"{', '.join(map(str, TILE_M))}, n a multiple of 8 from 16 to 256, k one of {', '.join(map(str, depths))}, and "
+            f"a thread has registers for {MOST_SUMS[consumers]} sums; the nearest tile that can is "
             f"{near_m}x{near_n}x{near_k}."
         )
 
@@ -340,8 +341,8 @@ def check_cluster(n: int, cluster_m: int, cluster_n: int, b_transposed: bool) ->
         raise ValueError(f"A cluster of {cluster_m}x{cluster_n} CTAs was asked for: it can be 1x1, 2x1 or 1x2.")
     if cluster_m == 2 and b_transposed and n % 16:
         raise ValueError(
-            f"Two CTAs cannot load a B tile of {n} columns together: each takes a multiple of 8, so take n = {n - 8} or "
-            f"n = {n + 8}."
+            f"Two CTAs cannot load a B tile of {n} columns together: each takes a multiple of 8, so take n = {n - 8} "
+            f"or n = {n + 8}."
         )
 
 
@@ -356,11 +357,12 @@ def check_operand(letter: str, address: int, leading_dimension: int, row_length:
             f"{letter} begins at address {address:#x}, but TMA needs a multiple of {TMA_BYTES}: align it, or take an "
             "sm_80 kernel."
         )
-    if leading_dimension * element_bytes % TMA_BYTES:
+    step = TMA_BYTES // element_bytes
+    padded = math.ceil(leading_dimension / step) * step
+    if leading_dimension != padded:
         raise ValueError(
-            f"The leading dimension of {letter} is {leading_dimension}, but TMA needs rows {TMA_BYTES} bytes apart or a "
-            f"multiple: pad it to {math.ceil(leading_dimension * element_bytes / TMA_BYTES) * TMA_BYTES // element_bytes}, "
-            "or take an sm_80 kernel."
+            f"The leading dimension of {letter} is {leading_dimension}, but TMA needs rows a multiple of {TMA_BYTES} bytes "
+            f"apart: pad it to {padded}, or take an sm_80 kernel."
         )
 
 
@@ -387,8 +389,8 @@ def specialise(
 ) -> Specialisation:
     """The instance for a tile, what is not named chosen: k of 128 bytes, as many stages as fit up to 8, and consumers.
 
-    A consumer for each 64 rows, up to two blocks of 64 to each where registers allow no more consumers. Raises ValueError
-    for what cannot be.
+    A consumer has 64 rows, or 128 where a fourth warpgroup would leave too few registers to each. Raises ValueError for
+    what cannot be.
     """
     check_types(in_type, out_type, a_transposed, b_transposed)
     two = Specialisation(

@@ -32,6 +32,10 @@ static_assert(spec.b().panel_rows() % (8 * CLUSTER_M) == 0, "slices of B end whe
 static_assert(spec.in != Type::fp32 && spec.out != Type::e4m3, "fp32 is for results, e4m3 for operands");
 static_assert(spec.in != Type::e4m3 || (!spec.a_transposed && spec.b_transposed), "wgmma reads e4m3 K-major only: TN");
 static_assert(spec.shared_bytes() <= most_shared_bytes, "the stages and store buffers exceed 227 KB of shared memory");
+static_assert(spec.shared_bytes() == SHARED_BYTES, "the launch gives another amount of shared memory than this");
+static_assert(spec.consumers == 1 || spec.consumers * spec.consumer_registers() + spec.producer_registers() <=
+                                         (spec.consumers + 1) * spec.launch_registers(),
+              "setmaxnreg would wait for registers that nobody gives back");
 static_assert(STAGES >= 2 && STORE_BUFFERS >= 1, "loading and multiplying overlap from two stages on");
 
 // A place in the ring of stages. The parity of a barrier's phase changes each time round, and the place is carried over

@@ -1,5 +1,5 @@
 // Runs gemm_sm90.cu on the host: the threads of some clusters at a time as fibers, each until it waits for another or for
-// the copy engine, whose copies arrive in random order.
+// the copy engine. Copies arrive in random order, and some blocks and warps are slow.
 //
 // Usage: launch SIZES MAPS SCHEDULE SHARED_BYTES RESIDENT LAUNCHES SEED. SIZES are the bytes of A, B and C; MAPS, for
 // each of them, element bytes, columns, rows, stride in bytes, columns and rows of the box, swizzle in bytes; SCHEDULE
@@ -37,13 +37,15 @@ struct Cluster {
     std::vector<Fiber> fibers = std::vector<Fiber>(cluster * threads);
     Gathering warps[cluster * threads / 32], whole_blocks[cluster], whole;
     int running = cluster * threads;
+    int block_stalls[cluster] = {};               // passes that a block sits out
+    int warp_stalls[cluster * threads / 32] = {};  // and a warp
 };
 
 ucontext_t scheduler;
 Cluster* current_cluster;
 int current;
 std::function<void()> kernel;
-std::deque<std::function<void()>> copies;
+std::deque<std::function<void()>> loads, stores;
 std::vector<std::pair<const char*, std::size_t>> regions;
 std::mt19937 generator;
 bool progressed;
@@ -97,15 +99,36 @@ std::unique_ptr<Cluster> start(long long number) {
     return started;
 }
 
-void run_some_copies() {
-    std::uniform_int_distribution<std::size_t> how_many(0, 4);
-    for (std::size_t left = how_many(generator); left > 0 && !copies.empty(); --left) {
-        std::uniform_int_distribution<std::size_t> which(0, std::min<std::size_t>(copies.size(), 8) - 1);
-        const auto chosen = copies.begin() + static_cast<long>(which(generator));
+bool one_in(int chances) { return std::uniform_int_distribution<int>(1, chances)(generator) == 1; }
+
+// Runs some of the copies under way, the one started last as likely as any.
+void run_some(std::deque<std::function<void()>>& copies, int most) {
+    for (int left = std::uniform_int_distribution<int>(0, most)(generator); left > 0 && !copies.empty(); --left) {
+        const auto chosen = copies.begin() + std::uniform_int_distribution<long>(0, copies.size() - 1)(generator);
         const auto copy = *chosen;
         copies.erase(chosen);
         copy();
         progress();
+    }
+}
+
+// Lets each thread run until it waits, but for blocks and warps that happen to be slow.
+void run_pass(Cluster& one) {
+    current_cluster = &one;
+    for (int rank = 0; rank < cluster; ++rank) {
+        int& block_stall = one.block_stalls[rank];
+        if (block_stall == 0 && one_in(200)) block_stall = 100;
+        if (block_stall > 0 && --block_stall > 0) continue;
+        for (int warp = rank * threads / 32; warp < (rank + 1) * threads / 32; ++warp) {
+            int& warp_stall = one.warp_stalls[warp];
+            if (warp_stall == 0 && one_in(20)) warp_stall = 10;
+            if (warp_stall > 0 && --warp_stall > 0) continue;
+            const int first = std::uniform_int_distribution<int>(0, 31)(generator);
+            for (int lane = 0; lane < 32; ++lane) {
+                current = warp * 32 + (first + lane) % 32;
+                if (!one.fibers[current].done) swapcontext(&scheduler, &one.fibers[current].context);
+            }
+        }
     }
 }
 
@@ -115,23 +138,17 @@ void run_grid(long long units, int resident) {
     for (int idle = 0; next < units || !running.empty();) {
         while (next < units && static_cast<int>(running.size()) < resident) running.push_back(start(next++));
         progressed = false;
-        std::shuffle(running.begin(), running.end(), generator);
         for (auto& one : running) {
-            current_cluster = one.get();
-            const int first = std::uniform_int_distribution<int>(0, cluster * threads - 1)(generator);
-            for (int i = 0; i < cluster * threads; ++i) {
-                current = (first + i) % (cluster * threads);
-                Fiber& fiber = one->fibers[current];
-                if (!fiber.done) swapcontext(&scheduler, &fiber.context);
-            }
-            run_some_copies();
+            run_pass(*one);
+            run_some(loads, 8);
+            if (one_in(8)) run_some(stores, 2);
         }
         running.erase(std::remove_if(running.begin(), running.end(), [](const auto& one) { return one->running == 0; }),
                       running.end());
         idle = progressed ? 0 : idle + 1;
-        if (idle > 100 && copies.empty()) fault("waits for ever");
+        if (idle > 1000 && loads.empty() && stores.empty()) fault("waits for ever");
     }
-    if (!copies.empty()) fault("leaves copies under way");
+    if (!loads.empty() || !stores.empty()) fault("leaves copies under way");
 }
 
 }  // namespace
@@ -157,7 +174,8 @@ void wait_for_cluster() {
 void wait_for_warp(Meeting meeting, const std::function<void()>& act) {
     gather(current_cluster->warps[current / 32], 32, meeting, act);
 }
-void queue_copy(std::function<void()> copy) { copies.push_back(std::move(copy)); }
+void queue_load(std::function<void()> copy) { loads.push_back(std::move(copy)); }
+void queue_store(std::function<void()> copy) { stores.push_back(std::move(copy)); }
 void require_global(const void* address, std::size_t bytes) {
     const char* begin = static_cast<const char*>(address);
     if (reinterpret_cast<std::uintptr_t>(begin) % bytes != 0) fault("accesses global memory misaligned");
@@ -165,7 +183,7 @@ void require_global(const void* address, std::size_t bytes) {
         if (begin >= region && begin + bytes <= region + size) return;
     fault("accesses global memory outside of its allocations");
 }
-bool late() { return std::uniform_int_distribution<int>(0, 3)(generator) != 0; }
+bool late() { return !one_in(4); }
 void fault(const char* what) {
     std::fprintf(stderr, "thread %d of block %d %s\n", thread_index().x, block_index().x, what);
     std::exit(3);

@@ -112,7 +112,8 @@ void wait_for_block();
 void wait_for_cluster();
 // Returns when all lanes of the warp have come to it; the last of them acts.
 void wait_for_warp(Meeting meeting, const std::function<void()>& act = [] {});
-void queue_copy(std::function<void()> copy);
+void queue_load(std::function<void()> copy);
+void queue_store(std::function<void()> copy);
 void require_global(const void* address, std::size_t bytes);
 bool late();  // whether a wgmma that may still be under way is
 [[noreturn]] void fault(const char* what);
@@ -160,7 +161,7 @@ inline void load_box(const TensorMap& map, int column, int row, SharedAddress de
     const int row_bytes = map.box_columns * map.element_bytes, span = map.swizzle_bytes;
     if (destination % 128 != 0) fault("copies to an address that is not a multiple of 128");
     if (span && row_bytes != span) fault("copies rows that are not one swizzle span");
-    queue_copy([=] {
+    queue_load([=] {
         for (Block* block : blocks) {
             for (int y = 0; y < map.box_rows; ++y) {
                 for (int x = 0; x < row_bytes; ++x) {
@@ -284,11 +285,14 @@ inline void mbarrier_arrive_expect_tx(SharedAddress barrier, int bytes) {
     at.bytes += bytes;
     emulation::arrive(at);
 }
+// Whoever arrives may be held up right after, while others go on.
 inline void mbarrier_arrive(SharedAddress barrier) {
     emulation::arrive(emulation::barrier_at(emulation::this_block(), barrier));
+    emulation::yield();
 }
 inline void mbarrier_arrive_cluster(SharedAddress barrier, int rank) {
     emulation::arrive(emulation::barrier_at(emulation::block_of_cluster(rank), barrier));
+    emulation::yield();
 }
 inline void mbarrier_try_wait_parity(SharedAddress barrier, int parity) {
     while (emulation::barrier_at(emulation::this_block(), barrier).phase == parity) emulation::yield();
@@ -317,7 +321,7 @@ inline void cp_async_bulk_tensor_store(const TensorMap& map, int column, int row
     ++lane.open_stores;
     for (int byte = 0; byte < map.box_rows * row_bytes; ++byte)
         if (block.unfenced[source - emulation::shared_begin + byte]) emulation::fault("stores what no fence made visible");
-    emulation::queue_copy([=, &map, &block, &lane] {
+    emulation::queue_store([=, &map, &block, &lane] {
         for (int y = 0; y < map.box_rows; ++y) {
             for (int x = 0; x < row_bytes; ++x) {
                 const long long to_row = row + y, to_column = column + x / map.element_bytes;

@@ -1,0 +1,155 @@
+"""The Hopper kernel on a device: each default instance, type, layout and schedule gives exact products of integers.
+
+Operands are small integers, so that sums are exact in fp32 (and in what the tensor cores keep of fp8 products): results
+must be equal bit for bit, and what surrounds C must stay as it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pyperf_suite.kernels import gemm_sm90
+from pyperf_suite.kernels.gemm_sm90 import TILE_N, Specialisation, default_set, in_layout, specialise
+from pyperf_suite.operators.cuda import CudaDevice, cuda_device
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [(1, 1, 1), (127, 255, 63), (128, 256, 64), (129, 257, 65), (1009, 1013, 521), (2048, 2304, 1024)]
+TORCH_TYPES = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn", "fp32": "float32"}
+
+
+@pytest.fixture(scope="module")
+def torch():
+    """torch, for its types; its device is not used."""
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def gpu() -> CudaDevice:
+    """The first device, if it is a Hopper."""
+    device = cuda_device(0)
+    if tuple(device.context.properties.compute_capability) != (9, 0):
+        pytest.skip(f"the Hopper kernel needs compute capability 9.0, and this is a {device.context.properties.name}")
+    return device
+
+
+@pytest.fixture(scope="module")
+def slots(gpu: CudaDevice) -> int:
+    """Multiprocessors of the device."""
+    return int(gpu.context.properties.multiprocessors)
+
+
+def words(torch, values: np.ndarray, kind: str) -> np.ndarray:
+    """The values, rounded to `kind`, as bytes: [rows, columns · element bytes]."""
+    return torch.from_numpy(values).to(getattr(torch, TORCH_TYPES[kind])).contiguous().view(torch.uint8).numpy()
+
+
+def padded(rows: np.ndarray) -> np.ndarray:
+    """Rows of bytes followed by padding of all ones, 16 bytes at least, to a multiple of 16: what TMA takes."""
+    whole = np.full((rows.shape[0], rows.shape[1] // 16 * 16 + 32), 0xFF, np.uint8)
+    whole[:, : rows.shape[1]] = rows
+    return whole
+
+
+def on_device(gpu: CudaDevice, array: np.ndarray):
+    """The bytes in memory of the device."""
+    memory = gpu.native.DeviceMemory(gpu.context, array.nbytes)
+    memory.write(array)
+    return memory
+
+
+def check(torch, gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], **asked) -> None:
+    """Launch twice; each time C must be exact, its padding untouched, and at last the flags zero."""
+    m, n, k = sizes
+    generator = np.random.default_rng(m + n + k)
+    a, b = (generator.integers(-4, 5, shape).astype(np.float32) for shape in ((m, k), (k, n)))
+    c = (a.astype(np.float64) @ b).astype(np.float32)
+    operands = (a.T if one.a_transposed else a, b.T if one.b_transposed else b, c)
+    kinds = (one.in_type, one.in_type, one.out_type)
+    rows = [padded(words(torch, np.ascontiguousarray(each), kind)) for each, kind in zip(operands, kinds, strict=True)]
+    expected = rows[2].copy()
+    rows[2][:] = 0xFF
+    memory = [on_device(gpu, each) for each in rows]
+    sizes_bytes = (one.in_bytes, one.in_bytes, one.out_bytes)
+    leading = tuple(each.shape[1] // size for each, size in zip(rows, sizes_bytes, strict=True))
+    encoded = [
+        gpu.native.tensor_map_2d(
+            gpu.context,
+            it.address,
+            it.dtype,
+            it.shape,
+            it.stride_bytes,
+            it.box,
+            it.swizzle_bytes,
+            it.l2_promotion_bytes,
+        )
+        for it in one.tensor_maps(*(each.address for each in memory), leading, sizes)
+    ]
+    schedule = one.schedule(*sizes, **{"policy": "data_parallel", "group": 4, **asked})
+    workspace, flags = (
+        on_device(gpu, np.zeros(max(16, size), np.uint8))
+        for size in (one.workspace_bytes(schedule), one.flags_bytes(schedule))
+    )
+    source, headers = gemm_sm90.sources()
+    kernel = gpu.kernel(gpu.compile(gemm_sm90.SOURCE, source, headers, one.options()), gemm_sm90.ENTRY)
+    launch = gpu.native.Launch(
+        kernel,
+        (one.grid(schedule), 1, 1),
+        (one.threads, 1, 1),
+        one.arguments(tuple(encoded), schedule, workspace.address, flags.address),
+        cluster=(one.cluster, 1, 1),
+        dynamic_shared_bytes=one.smem_bytes,
+    )
+    for _ in range(2):
+        memory[2].fill(0xFF)
+        launch.run()
+        gpu.context.synchronize()
+        left = np.frombuffer(memory[2].read(), np.uint8).reshape(expected.shape)
+        wrong = np.argwhere(left != expected)
+        assert len(wrong) == 0, (
+            f"{one.name} {schedule}: {len(wrong)} bytes differ, the first in row and byte {wrong[0]}"
+        )
+    assert not any(flags.read()), f"{one.name} {schedule}: a launch must leave its flags zero"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+@pytest.mark.parametrize("one", default_set(), ids=lambda one: one.name)
+def test_each_default_instance_is_exact_on_odd_shapes(torch, gpu, slots, one, shape):
+    check(torch, gpu, one, shape)
+    check(torch, gpu, one, shape, policy="persistent", workers=slots // one.cluster)
+
+
+@pytest.mark.parametrize("one", default_set(), ids=lambda one: one.name)
+def test_units_that_share_tiles_sum_them_exactly_and_leave_their_flags_zero(torch, gpu, slots, one):
+    shared = replace(one, shared_tiles=True)
+    sizes = (1009, 1013, 2049)
+    check(torch, gpu, shared, sizes, policy="split_k", splits=5)
+    for workers in (3, 7, slots // one.cluster):
+        check(torch, gpu, shared, sizes, policy="stream_k", workers=workers)
+    check(torch, gpu, shared, (3001, 2999, 705), policy="stream_k", workers=slots // one.cluster)
+
+
+@pytest.mark.parametrize("in_type", ["bf16", "fp16"])
+@pytest.mark.parametrize("layout", ["NN", "TN", "NT", "TT"])
+def test_each_layout_is_exact(torch, gpu, layout, in_type):
+    for m, n, pair in ((64, 64, {}), (128, 256, {"cluster_m": 2}), (256, 128, {"cluster_n": 2}), (192, 192, {})):
+        one = in_layout(specialise(m, n, in_type=in_type, out_type=in_type, **pair), layout)
+        check(torch, gpu, one, (513, 521, 261))
+        check(torch, gpu, replace(one, k=32), (513, 521, 261))
+
+
+@pytest.mark.parametrize("in_type", gemm_sm90.INPUT_TYPES)
+@pytest.mark.parametrize("out_type", gemm_sm90.OUTPUT_TYPES)
+def test_each_pair_of_types_is_exact(torch, gpu, in_type, out_type):
+    for k_bytes in gemm_sm90.TILE_K_BYTES:
+        k = k_bytes // gemm_sm90.INPUT_TYPES[in_type][0]
+        check(torch, gpu, specialise(128, 192, k, in_type=in_type, out_type=out_type), (391, 387, 261))
+
+
+@pytest.mark.parametrize("n", TILE_N)
+@pytest.mark.parametrize("b_transposed", [True, False], ids=["K-major B", "N-major B"])
+def test_each_width_of_a_tile_is_exact(torch, gpu, n, b_transposed):
+    check(torch, gpu, specialise(64, n, stages=2, b_transposed=b_transposed), (130, 2 * n + 9, 200))

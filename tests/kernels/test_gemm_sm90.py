@@ -1,0 +1,165 @@
+"""What can be asked of the Hopper kernel, what its machine code must have, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.kernels import gemm_sm90, nvrtc
+from pyperf_suite.kernels.disassembly import NoDisassembler, disassemble, disassembler
+from pyperf_suite.kernels.gemm_sm90 import Specialisation, default_set, in_layout, specialise
+from pyperf_suite.kernels.static import StaticMetrics, of_cuda
+
+LARGEST = [one for one in default_set() if one.m * one.n == max(other.m * other.n for other in default_set())]
+VARIANTS = {
+    "streamed": lambda one: replace(one, shared_tiles=True),
+    "fp32 results": lambda one: replace(one, out_type="fp32"),
+    "NT": lambda one: in_layout(one, "NT"),
+    "TT, streamed": lambda one: replace(in_layout(one, "TT"), shared_tiles=True),
+}
+
+
+@pytest.fixture
+def tools() -> None:
+    """Skip with the reason where NVRTC or the disassembler is missing."""
+    try:
+        nvrtc.library()
+        disassembler()
+    except (nvrtc.NoCompiler, NoDisassembler) as missing:
+        pytest.skip(str(missing))
+
+
+def metrics_of(specialisation: Specialisation) -> StaticMetrics:
+    return of_cuda(specialisation.name, specialisation, gemm_sm90.sources(), gemm_sm90.ARCHITECTURE)
+
+
+def check_machine_code(specialisation: Specialisation) -> None:
+    """One wgmma a block and step of K, copies by TMA both ways, and nothing in local memory."""
+    metrics = metrics_of(specialisation)
+    blocks = specialisation.m // 64 // specialisation.consumers
+    steps = specialisation.k * specialisation.in_bytes // 32
+    assert metrics.instructions["QGMMA" if specialisation.in_type == "e4m3" else "HGMMA"] == blocks * steps
+    assert metrics.instructions["UTMALDG"] >= 2
+    assert metrics.instructions["UTMASTG"] == blocks * specialisation.n * specialisation.out_bytes // (
+        specialisation.store_span_bytes
+    )
+    assert metrics.local_memory_instructions == 0
+    assert metrics.stack_bytes == 0
+    assert metrics.registers <= specialisation.register_bound
+    assert metrics.occupancy.blocks >= 1
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("specialisation", default_set(), ids=lambda one: one.name)
+def test_default_hopper_kernels_use_wgmma_and_tma_and_do_not_spill(specialisation):
+    check_machine_code(specialisation)
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("specialisation", LARGEST, ids=lambda one: one.name)
+def test_no_variant_of_the_largest_tiles_spills(specialisation, variant):
+    check_machine_code(VARIANTS[variant](specialisation))
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("in_type", ["fp16", "e4m3"])
+def test_other_types_have_their_own_wgmma(in_type):
+    check_machine_code(specialise(128, 256, cluster_m=2, in_type=in_type))
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("n", [16, 24, 40, 56, 80, 96, 136, 200, 248])
+def test_wgmma_of_any_width_compiles_without_local_memory(n):
+    check_machine_code(specialise(64, n, stages=2))
+
+
+@pytest.mark.usefixtures("tools")
+def test_the_compiler_neither_ignores_setmaxnreg_nor_serialises_wgmma():
+    source, headers = gemm_sm90.sources()
+    for specialisation in LARGEST:
+        compiled = nvrtc.compile_cubin(
+            gemm_sm90.SOURCE, source, headers, gemm_sm90.ARCHITECTURE, specialisation.options()
+        )
+        assert "spill" in compiled.log  # the compiler does report
+        assert "Potential Performance Loss" not in compiled.log  # C7508 to C7511
+        assert disassemble(compiled.cubin, gemm_sm90.ENTRY).instructions["USETMAXREG"] == 2
+
+
+@given(
+    st.sampled_from(gemm_sm90.TILE_M),
+    st.sampled_from(gemm_sm90.TILE_N),
+    st.sampled_from(gemm_sm90.TILE_K_BYTES),
+    st.sampled_from(list(gemm_sm90.INPUT_TYPES)),
+    st.sampled_from(list(gemm_sm90.OUTPUT_TYPES)),
+)
+def test_a_tile_is_either_built_within_the_limits_or_refused_with_one_that_is(m, n, k_bytes, in_type, out_type):
+    k = k_bytes // gemm_sm90.INPUT_TYPES[in_type][0]
+    try:
+        one = specialise(m, n, k, in_type=in_type, out_type=out_type)
+    except ValueError as refusal:
+        nearest = str(refusal).rstrip(".").rsplit(" ", 1)[1]
+        assert specialise(*map(int, nearest.split("x")), in_type=in_type, out_type=out_type)
+        return
+    assert 2 <= one.stages <= gemm_sm90.MOST_STAGES
+    assert one.smem_bytes <= gemm_sm90.SHARED_BYTES
+    assert one.threads * one.register_bound <= 65536
+    assert m // 64 // one.consumers * n // 2 <= gemm_sm90.MOST_SUMS[one.consumers]
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: specialise(100, 64), "nearest tile that can is 128x64x64"),
+        (lambda: specialise(128, 260), "nearest tile that can is 128x256x64"),
+        (lambda: specialise(256, 256), "nearest tile that can is 256x192x64"),
+        (lambda: specialise(192, 256), "nearest tile that can is 192x200x64"),
+        (lambda: specialise(128, 128, 128), "nearest tile that can is 128x128x64"),
+        (lambda: specialise(128, 128, consumers=3), "1 or 2 can"),
+        (lambda: specialise(128, 256, stages=6), "4 stages do"),
+        (lambda: specialise(128, 128, stages=1), "from 2 stages on"),
+        (lambda: specialise(128, 128, cluster_m=4), "1x1, 2x1 or 1x2"),
+        (lambda: specialise(128, 72, cluster_m=2), "take n = 64 or n = 80"),
+        (lambda: specialise(128, 128, in_type="e4m3", b_transposed=False), "layout TN"),
+        (lambda: specialise(128, 128, in_type="fp32"), "bf16, fp16, e4m3"),
+        (lambda: specialise(128, 128).check_device("10.0"), "take an sm_80 kernel"),
+        (lambda: specialise(128, 128).schedule(4096, 4096, 4096, "split_k", splits=2), "shared_tiles=False"),
+        (lambda: specialise(128, 128).schedule(0, 4096, 4096, "data_parallel"), "M = 0 is out of range"),
+        (lambda: maps(leading=(4097, 4096, 4096)), "pad it to 4104"),
+        (lambda: maps(leading=(4096, 4096, 4095)), "less than its row"),
+        (lambda: maps(addresses=(0, 8, 0)), "TMA needs a multiple of 16"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_limit_and_what_can(ask, words):
+    with pytest.raises(ValueError, match=words):
+        ask()
+
+
+def maps(addresses=(0, 0, 0), leading=(4096, 4096, 4096), specialisation=None):
+    return (specialisation or specialise(128, 256)).tensor_maps(*addresses, leading, (4096, 4096, 4096))
+
+
+def test_tensor_maps_have_the_boxes_that_the_kernel_copies():
+    a, b, c = maps(specialisation=specialise(128, 256, cluster_m=2, out_type="fp32"))
+    assert (a.box, a.swizzle_bytes, a.dtype) == ((64, 128), 128, "bfloat16")
+    assert (b.box, b.swizzle_bytes) == ((64, 128), 128)  # each CTA of the pair loads half of B's 256 columns
+    assert (c.box, c.swizzle_bytes, c.stride_bytes) == ((32, 16), 128, 16384)
+    _, b, c = maps(specialisation=specialise(128, 72, cluster_n=2, b_transposed=False))
+    assert (b.box, b.swizzle_bytes) == ((8, 64), 0)
+    assert (c.box, c.swizzle_bytes) == ((8, 16), 0)
+
+
+def test_arguments_are_three_maps_the_schedule_and_two_addresses():
+    one = specialise(128, 128, cluster_m=2, shared_tiles=True)
+    schedule = one.schedule(4096, 4096, 4096, "stream_k", workers=60, group=8)
+    encoded = (b"a" * 128, b"b" * 128, b"c" * 128)
+    arguments = one.arguments(encoded, schedule, 0x1000, 0x2000)
+    assert arguments[:3] == list(encoded)
+    assert struct.unpack("<7i", arguments[3]) == (3, 16, 32, 64, 1, 60, 8)
+    assert [struct.unpack("<Q", argument)[0] for argument in arguments[4:]] == [0x1000, 0x2000]
+    assert one.grid(schedule) == 120
+    assert one.workspace_bytes(schedule) == schedule.shared_tiles * 2 * 128 * 128 * 4
