@@ -182,7 +182,10 @@ void Stopwatch::queue_held(const std::function<void(std::int64_t)>& launch, cons
         queue(launch, block);
     } catch (...) {
         gate->open = 1;
-        context_->driver()->api().cuStreamSynchronize(stream_);  // its result matters less than what went wrong
+        try {
+            synchronize();
+        } catch (const CudaError&) {  // what went wrong first says more
+        }
         throw;
     }
     gate->open = 1;

@@ -307,7 +307,7 @@ int cuLaunchKernelEx(const Config* config, Function* function, void** arguments,
         const char* lies = (uintptr_t)arguments[0] % 64 == 0 ? "aligned" : "misaligned";
         note("map %s before %u", lies, *(uint32_t*)arguments[1]);
     } else if (strcmp(function->name, "takes_large") == 0) {
-        note("large ends with %u before %u", ((unsigned char*)arguments[0])[255], *(uint32_t*)arguments[1]);
+        note("large goes on with %u before %u", ((unsigned char*)arguments[0])[128], *(uint32_t*)arguments[1]);
     }
     append(destination(), operation);
     return SUCCESS;
