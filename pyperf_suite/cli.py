@@ -90,7 +90,7 @@ def run(
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    """Measure PROBEs, or all of them, and tell what was found.
+    """Measure PROBEs, or all that are timed, and tell what was found.
 
     \b
     Examples:
@@ -124,7 +124,7 @@ def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, .
     overrides = parse_overrides(axes)
     cases = [
         PlannedCase(name, case)
-        for name in dict.fromkeys(probes or PROBES)
+        for name in dict.fromkeys(probes or (name for name, probe in PROBES.items() if probe.is_timed))
         for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
     ]
     return Plan(in_random_order(cases, seed), chosen, where, seed)
@@ -165,7 +165,8 @@ def _measure_all(session: Session, console: Any) -> None:
 def _speed(record: Any) -> str:
     if record.outcome != "ok":
         return f"{record.outcome}: {record.reason}"[:60]
-    return f"{record.work['flop'] / record.seconds / 1e12:.3f} TFLOP/s"
+    flop = record.work.get("flop")
+    return f"{flop / record.seconds / 1e12:.3f} TFLOP/s" if flop else record.kernel["name"]
 
 
 def _tell(session: Session, as_json: bool) -> None:

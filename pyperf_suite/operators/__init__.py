@@ -1,18 +1,19 @@
-"""What is computed: one module an operator, with its implementations, its reference, its FLOPs and bytes."""
+"""What is measured: one module a subject, with its implementations; operators have a reference, FLOPs and bytes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.operators.compiled_kernel import CompiledKernel
 from pyperf_suite.operators.matmul import Matmul
-from pyperf_suite.operators.operator import Operator
+from pyperf_suite.operators.operator import Subject
 
-OPERATORS: dict[str, Operator[Any]] = {operator.name: operator for operator in (Matmul(),)}
+OPERATORS: dict[str, Subject[Any]] = {subject.name: subject for subject in (Matmul(), CompiledKernel())}
 
 
-def find_operator(name: str) -> Operator[Any]:
-    """The operator of that name. Raises UserError that names those there are."""
+def find_operator(name: str) -> Subject[Any]:
+    """The operator, or other subject of cases, of that name. Raises UserError that names those there are."""
     if name not in OPERATORS:
         raise UserError(f"Unknown operator {name!r}: choose from {', '.join(sorted(OPERATORS))}.")
     return OPERATORS[name]

@@ -63,13 +63,17 @@ class Launches(ABC):
 
 
 class Implementation(ABC, Generic[Parameters]):
-    """One way to compute an operator on one kind of device."""
+    """One way to do what a subject names, on one kind of device ("any" where it needs none)."""
 
     name: ClassVar[str]
     device_kind: ClassVar[str]
 
     def validate(self, parameters: Parameters) -> None:
         """Raise UserError where this implementation can never take these parameters, before anything is measured."""
+
+
+class TimedImplementation(Implementation[Parameters]):
+    """One way to compute an operator on one kind of device."""
 
     @abstractmethod
     def prepare(self, parameters: Parameters, operands: Mapping[str, Array], sets: int, device: Device) -> Launches:
@@ -79,8 +83,24 @@ class Implementation(ABC, Generic[Parameters]):
         """
 
 
-class Operator(ABC, Generic[Parameters]):
-    """One signature, several implementations, one float64 reference, FLOPs and bytes."""
+class InspectingImplementation(Implementation[Parameters]):
+    """One way to read exact figures without timing anything."""
+
+    @abstractmethod
+    def inspect(self, parameters: Parameters) -> Inspection:
+        """The figures. Raises Unsupported with the reason where this machine has no way to read them."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Exact figures: metrics by name as records keep them, and what was inspected."""
+
+    metrics: Mapping[str, Mapping[str, Any]]
+    kernel: Kernel
+
+
+class Subject(ABC, Generic[Parameters]):
+    """What a case is about: parameters, and implementations that measure under them."""
 
     name: ClassVar[str]
     parameters_type: ClassVar[type]
@@ -89,6 +109,24 @@ class Operator(ABC, Generic[Parameters]):
     @abstractmethod
     def validate(self, parameters: Parameters) -> None:
         """Raise UserError where the parameters cannot be, whoever implements them."""
+
+    def footprint_bytes(self, parameters: Parameters) -> int:
+        """Memory that one set of operands needs; none for what is only looked at."""
+        return 0
+
+    def implementation(self, name: str) -> Implementation[Parameters]:
+        """The implementation of that name. Raises UserError that names those there are."""
+        if name not in self.implementations:
+            raise UserError(
+                f"{self.name} has no implementation {name!r}: choose from {', '.join(sorted(self.implementations))}."
+            )
+        return self.implementations[name]
+
+
+class Operator(Subject[Parameters]):
+    """A computation that is timed: one signature, several implementations, one float64 reference, FLOPs and bytes."""
+
+    implementations: Mapping[str, TimedImplementation[Parameters]]
 
     @abstractmethod
     def work(self, parameters: Parameters) -> Work:
@@ -106,10 +144,18 @@ class Operator(ABC, Generic[Parameters]):
     def verify(self, parameters: Parameters, operands: Mapping[str, Array], output: Array) -> Verification:
         """Compare an output with the float64 reference."""
 
-    def implementation(self, name: str) -> Implementation[Parameters]:
+    def implementation(self, name: str) -> TimedImplementation[Parameters]:
         """The implementation of that name. Raises UserError that names those there are."""
-        if name not in self.implementations:
-            raise UserError(
-                f"{self.name} has no implementation {name!r}: choose from {', '.join(sorted(self.implementations))}."
-            )
+        super().implementation(name)
         return self.implementations[name]
+
+
+class Inspected(Subject[Parameters]):
+    """Something whose figures are read and are the same each time: one visit of one process is all there is."""
+
+    implementations: Mapping[str, InspectingImplementation[Parameters]]
+
+    def inspect(self, implementation: str, parameters: Parameters) -> Inspection:
+        """The figures as that implementation reads them."""
+        super().implementation(implementation)
+        return self.implementations[implementation].inspect(parameters)

@@ -18,6 +18,8 @@ class Probe(ABC):
 
     name: ClassVar[str]
     question: ClassVar[str]
+    # What is not timed has no place in pytest-benchmark, nor in a run that names no probe.
+    is_timed: ClassVar[bool] = True
 
     @abstractmethod
     def axes(self, profile: str, device: Device) -> Any:

@@ -22,6 +22,7 @@ from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.cuda import cuda_device
+from pyperf_suite.operators.operator import Inspected, Inspection, Operator
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric
@@ -57,6 +58,24 @@ def measure_case(case: Case, effort: Effort | None, device: Device) -> dict[str,
 def _measure(case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
     operator = find_operator(case.operator)
     operator.validate(case.parameters)
+    if isinstance(operator, Inspected):
+        return _inspected(operator.inspect(case.implementation, case.parameters))
+    assert isinstance(operator, Operator)
+    return _timed(operator, case, effort, device)
+
+
+def _inspected(found: Inspection) -> dict[str, Any]:
+    """Exact figures: nothing is warmed up, sampled or verified."""
+    return {
+        "kind": "static",
+        "outcome": "ok",
+        "metrics": found.metrics,
+        "kernel": dataclasses.asdict(found.kernel),
+        "quality": {"converged": True},
+    }
+
+
+def _timed(operator: Operator[Any], case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
     operands = operator.operands(case.parameters, case.seed)
     sets = _sets_to_rotate(operator.footprint_bytes(case.parameters), device)
     launches = operator.implementation(case.implementation).prepare(case.parameters, operands, sets, device)

@@ -74,7 +74,7 @@ class Plan:
             case = planned.case
             case.validate()
             implementation = find_operator(case.operator).implementation(case.implementation)
-            if implementation.device_kind != self.device.kind:
+            if implementation.device_kind not in ("any", self.device.kind):
                 raise UserError(
                     f"{case.label} runs on {implementation.device_kind}, but the device asked for is {self.device}: "
                     f"ask for {implementation.device_kind}."

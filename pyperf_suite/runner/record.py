@@ -18,9 +18,9 @@ SCHEMA_VERSION = 1
 Outcome = Literal["ok", "failed", "unsupported"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "unsupported")
 
-# "timing" is a measured case; "sentinel" is the fixed kernel at the start and the end of a run that tells machine drift
-# from code.
-KINDS = ("timing", "sentinel")
+# "timing" is a measured case, "static" the exact figures of a kernel's machine code; "sentinel" is the fixed kernel at
+# the start and the end of a run that tells machine drift from code.
+KINDS = ("timing", "static", "sentinel")
 
 
 @dataclass(frozen=True)

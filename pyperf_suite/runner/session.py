@@ -15,7 +15,9 @@ from pyperf_suite.hardware.state import state as machine_state
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.matmul import MatmulParameters
+from pyperf_suite.operators.operator import Inspected
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.plan import Plan, PlannedCase
@@ -75,7 +77,7 @@ class Session:
         Raises UserError where a record cannot be written.
         """
         records = []
-        for process in range(self.plan.profile.processes):
+        for process in self._processes(planned):
             visit = (planned.probe, planned.case.case_id, process)
             if visit not in self._finished:
                 self._finished[visit] = self._measure(planned, process)
@@ -85,12 +87,20 @@ class Session:
     def is_finished(self, planned: PlannedCase) -> bool:
         """Whether a resumed run already holds the case from every process."""
         return all(
-            (planned.probe, planned.case.case_id, process) in self._finished
-            for process in range(self.plan.profile.processes)
+            (planned.probe, planned.case.case_id, process) in self._finished for process in self._processes(planned)
         )
 
+    def _processes(self, planned: PlannedCase) -> range:
+        """Exact figures are the same in every process, so one is asked."""
+        return range(1 if _is_exact(planned) else self.plan.profile.processes)
+
     def _measure_sentinel(self) -> None:
-        """In a process of its own: one that has worked for a while has other memory than a fresh one."""
+        """In a process of its own: one that has worked for a while has other memory than a fresh one.
+
+        A run that times nothing has no use for it.
+        """
+        if all(_is_exact(planned) for planned in self.plan.cases):
+            return
         sentinel = SENTINELS[self.plan.device.kind]
         with WorkerPool(self.plan.device, self.deadline_s) as fresh:
             answer = fresh.measure(0, sentinel, SENTINEL_EFFORT)
@@ -105,7 +115,7 @@ class Session:
         answer.setdefault("started_at", datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"))
         record = Record(
             run_id=self.folder.run_id,
-            kind=kind,
+            kind=answer.pop("kind", kind),
             case=planned.case.to_json(),
             case_id=planned.case.case_id,
             process=process,
@@ -120,6 +130,10 @@ class Session:
         self._journal.append(record)
         self.records.append(record)
         return record
+
+
+def _is_exact(planned: PlannedCase) -> bool:
+    return isinstance(find_operator(planned.case.operator), Inspected)
 
 
 def _visit(record: Record) -> tuple[str, str, int]:

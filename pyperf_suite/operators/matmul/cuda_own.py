@@ -19,7 +19,7 @@ from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.cuda import CudaDevice, cuda_device
 from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.matmul.parameters import MatmulParameters
-from pyperf_suite.operators.operator import Array, Implementation, Kernel, Launches
+from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
 
 # What the kernels call an element type.
 KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}
@@ -30,7 +30,7 @@ GROUP = 8
 DEFAULT_TILE = Tile(128, 128, 64)
 
 
-class CudaMatmul(Implementation[MatmulParameters]):
+class CudaMatmul(TimedImplementation[MatmulParameters]):
     """What the two kernels share: operands on the device, a specialisation, launches on the stopwatch's stream."""
 
     device_kind = "cuda"

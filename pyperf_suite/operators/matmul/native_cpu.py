@@ -11,12 +11,12 @@ from pyperf_suite.operators.cores import require_cores
 from pyperf_suite.operators.dtypes import copies_elsewhere, not_a_number
 from pyperf_suite.operators.matmul.parameters import MatmulParameters
 from pyperf_suite.operators.native import native_extension
-from pyperf_suite.operators.operator import Array, Implementation, Kernel, Launches
+from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
 
 POLICIES = ("data_parallel", "persistent", "split_k", "stream_k")
 
 
-class NativeCpuMatmul(Implementation[MatmulParameters]):
+class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
     """`csrc/cpu`: packed panels, a register micro-kernel for the processor's ISA, one schedule header."""
 
     name = "native"

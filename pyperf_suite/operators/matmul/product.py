@@ -14,7 +14,7 @@ from pyperf_suite.operators.matmul.native_cpu import NativeCpuMatmul
 from pyperf_suite.operators.matmul.parameters import LAYOUTS, MatmulParameters
 from pyperf_suite.operators.matmul.torch_cpu import TorchCpuMatmul
 from pyperf_suite.operators.matmul.torch_gpu import CublasMatmul, TritonMatmul
-from pyperf_suite.operators.operator import Array, Implementation, Operator, Work
+from pyperf_suite.operators.operator import Array, Operator, TimedImplementation, Work
 
 # Beyond this no machine has memory for even one row of a product; it also keeps sizes inside 64-bit arithmetic.
 LARGEST_DIMENSION = 1 << 31
@@ -25,7 +25,7 @@ class Matmul(Operator[MatmulParameters]):
 
     name = "matmul"
     parameters_type = MatmulParameters
-    implementations: Mapping[str, Implementation[MatmulParameters]] = {
+    implementations: Mapping[str, TimedImplementation[MatmulParameters]] = {
         implementation.name: implementation
         for implementation in (
             NativeCpuMatmul(),

@@ -11,10 +11,10 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.cores import require_cores
 from pyperf_suite.operators.dtypes import copies_elsewhere, not_a_number
 from pyperf_suite.operators.matmul.parameters import MatmulParameters
-from pyperf_suite.operators.operator import Array, Implementation, Kernel, Launches
+from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
 
 
-class TorchCpuMatmul(Implementation[MatmulParameters]):
+class TorchCpuMatmul(TimedImplementation[MatmulParameters]):
     """`torch.mm` on the CPU: MKL, oneDNN or OpenBLAS, as torch was built."""
 
     name = "torch"

@@ -20,13 +20,13 @@ from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.matmul.cuda_own import GROUP
 from pyperf_suite.operators.matmul.kernel_names import product_kernel
 from pyperf_suite.operators.matmul.parameters import MatmulParameters
-from pyperf_suite.operators.operator import Array, Implementation, Kernel, Launches
+from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
 MANY_WARPS_FROM_TILE = 128 * 128
 
 
-class CublasMatmul(Implementation[MatmulParameters]):
+class CublasMatmul(TimedImplementation[MatmulParameters]):
     """`torch.mm` on a GPU: cuBLAS, with the tile it chose read from its kernel's name."""
 
     name = "cublas"
@@ -65,7 +65,7 @@ class CublasMatmul(Implementation[MatmulParameters]):
         return launches
 
 
-class TritonMatmul(Implementation[MatmulParameters]):
+class TritonMatmul(TimedImplementation[MatmulParameters]):
     """`kernels/matmul.py`: through tensor descriptors where the device and the shapes allow, else through addresses."""
 
     name = "triton"
