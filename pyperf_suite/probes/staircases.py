@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,7 +61,12 @@ class Sweep:
     def ends_wave(self, size: int) -> bool:
         """Whether a product of this size, a multiple of the tile, fills its last wave."""
         across = int(ceil_div(self.fixed, getattr(self.setting.tile, "m" if self.along == "n" else "n")))
-        return (size // self.width) * across % self.setting.workers == 0
+        return (size // self.width) * across % self.in_slots.workers == 0
+
+    @property
+    def in_slots(self) -> Schedule:
+        """The schedule with the slots it really had as its workers."""
+        return in_slots(self.schedule, self.readings[0])
 
     def cliffs(self) -> list[Cliff]:
         """Every tile edge that was measured on both sides."""
@@ -119,6 +124,17 @@ def sweeps_of(setting: Setting, found: Iterable[Reading]) -> list[Sweep]:
     return sweeps
 
 
+def in_slots(schedule: Schedule, reading: Reading) -> Schedule:
+    """The schedule with as many workers as run at once.
+
+    Where units are handed out to whoever is free, a GPU has as many slots as multiprocessors times the blocks that fit
+    on one, which the record tells; elsewhere they are the workers asked for.
+    """
+    slots = reading.kernel.get("details", {}).get("slots")
+    handed_out = schedule.policy in ("data_parallel", "split_k")
+    return replace(schedule, workers=slots) if slots and handed_out else schedule
+
+
 def fit(setting: Setting, found: Sequence[Reading]) -> FittedLaw | None:
     """Fit on odd numbers of waves and judge on even ones, which the fit has never seen a neighbour of.
 
@@ -141,7 +157,7 @@ def fit(setting: Setting, found: Sequence[Reading]) -> FittedLaw | None:
 
 def _path(setting: Setting, readings: Sequence[Reading], schedule: Schedule) -> CriticalPath:
     m, n, k = ([getattr(reading.case.parameters, name) for reading in readings] for name in "mnk")
-    return critical_path(m, n, k, setting.tile, schedule)
+    return critical_path(m, n, k, setting.tile, in_slots(schedule, readings[0]))
 
 
 def _waves(setting: Setting, reading: Reading) -> int:

@@ -169,7 +169,7 @@ def _panel(sweep: Sweep, library: Sequence[Reading], fitted: FittedLaw | None, r
         every = np.arange(sizes[0], sizes[-1] + 1)
         p = sweep.readings[0].case.parameters
         m, n = (p.m, every) if sweep.along == "n" else (every, p.n)
-        predicted = fitted.law.seconds(critical_path(m, n, p.k, sweep.setting.tile, sweep.schedule))
+        predicted = fitted.law.seconds(critical_path(m, n, p.k, sweep.setting.tile, sweep.in_slots))
         series.append(
             Series("wave law", every.tolist(), scaled(predicted.tolist(), (2.0 * m * n * p.k).tolist()), "line")
         )

@@ -29,13 +29,16 @@ class Machine:
 
     law: StaircaseLaw = LAW
     noise: float = 0.0
+    slots: int = 0
 
     def seconds(self, case: Case, random: np.random.Generator) -> float:
         p = case.parameters
         if p.tile is None:
             exact = 2.0 * p.m * p.n * p.k / 100e9
         else:
-            exact = float(self.law.seconds(critical_path(p.m, p.n, p.k, p.tile, p.schedule)))
+            handed_out = self.slots and p.schedule.policy in ("data_parallel", "split_k")
+            schedule = replace(p.schedule, workers=self.slots) if handed_out else p.schedule
+            exact = float(self.law.seconds(critical_path(p.m, p.n, p.k, p.tile, schedule)))
         return exact * float(np.exp(self.noise * random.standard_normal()))
 
     def records(self, cases: list[Case], processes: int = 1) -> list[Record]:
@@ -58,7 +61,7 @@ class Machine:
                         probe="tile_wave",
                         metrics={"time": Metric("s", t, t, t, t, t, [t])},
                         work={"flop": work.flop, "bytes": work.bytes},
-                        kernel={"details": {}},
+                        kernel={"details": {"slots": self.slots} if self.slots else {}},
                         quality={"converged": True},
                     )
                 )
@@ -135,6 +138,13 @@ def test_the_sentence_of_a_sweep_names_the_wave_cliff_and_its_cost() -> None:
         "(0.046 -> 0.024 TFLOP/s), +49% at 256 -> 257, +33% at 384 -> 385; "
         "a tile edge inside a wave costs +0% (median of 4)."
     )
+
+
+def test_where_two_blocks_share_a_multiprocessor_waves_are_counted_in_slots() -> None:
+    found = findings(Machine(slots=4))
+    assert "opening a wave costs +95% time at N = 256 -> 257" in found.sentences[0]
+    (law_sentence,) = [text for text in found.sentences if text.startswith("Law")]
+    assert "held-out ones by 0.0% (median" in law_sentence
 
 
 def test_stream_k_has_the_smaller_cliff() -> None:

@@ -131,6 +131,8 @@ class DeviceTensors:
         self.torch = torch
         self.device = torch.device("cuda", device.index)
         torch.cuda.set_device(self.device)
+        # Memory that an earlier case left cached belongs to its stream and would be of no use to this one.
+        torch.cuda.empty_cache()
         self.clock = cuda_device(device.index).stopwatch()
         torch.cuda.set_stream(torch.cuda.ExternalStream(self.clock.stream, self.device))
         dtypes = {"a": parameters.dtype, "b": parameters.dtype, "c": parameters.output_dtype}
