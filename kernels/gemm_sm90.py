@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
+from pyperf_suite.kernels.tensor_map import Operand, TensorMap, check_operand, swizzle_bytes, widest_span
 
 ENTRY = "pyperf_gemm"
 SOURCE = "gemm_sm90.cu"
@@ -36,47 +37,6 @@ WARPGROUP_THREADS = 128
 WARP_ROWS = 16
 # Where a tile begins is counted in 32 bits, and a tile of a cluster may end beyond the last row.
 MOST_DIMENSION = 2**31 - 1 - 512
-TMA_BYTES = 16
-
-
-@dataclass(frozen=True)
-class TensorMap:
-    """What `_native.cuda.tensor_map_2d` takes beside the context; shape and box have the contiguous dimension first."""
-
-    address: int
-    dtype: str
-    shape: tuple[int, int]
-    stride_bytes: int
-    box: tuple[int, int]
-    swizzle_bytes: int
-    l2_promotion_bytes: int = 256
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One operand's part of a stage, in panels as `tile.cuh` says: one if K-major, one a swizzle span if MN-major."""
-
-    extent: int
-    depth: int
-    element_bytes: int
-    mn_major: bool
-    shared_by: int
-
-    @property
-    def span_bytes(self) -> int:
-        """Bytes of a row of a panel, which is what the swizzle permutes."""
-        return widest_span(self.extent * self.element_bytes) if self.mn_major else self.depth * self.element_bytes
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of one stage, the same in either storage."""
-        return self.extent * self.depth * self.element_bytes
-
-    @property
-    def box(self) -> tuple[int, int]:
-        """Columns and rows of one copy: a panel, or its slice where a cluster's CTAs load it together."""
-        rows = self.depth if self.mn_major else self.extent
-        return self.span_bytes // self.element_bytes, rows // self.shared_by
 
 
 @dataclass(frozen=True)
@@ -278,8 +238,7 @@ class Specialisation:
         maps = []
         for (letter, address, dtype, size, shape, box, span), leading in zip(operands, leading_dimensions, strict=True):
             check_operand(letter, address, leading, shape[0], size)
-            swizzle = span if span > TMA_BYTES else 0  # one 16-byte column has nothing to swizzle
-            maps.append(TensorMap(address, dtype, shape, leading * size, box, swizzle))
+            maps.append(TensorMap(address, dtype, shape, leading * size, box, swizzle_bytes(span)))
         return maps[0], maps[1], maps[2]
 
     def arguments(
@@ -293,11 +252,6 @@ class Specialisation:
             struct.pack("<Q", workspace),
             struct.pack("<Q", flags),
         ]
-
-
-def widest_span(row_bytes: int) -> int:
-    """The widest of the swizzle's spans (128, 64, 32, 16 bytes) that rows of so many bytes divide into."""
-    return math.gcd(row_bytes, 128)
 
 
 def check_types(in_type: str, out_type: str, a_transposed: bool, b_transposed: bool) -> None:
@@ -329,8 +283,8 @@ def check_tile(m: int, n: int, k: int, consumers: int, in_type: str) -> None:
     if (m, n, k) != (near_m, near_n, near_k):
         raise ValueError(
             f"Tile {m}x{n}x{k} of {in_type} cannot be computed with wgmma by {consumers} consumers: m is one of "
-            f"{', '.join(map(str, TILE_M))}, n a multiple of 8 from 16 to 256, k one of {', '.join(map(str, depths))}, and "
-            f"a thread has registers for {MOST_SUMS[consumers]} sums; the nearest tile that can is "
+            f"{', '.join(map(str, TILE_M))}, n a multiple of 8 from 16 to 256, k one of {', '.join(map(str, depths))}, "
+            f"and a thread has registers for {MOST_SUMS[consumers]} sums; the nearest tile that can is "
             f"{near_m}x{near_n}x{near_k}."
         )
 
@@ -343,26 +297,6 @@ def check_cluster(n: int, cluster_m: int, cluster_n: int, b_transposed: bool) ->
         raise ValueError(
             f"Two CTAs cannot load a B tile of {n} columns together: each takes a multiple of 8, so take n = {n - 8} "
             f"or n = {n + 8}."
-        )
-
-
-def check_operand(letter: str, address: int, leading_dimension: int, row_length: int, element_bytes: int) -> None:
-    """Raise ValueError for an operand that the copy engine cannot take, saying what it can."""
-    if leading_dimension < row_length:
-        raise ValueError(
-            f"The leading dimension of {letter} is {leading_dimension}, less than its row of {row_length} elements."
-        )
-    if address % TMA_BYTES:
-        raise ValueError(
-            f"{letter} begins at address {address:#x}, but TMA needs a multiple of {TMA_BYTES}: align it, or take an "
-            "sm_80 kernel."
-        )
-    step = TMA_BYTES // element_bytes
-    padded = math.ceil(leading_dimension / step) * step
-    if leading_dimension != padded:
-        raise ValueError(
-            f"The leading dimension of {letter} is {leading_dimension}, but TMA needs rows a multiple of {TMA_BYTES} bytes "
-            f"apart: pad it to {padded}, or take an sm_80 kernel."
         )
 
 

@@ -5,13 +5,14 @@
 // nothing but the ring's barriers passes between them. In a cluster, a unit of the schedule belongs to the cluster: its
 // tile is CLUSTER_M × CLUSTER_N tiles of the CTAs, which load what they share once, each a slice, to all (multicast).
 //
-//   A: fp16, bf16 or e4m3, [M,K] or transposed [K,M]; B: the same type, [K,N] or transposed [N,K]; e4m3 only [M,K] and
-//   [N,K], because wgmma reads 8-bit types K-major only. C: fp32, fp16 or bf16 [M,N]. All row-major, any leading dimension
-//   whose rows start at multiples of 16 bytes. Sums are fp32.
+//   A: fp16, bf16 or e4m3, [M,K] or transposed [K,M]; B: the same type, [K,N] or transposed [N,K]; e4m3 only [M,K]
+//   and [N,K], because wgmma reads 8-bit types K-major only. C: fp32, fp16 or bf16 [M,N]. All row-major, any leading
+//   dimension whose rows start at multiples of 16 bytes. Sums are fp32.
+//   kernels/gemm_sm90.py has the options, the tensor maps and the launch.
 //
-// Where units share tiles (split_k, stream_k: compiled with SHARED_TILES=1), sums pass from one to the next in ascending k through the
-// workspace: each warp by itself, as its rows are its own. A flag says up to which k-tile the sum in the workspace goes;
-// whoever finishes the tile sets it back to 0, so flags need clearing once, not before each launch.
+// Where units share tiles (split_k, stream_k: compiled with SHARED_TILES=1), sums pass from one to the next in ascending
+// k through the workspace: each warp by itself, as its rows are its own. A flag says up to which k-tile the sum in the
+// workspace goes; whoever finishes the tile sets it back to 0, so flags need clearing once, not before each launch.
 #include "ptx.cuh"
 #include "tile.cuh"
 #include "wgmma.cuh"
@@ -23,7 +24,7 @@ constexpr Specialisation spec{
     {TILE_M, TILE_N, TILE_K}, STAGES, CLUSTER_M, CLUSTER_N, CONSUMERS, STORE_BUFFERS, Type::IN_TYPE, Type::OUT_TYPE,
     LAYOUT_A_TRANSPOSED == 1, LAYOUT_B_TRANSPOSED == 1};
 
-static_assert(TILE_M % wgmma_m == 0 && TILE_M <= 256, "tile m is a multiple of wgmma's 64 rows, and a box has at most 256");
+static_assert(TILE_M % wgmma_m == 0 && TILE_M <= 256, "wgmma has 64 rows, and a box at most 256");
 static_assert(TILE_N % 8 == 0 && TILE_N >= 16 && TILE_N <= 256, "wgmma takes n in steps of 8; 16 to 256 are supported");
 static_assert(spec.steps() == 2 || spec.steps() == 4, "a row of a K-major tile is one swizzle span, 64 or 128 bytes");
 static_assert(spec.consumers >= 1 && spec.consumers <= 3, "one to three consumers share the registers");
@@ -210,17 +211,18 @@ __device__ __forceinline__ void write_buffer(const float (&sums)[spec.block_regi
         } else {
 #pragma unroll
             for (int i = 0; i < span / 4; i += 8)
-                ptx::stmatrix_x4((to ^ i / 8 * 32) + buffer_offset, packed(i), packed(i + 2), packed(i + 4), packed(i + 6));
+                ptx::stmatrix_x4((to ^ i / 8 * 32) + buffer_offset, packed(i), packed(i + 2), packed(i + 4),
+                                 packed(i + 6));
         }
     }
 }
 
-// Rounds the sums and stores them to C, the rows and columns from (row, column), box by box from `count`; what is beyond
-// the edges is clipped by the copy engine. Each warp stores its own rows, so that no warp waits for another. Recursion,
-// because the compiler leaves a loop over many boxes rolled, and then the sums go to local memory.
+// Rounds the sums and stores them to C, the rows and columns from (row, column), box by box from `count`; what is
+// beyond the edges is clipped by the copy engine. Each warp stores its own rows, so that no warp waits for another.
+// Recursion, because the compiler leaves a loop over many boxes rolled, and then the sums go to local memory.
 template <int count = 0>
-__device__ __forceinline__ void store(const Sums& sums, const ptx::TensorMap& map_c, ptx::SharedAddress buffers, int row,
-                                      int column, int warp, int lane) {
+__device__ __forceinline__ void store(const Sums& sums, const ptx::TensorMap& map_c, ptx::SharedAddress buffers,
+                                      int row, int column, int warp, int lane) {
     constexpr int columns = spec.store_columns(), boxes = TILE_N / columns;
     constexpr int block = count / boxes, box = count % boxes;
     constexpr int buffer_offset = count % STORE_BUFFERS * spec.store_bytes();
@@ -277,9 +279,10 @@ __device__ __forceinline__ void consume(const ptx::TensorMap& map_c, const Sched
 
 // Grid: units of the schedule × CTAs of the cluster, one unit to each cluster. Flags must be 0 at the first launch.
 extern "C" __global__ void __launch_bounds__(pyperf::spec.threads(), 1)
-    pyperf_gemm(const __grid_constant__ pyperf::ptx::TensorMap map_a, const __grid_constant__ pyperf::ptx::TensorMap map_b,
-                const __grid_constant__ pyperf::ptx::TensorMap map_c, const __grid_constant__ pyperf::Schedule schedule,
-                float* workspace, int* flags) {
+    pyperf_gemm(const __grid_constant__ pyperf::ptx::TensorMap map_a,
+                const __grid_constant__ pyperf::ptx::TensorMap map_b,
+                const __grid_constant__ pyperf::ptx::TensorMap map_c,
+                const __grid_constant__ pyperf::Schedule schedule, float* workspace, int* flags) {
     using namespace pyperf;
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const ptx::SharedAddress shared = ptx::shared_address(shared_memory);

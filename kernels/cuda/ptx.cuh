@@ -97,7 +97,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destinat
         : "memory");
 }
 
-// The same to each CTA of the cluster whose bit is set in `ctas`: to the same addresses, reported to each one's barrier.
+// The same to each CTA of the cluster whose bit is set in `ctas`: to the same address there, reported to the barrier
+// at the same address there.
 __device__ __forceinline__ void cp_async_bulk_tensor_load_multicast(SharedAddress destination, const TensorMap& map,
                                                                     int column, int row, SharedAddress barrier,
                                                                     unsigned short ctas) {
@@ -116,7 +117,9 @@ __device__ __forceinline__ void cp_async_bulk_tensor_store(const TensorMap& map,
                  : "memory");
 }
 
-__device__ __forceinline__ void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_bulk_commit_group() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 
 // Waits until at most `pending` of this thread's latest groups have yet to read their shared memory.
 template <int pending>
@@ -154,8 +157,8 @@ __device__ __forceinline__ unsigned cvt_f16x2(float low, float high) {
 
 // Writes to shared and global memory ----------------------------------------------------------------------------------
 
-// Each lane l < 8·matrices gives the address of row l % 8 of 8×8 matrix l / 8 of 16-bit elements; in each matrix a lane
-// holds elements 2·(l % 4) and the next of row l / 4.
+// Each lane l < 8·matrices gives the address of row l % 8 of 8×8 matrix l / 8 of 16-bit elements; in each matrix a
+// lane holds elements 2·(l % 4) and the next of row l / 4.
 __device__ __forceinline__ void stmatrix_x4(SharedAddress row, unsigned a, unsigned b, unsigned c, unsigned d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
                  "r"(d)

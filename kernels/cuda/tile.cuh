@@ -1,5 +1,5 @@
-// Everything about a tile of gemm_sm90.cu that is arithmetic: where operands, results and barriers lie in shared memory,
-// in which boxes the copy engine moves them, what wgmma's descriptors say, and which thread holds which element.
+// Everything about a tile of gemm_sm90.cu that is arithmetic: where operands, results and barriers lie in shared
+// memory, in which boxes the copy engine moves them, what wgmma's descriptors say, which thread holds which element.
 //
 // Plain constexpr, for NVRTC and g++ alike: the tests emulate the data movement on the host with these very functions.
 // Layouts and descriptors: PTX ISA, "Asynchronous warpgroup-level matrix shared memory layout" and "Tensor swizzling".
@@ -137,7 +137,9 @@ struct Specialisation {
     // buffers of each warp; the barriers "full" and "empty" of each stage.
     PYPERF_HOST_DEVICE static constexpr int aligned(int bytes) { return (bytes + 1023) / 1024 * 1024; }
     PYPERF_HOST_DEVICE constexpr int a_offset(int stage) const { return stage * aligned(a().bytes()); }
-    PYPERF_HOST_DEVICE constexpr int b_offset(int stage) const { return a_offset(stages) + stage * aligned(b().bytes()); }
+    PYPERF_HOST_DEVICE constexpr int b_offset(int stage) const {
+        return a_offset(stages) + stage * aligned(b().bytes());
+    }
     PYPERF_HOST_DEVICE constexpr int store_offset(int warp) const {
         return b_offset(stages) + warp * store_buffers * store_bytes();
     }

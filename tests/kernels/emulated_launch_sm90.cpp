@@ -1,9 +1,9 @@
-// Runs gemm_sm90.cu on the host: the threads of some clusters at a time as fibers, each until it waits for another or for
-// the copy engine. Copies arrive in random order, and some blocks and warps are slow.
+// Runs gemm_sm90.cu on the host: the threads of some clusters at a time as fibers, each until it waits for another or
+// for the copy engine. Copies arrive in random order, stores late, and some blocks and warps are slow.
 //
 // Usage: launch SIZES MAPS SCHEDULE SHARED_BYTES RESIDENT LAUNCHES SEED. SIZES are the bytes of A, B and C; MAPS, for
 // each of them, element bytes, columns, rows, stride in bytes, columns and rows of the box, swizzle in bytes; SCHEDULE
-// its seven numbers. A, B, C come from standard input; C as each launch leaves it, then the flags, go to standard output.
+// its seven numbers. A, B, C come from standard input; C as each launch leaves it and the flags go to standard output.
 #include "gemm_sm90.cu"
 
 #include <algorithm>
@@ -141,7 +141,7 @@ void run_grid(long long units, int resident) {
         for (auto& one : running) {
             run_pass(*one);
             run_some(loads, 8);
-            if (one_in(8)) run_some(stores, 2);
+            if (one_in(30)) run_some(stores, 8);
         }
         running.erase(std::remove_if(running.begin(), running.end(), [](const auto& one) { return one->running == 0; }),
                       running.end());

@@ -3,7 +3,7 @@
 //
 // Each instruction does what the PTX ISA says, written from its tables and not from the kernel. Beyond that it refuses
 // what a GPU would fault on or silently get wrong: too many arrivals at a barrier, results stored that no fence made
-// visible, shared memory used after its block left, lanes of a warp at different instructions. Copies by the copy engine
+// visible, shared memory used after its block left, lanes of a warp at different instructions. The copy engine's copies
 // arrive in any order, and a warp's quarter of a wgmma reads its operands as late as it may.
 #pragma once
 
@@ -167,7 +167,8 @@ inline void load_box(const TensorMap& map, int column, int row, SharedAddress de
                 for (int x = 0; x < row_bytes; ++x) {
                     const long long from_row = row + static_cast<long long>(y);
                     const long long from_column = column + static_cast<long long>(x / map.element_bytes);
-                    const bool inside = from_row >= 0 && from_row < map.rows && from_column >= 0 && from_column < map.columns;
+                    const bool inside =
+                        from_row >= 0 && from_row < map.rows && from_column >= 0 && from_column < map.columns;
                     const char* from = map.base + from_row * map.stride_bytes + from_column * map.element_bytes +
                                        x % map.element_bytes;
                     const unsigned to = destination + y * row_bytes + x;
@@ -319,16 +320,17 @@ inline void cp_async_bulk_tensor_store(const TensorMap& map, int column, int row
     const int row_bytes = map.box_columns * map.element_bytes;
     const auto group = lane.groups.size();
     ++lane.open_stores;
-    for (int byte = 0; byte < map.box_rows * row_bytes; ++byte)
-        if (block.unfenced[source - emulation::shared_begin + byte]) emulation::fault("stores what no fence made visible");
+    for (unsigned byte = source - emulation::shared_begin, end = byte + map.box_rows * row_bytes; byte < end; ++byte)
+        if (block.unfenced[byte]) emulation::fault("stores what no fence made visible");
     emulation::queue_store([=, &map, &block, &lane] {
         for (int y = 0; y < map.box_rows; ++y) {
             for (int x = 0; x < row_bytes; ++x) {
                 const long long to_row = row + y, to_column = column + x / map.element_bytes;
                 if (to_row >= map.rows || to_column >= map.columns) continue;
-                const unsigned from = source + y * row_bytes + x;
+                const unsigned plain = source + y * row_bytes + x;
+                const unsigned from = map.swizzle_bytes ? emulation::swizzle(plain, map.swizzle_bytes) : plain;
                 map.base[to_row * map.stride_bytes + to_column * map.element_bytes + x % map.element_bytes] =
-                    *emulation::shared(block, map.swizzle_bytes ? emulation::swizzle(from, map.swizzle_bytes) : from, 1);
+                    *emulation::shared(block, from, 1);
             }
         }
         --lane.groups[group];
@@ -432,7 +434,7 @@ inline void wgmma_mma_async(float (&d)[TILE_N / 2], unsigned long long descripto
         emulation::Quarter quarter{descriptor_a, descriptor_b, accumulate != 0, {}};
         for (int lane = 0; lane < 32; ++lane) {
             const emulation::Lane& other = emulation::lane_of_warp(lane);
-            if (other.a != descriptor_a || other.b != descriptor_b) emulation::fault("has lanes with other descriptors");
+            if (other.a != descriptor_a || other.b != descriptor_b) emulation::fault("has lanes that do not agree");
             quarter.sums[lane] = other.sums;
         }
         warp.open.push_back(quarter);
