@@ -57,6 +57,8 @@ class TileCopy {
     // threads, the threads left over have nothing to copy.
     static constexpr int rows_per_pass = tile.threads / pieces_per_row;
     static constexpr int passes = (tile.rows() + rows_per_pass - 1) / rows_per_pass;
+    // Unrolled, passes overlap; but each takes registers for its addresses, and the gathering ones for what they read.
+    static constexpr int unrolled = by_element ? 2 : 8;
     static constexpr bool some_idle = tile.threads % pieces_per_row != 0;
     static constexpr bool last_pass_partial = tile.rows() % rows_per_pass != 0;
 
@@ -93,7 +95,7 @@ private:
         const int elements_left = columns_left < 0 ? 0 : columns_left < piece_elements ? columns_left : piece_elements;
         const int within = piece() * piece_bytes;
         const char* from = source_;
-#pragma unroll
+#pragma unroll unrolled
         for (int pass = 0; pass < passes; ++pass) {
             const int row = first_row() + pass * rows_per_pass;
             if (last_pass_partial && row >= tile.rows()) break;
