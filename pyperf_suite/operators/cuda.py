@@ -19,8 +19,6 @@ from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.native import native_extension
 
-COMPILER_OPTIONS = ("--std=c++17",)
-
 
 class CudaDevice:
     """A GPU that kernels are compiled for, loaded on and timed on; `context` and `native` are `_native.cuda`'s."""
@@ -54,7 +52,7 @@ class CudaDevice:
         """
         target = architecture or self.context.architecture
         with self.translated():
-            compiled = self._compiler.compile(name, source, dict(headers), target, [*COMPILER_OPTIONS, *options])
+            compiled = self._compiler.compile(name, source, dict(headers), target, list(options))
         return bytes(compiled.cubin)
 
     def kernel(self, cubin: bytes, name: str) -> Any:
@@ -65,7 +63,7 @@ class CudaDevice:
     def stopwatch(self, queueing: str = "held", **options: float) -> CudaStopwatch:
         """A stopwatch with a stream of its own; `queueing` is held, graph or open, options as `native.Stopwatch`'s."""
         source = (files("pyperf_suite.kernels") / "cuda" / "stopwatch.cu").read_text("utf-8")
-        cubin = self.compile("stopwatch.cu", source, {})
+        cubin = self.compile("stopwatch.cu", source, {}, ("--std=c++17",))
         with self.translated():
             return CudaStopwatch(self.native.Stopwatch(self.context, cubin, queueing=queueing, **options))
 

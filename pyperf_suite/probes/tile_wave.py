@@ -117,11 +117,12 @@ def _cuda_axes(profile: str, device: Device) -> TileWaveAxes:
     gpu = gpus()[device.index]
     multiprocessors = gpu.multiprocessors
     across = max(rows for rows in range(1, MOST_ROWS_ACROSS + 1) if multiprocessors % rows == 0)
-    own = "cuda_sm90" if gpu.compute_capability == (9, 0) else "cuda_sm80"
+    hopper = gpu.compute_capability == (9, 0)
+    own = "cuda_sm90" if hopper else "cuda_sm80"
     quick = TileWaveAxes(
         implementation=(own,),
         library=("cublas",),
-        tile=(Tile(128, 128, 64),),
+        tile=(Tile(128, 128, 64 if hopper else 32),),
         schedule=("data_parallel", "stream_k"),
         workers=(multiprocessors,),
         k=(2048,),
@@ -143,7 +144,7 @@ def _cuda_axes(profile: str, device: Device) -> TileWaveAxes:
     fewer = max(1, multiprocessors - 16)
     return replace(
         standard,
-        tile=(*quick.tile, Tile(128, 256, 64)),
+        tile=(*quick.tile, Tile(128, 256, 64 if hopper else 32)),
         workers=(multiprocessors, fewer),
         along=("n", "m"),
         dtype=("bfloat16", "float16"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,8 +26,6 @@ KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float
 
 # Rows of tiles visited together: their operands and the columns between them fit the L2 of every GPU since A100.
 GROUP = 8
-
-DEFAULT_TILE = Tile(128, 128, 64)
 
 
 class CudaMatmul(TimedImplementation[MatmulParameters]):
@@ -54,6 +52,8 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
         except ValueError as error:
             raise Unsupported(str(error)) from None
 
+    default_tile: ClassVar[Tile]
+
     @abstractmethod
     def specialise(self, parameters: MatmulParameters, addresses: tuple[int, int, int]) -> Any:
         """The instance of the kernel for these parameters. Raises ValueError where there is none."""
@@ -73,9 +73,10 @@ class Sm90Matmul(CudaMatmul):
     """`kernels/cuda/gemm_sm90.cu`: TMA, wgmma, warp-specialised; compute capability 9.0 alone."""
 
     name = "cuda_sm90"
+    default_tile = Tile(128, 128, 64)
 
     def specialise(self, parameters: MatmulParameters, addresses: tuple[int, int, int]) -> gemm_sm90.Specialisation:
-        tile = parameters.tile or DEFAULT_TILE
+        tile = parameters.tile or self.default_tile
         return gemm_sm90.specialise(
             tile.m,
             tile.n,
@@ -118,14 +119,16 @@ class Sm80Matmul(CudaMatmul):
     """`kernels/cuda/gemm_sm80.cu`: cp.async, ldmatrix, mma.sync; any shape, and it tells how it reached memory."""
 
     name = "cuda_sm80"
+    # Deeper steps leave too few registers for two blocks of a multiprocessor.
+    default_tile = Tile(128, 128, 32)
 
     def specialise(self, parameters: MatmulParameters, addresses: tuple[int, int, int]) -> gemm_sm80.Specialisation:
-        tile = parameters.tile or DEFAULT_TILE
+        tile = parameters.tile or self.default_tile
         return gemm_sm80.specialise(
             tile.m,
             tile.n,
             tile.k,
-            tile.stages if tile.stages > 1 else 3,
+            tile.stages if tile.stages > 1 else None,
             in_type=KERNEL_TYPES[parameters.dtype],
             out_type=KERNEL_TYPES[parameters.output_dtype],
             a_transposed=parameters.a_transposed,
@@ -208,7 +211,7 @@ class CudaLaunches(Launches):
             path=getattr(instance, "path", "tma"),
             details={
                 "schedule": str(asked),
-                "tile": str(parameters.tile or DEFAULT_TILE),
+                "tile": str(parameters.tile or kernel.default_tile),
                 "stages": instance.stages,
                 "registers": loaded.registers,
                 "local_bytes": loaded.local_bytes,
