@@ -41,9 +41,10 @@ class Schedule:
                 f"{self.splits} slices of K were asked for, but these {self.k_tiles} k-tiles give between 1 and "
                 f"{self.k_tiles}."
             )
-        largest = max(self.units, self.tiles, self.streamed_tiles * self.k_tiles, self.splits**2, self.workers**2)
+        slices, streamed = self.splits * self.k_tiles, self.streamed_tiles * self.k_tiles
+        largest = max(self.units, self.tiles, slices, streamed, self.workers**2)
         if largest >= 1 << 31:
-            raise ValueError(f"This schedule counts up to {largest}, but in Triton it counts in 32 bits.")
+            raise ValueError(f"This schedule counts up to {largest}, but a device counts in 32 bits.")
 
     @property
     def tiles(self) -> int:

@@ -192,7 +192,7 @@ class CudaLaunches(Launches):
         source, text, headers = kernel.sources()
         cubin = gpu.compile(source, text, headers, instance.options())
         loaded = gpu.kernel(cubin, gemm_sm90.ENTRY)
-        grid = instance.grid(schedule) if hasattr(instance, "grid") else schedule.units
+        grid = instance.grid(schedule)
         self._launches = [
             gpu.native.Launch(
                 loaded,
@@ -205,7 +205,11 @@ class CudaLaunches(Launches):
             for each in addresses
         ]
         self._clock = gpu.stopwatch()
-        blocks = loaded.max_active_blocks(instance.threads, instance.smem_bytes)
+        if cluster > 1:
+            slots = cluster * loaded.max_active_clusters(instance.threads, cluster, instance.smem_bytes)
+        else:
+            blocks = loaded.max_active_blocks(instance.threads, instance.smem_bytes)
+            slots = gpu.context.properties.multiprocessors * blocks
         self.kernel = Kernel(
             name=instance.name,
             path=getattr(instance, "path", "tma"),
@@ -216,7 +220,7 @@ class CudaLaunches(Launches):
                 "registers": loaded.registers,
                 "local_bytes": loaded.local_bytes,
                 "shared_bytes": instance.smem_bytes,
-                "slots": gpu.context.properties.multiprocessors * blocks,
+                "slots": slots,
                 "grid": grid,
             },
         )
