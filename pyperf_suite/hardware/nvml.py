@@ -16,6 +16,17 @@ LIBRARIES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 OVERRIDE = "PYPERF_LIBNVML"
 MAXIMUM_LINKS = 18  # NVML_NVLINK_MAX_LINKS
 SM_CLOCK = 1  # NVML_CLOCK_SM
+MEMORY_CLOCK = 2  # NVML_CLOCK_MEM
+GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
+# nvmlClocksEventReasons*. Idle and clocks that were asked for are no throttling.
+THROTTLE_REASONS = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal slowdown by software",
+    0x40: "thermal slowdown by hardware",
+    0x80: "power brake",
+}
 
 
 class Nvml:
@@ -50,6 +61,29 @@ class Nvml:
             "application_sm_clock_mhz": self._unsigned("nvmlDeviceGetApplicationsClock", device, SM_CLOCK),
             "maximum_sm_clock_mhz": self._unsigned("nvmlDeviceGetMaxClockInfo", device, SM_CLOCK),
         }
+
+    def readings(self, uuid: str) -> dict[str, Any]:
+        """Clocks, power, temperature and throttle reasons of the GPU now; what it does not tell is absent."""
+        device = self._physical(uuid)
+        if device is None:
+            return {}
+        power_mw = self._unsigned("nvmlDeviceGetPowerUsage", device)
+        told = {
+            "sm_clock_mhz": self._unsigned("nvmlDeviceGetClockInfo", device, SM_CLOCK),
+            "memory_clock_mhz": self._unsigned("nvmlDeviceGetClockInfo", device, MEMORY_CLOCK),
+            "power_w": None if power_mw is None else power_mw / 1000,
+            "temperature_celsius": self._unsigned("nvmlDeviceGetTemperature", device, GPU_SENSOR),
+            "throttle_reasons": self._throttle_reasons(device),
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    def _throttle_reasons(self, device: ctypes.c_void_p) -> list[str] | None:
+        """Why clocks are below what was asked for, in words; the call has a newer name since driver 535."""
+        mask = ctypes.c_ulonglong()
+        for function in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            if self._call(function, device, ctypes.byref(mask)):
+                return [words for bit, words in THROTTLE_REASONS.items() if mask.value & bit]
+        return None
 
     def nvlink(self, uuid: str) -> str | None:
         """The GPU's active NVLinks as `nvlink<version>x<links>`; None where none is active."""

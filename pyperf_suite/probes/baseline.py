@@ -97,6 +97,7 @@ class BaselineAxes:
     workers: tuple[int, ...]
     tile: tuple[str, ...]
     schedule: tuple[str, ...]
+    mode: tuple[str, ...] = ("burst",)
 
 
 class Baseline(Probe):
@@ -112,29 +113,30 @@ class Baseline(Probe):
     def sweep(self, axes: BaselineAxes) -> list[Case]:
         """Each product by each of our kernels in each tile and schedule, and by the library."""
         cases = []
-        for shape, layout, dtype, workers in itertools.product(axes.shape, axes.layout, axes.dtype, axes.workers):
+        products = itertools.product(axes.shape, axes.layout, axes.dtype, axes.workers, axes.mode)
+        for shape, layout, dtype, workers, mode in products:
             library = MatmulParameters(
                 shape.m, shape.n, shape.k, Schedule("library", workers), dtype=dtype, layout=layout
             )
-            cases += [Case("matmul", library, implementation) for implementation in axes.library]
+            cases += [Case("matmul", library, implementation, mode=mode) for implementation in axes.library]
             for tile, schedule in itertools.product(axes.tile, axes.schedule):
                 ours = replace(
                     library,
                     tile=None if tile == CHOSEN else Tile.parse(tile),
                     schedule=Schedule.parse(f"{schedule}@{workers}"),
                 )
-                cases += [Case("matmul", ours, implementation) for implementation in axes.implementation]
+                cases += [Case("matmul", ours, implementation, mode=mode) for implementation in axes.implementation]
         return cases
 
     def findings(self, records: Sequence[Record]) -> Findings:
         """The ratio of every pair, and its geometric mean by kernel, dtype and workers."""
         pairs = _pairs(readings(records))
-        ratios: dict[tuple[str, str, int], list[float]] = {}
+        ratios: dict[tuple[str, str, str, int], list[float]] = {}
         rows = []
         for ours, theirs in pairs:
             p = ours.case.parameters
             ratio = theirs.seconds / ours.seconds
-            ratios.setdefault((ours.case.implementation, p.dtype, p.schedule.workers), []).append(ratio)
+            ratios.setdefault((ours.case.implementation, ours.case.mode, p.dtype, p.schedule.workers), []).append(ratio)
             rows.append(
                 (
                     f"{p.m}x{p.n}x{p.k}",
@@ -195,7 +197,7 @@ def _cuda_axes(profile: str, device: Device) -> BaselineAxes:
     standard = replace(quick, shape=GPU_SHAPES, schedule=("data_parallel", "persistent", "stream_k"))
     if profile == "standard":
         return standard
-    return replace(standard, layout=("TN", "NN", "NT"), dtype=("bfloat16", "float16"))
+    return replace(standard, layout=("TN", "NN", "NT"), dtype=("bfloat16", "float16"), mode=("burst", "sustained"))
 
 
 def _pairs(found: list[Reading]) -> list[tuple[Reading, Reading]]:
@@ -207,7 +209,7 @@ def _pairs(found: list[Reading]) -> list[tuple[Reading, Reading]]:
     fastest: dict[tuple[object, ...], Reading] = {}
     for reading in found:
         p = reading.case.parameters
-        product = (p.dtype, p.schedule.workers, p.m * p.n * p.k, p.m, p.n, p.k, p.layout)
+        product = (reading.case.mode, p.dtype, p.schedule.workers, p.m * p.n * p.k, p.m, p.n, p.k, p.layout)
         if p.schedule.policy == "library":
             library[product] = reading
             continue
@@ -217,10 +219,11 @@ def _pairs(found: list[Reading]) -> list[tuple[Reading, Reading]]:
     return [(reading, library[ours[:-1]]) for ours, reading in sorted(fastest.items()) if ours[:-1] in library]
 
 
-def _sentence(implementation: str, dtype: str, workers: int, ratios: Sequence[float]) -> str:
+def _sentence(implementation: str, mode: str, dtype: str, workers: int, ratios: Sequence[float]) -> str:
     cores = f"{workers} core{'s' if workers > 1 else ''}"
     where = cores if implementation == "native" else f"{workers} multiprocessors"
     kernel = "" if implementation == "native" else f"{implementation} "
+    kernel = kernel if mode == "burst" else f"{mode} {kernel}"
     return (
         f"Our {kernel}{dtype} matmul runs at {_geometric_mean(ratios):.2f} x the library's speed on {where} "
         f"(geometric mean of {len(ratios)} products, each between {min(ratios):.2f} and {max(ratios):.2f} x)."
@@ -232,9 +235,9 @@ def _between_dtypes(ours: Sequence[Reading]) -> list[str]:
     seconds: dict[tuple[object, ...], dict[str, float]] = {}
     for reading in ours:
         p = reading.case.parameters
-        seconds.setdefault((reading.case.implementation, p.m, p.n, p.k, p.layout, p.schedule), {})[p.dtype] = (
-            reading.seconds
-        )
+        seconds.setdefault((reading.case.implementation, reading.case.mode, p.m, p.n, p.k, p.layout, p.schedule), {})[
+            p.dtype
+        ] = reading.seconds
     sentences = []
     for dtype in sorted({dtype for by_dtype in seconds.values() for dtype in by_dtype} - {"float32"}):
         ratios = [t["float32"] / t[dtype] for t in seconds.values() if {"float32", dtype} <= t.keys()]

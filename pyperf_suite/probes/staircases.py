@@ -21,6 +21,7 @@ class Setting:
     tile: Tile
     workers: int
     k: int
+    mode: str = "burst"
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Sweep:
             getattr(p, self.along): reading
             for reading in library
             if (p := reading.case.parameters).dtype == self.setting.dtype
+            and reading.case.mode == self.setting.mode
             and p.k == self.setting.k
             and p.schedule.workers == self.setting.workers
             and (p.m, p.n) in shapes
@@ -104,7 +106,8 @@ def settings_of(own: Iterable[Reading]) -> dict[Setting, list[Reading]]:
     by_setting: dict[Setting, list[Reading]] = {}
     for reading in own:
         p = reading.case.parameters
-        setting = Setting(reading.case.implementation, p.dtype, p.tile, p.schedule.workers, p.k)
+        case = reading.case
+        setting = Setting(case.implementation, p.dtype, p.tile, p.schedule.workers, p.k, case.mode)
         by_setting.setdefault(setting, []).append(reading)
     return dict(sorted(by_setting.items()))
 

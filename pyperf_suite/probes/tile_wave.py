@@ -43,6 +43,7 @@ class TileWaveAxes:
     across: tuple[int, ...]
     waves: tuple[int, ...]
     offset: tuple[int, ...]
+    mode: tuple[str, ...] = ("burst",)
 
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
@@ -70,8 +71,8 @@ class TileWave(Probe):
         for product in _products(axes):
             for schedule in axes.schedule:
                 parameters = product.parameters(Schedule.parse(f"{schedule}@{product.workers}"), product.tile)
-                _add(cases, parameters, axes.implementation)
-            _add(cases, product.parameters(Schedule("library", product.workers), None), axes.library)
+                _add(cases, parameters, axes.implementation, axes.mode)
+            _add(cases, product.parameters(Schedule("library", product.workers), None), axes.library, axes.mode)
         return list(cases.values())
 
     def findings(self, records: Sequence[Record]) -> Findings:
@@ -191,7 +192,9 @@ def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offse
     return sorted({size for count in counts for offset in offsets if (size := count * width + offset) >= 1})
 
 
-def _add(cases: dict[str, Case], parameters: MatmulParameters, implementations: Sequence[str]) -> None:
-    for implementation in implementations:
-        case = Case("matmul", parameters, implementation)
+def _add(
+    cases: dict[str, Case], parameters: MatmulParameters, implementations: Sequence[str], modes: Sequence[str]
+) -> None:
+    for implementation, mode in itertools.product(implementations, modes):
+        case = Case("matmul", parameters, implementation, mode=mode)
         cases.setdefault(case.case_id, case)

@@ -56,8 +56,9 @@ def _name_of(library: dict[int, Reading]) -> str:
 
 
 def _who(setting: Setting) -> str:
-    """The kernel's name in front of its schedule; on a CPU there is one of ours, and it needs none."""
-    return "" if setting.implementation == "native" else f"{setting.implementation} "
+    """The kernel's name in front of its schedule, and its mode; on a CPU there is one of ours, and it needs none."""
+    kernel = "" if setting.implementation == "native" else f"{setting.implementation} "
+    return kernel if setting.mode == "burst" else f"{setting.mode} {kernel}"
 
 
 def _sentence(sweep: Sweep) -> str:
@@ -89,8 +90,19 @@ def _library_sentence(setting: Setting, along: str, beside: dict[int, Reading]) 
     return (
         f"{_name_of(beside)} on the same shapes ({setting.dtype}, {setting.workers} workers): one element more costs "
         f"at most {steps[worst]:+.0%}, at {along.upper()} = {worst} -> {worst + 1}, "
-        f"and {statistics.median(steps.values()):+.0%} at the median."
+        f"and {statistics.median(steps.values()):+.0%} at the median." + _tiles_chosen(beside)
     )
+
+
+def _tiles_chosen(library: dict[int, Reading]) -> str:
+    """The tiles that the library's kernels name, with the first size each was chosen for: there its time may step."""
+    chosen: dict[str, int] = {}
+    for size, reading in sorted(library.items()):
+        tile = reading.kernel.get("details", {}).get("tile")
+        if tile:
+            chosen.setdefault("x".join(map(str, tile)), size)
+    told = ", ".join(f"{tile} from {size}" for tile, size in chosen.items())
+    return f" Tiles it chose, as its kernels' names tell: {told}." if told else ""
 
 
 def _law_sentence(setting: Setting, fitted: FittedLaw | None) -> str:
@@ -136,7 +148,8 @@ def _figure(
         rates.append(_panel(sweep, library, fitted, rate=True))
     error = f"{statistics.median(fitted.held_out):.1%} median held-out error" if fitted else "not fitted"
     fixed = f"{'M' if along == 'n' else 'N'} = {sweeps[0].fixed}, K = {setting.k}"
-    what = f"{setting.implementation}_{setting.dtype}_{setting.tile}_{along}_k{setting.k}_w{setting.workers}"
+    what = f"{setting.mode}_{setting.implementation}_{setting.dtype}_{setting.tile}"
+    what += f"_{along}_k{setting.k}_w{setting.workers}"
     return Figure(
         name=f"tile_wave_{what}".replace(":", "_"),
         title=f"Tile and wave quantization: {_who(setting)}{setting.dtype} matmul, tile {setting.tile}, "

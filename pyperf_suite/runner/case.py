@@ -18,15 +18,22 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.operators import find_operator
 
+MODES = ("burst", "sustained")
+
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure. `parameters` is the operator's own frozen dataclass."""
+    """One thing to measure. `parameters` is the operator's own frozen dataclass.
+
+    `mode` "burst" measures what a device does when asked; "sustained" after two seconds of work without a pause, when
+    heat and power caps have had their say.
+    """
 
     operator: str
     parameters: Any
     implementation: str
     seed: int = 0
+    mode: str = "burst"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON with defaults left out: the form that is stored, hashed and sent to workers."""
@@ -35,7 +42,9 @@ class Case:
             "parameters": encode_fields(self.parameters),
             "implementation": self.implementation,
         }
-        return encoded | ({"seed": self.seed} if self.seed else {})
+        return (
+            encoded | ({"seed": self.seed} if self.seed else {}) | ({"mode": self.mode} if self.mode != "burst" else {})
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
@@ -43,7 +52,9 @@ class Case:
         try:
             operator = find_operator(data["operator"])
             parameters = decode_fields(operator.parameters_type, data["parameters"])
-            return cls(operator.name, parameters, data["implementation"], data.get("seed", 0))
+            return cls(
+                operator.name, parameters, data["implementation"], data.get("seed", 0), data.get("mode", "burst")
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"This is not a case of the suite ({error!r}): {str(data)[:200]}") from None
 
@@ -57,10 +68,13 @@ class Case:
     def label(self) -> str:
         """What a person reads: `matmul[native m=128 n=257 k=1024 schedule=persistent@2 tile=128x128x256]`."""
         fields = " ".join(f"{name}={value}" for name, value in encode_fields(self.parameters).items())
-        return f"{self.operator}[{self.implementation} {fields}]"
+        mode = "" if self.mode == "burst" else f" mode={self.mode}"
+        return f"{self.operator}[{self.implementation} {fields}{mode}]"
 
     def validate(self) -> None:
         """Raise UserError where the case can never be measured, naming what is allowed."""
+        if self.mode not in MODES:
+            raise UserError(f"Unknown mode {self.mode!r}: choose from {', '.join(MODES)}.")
         operator = find_operator(self.operator)
         operator.validate(self.parameters)
         operator.implementation(self.implementation).validate(self.parameters)

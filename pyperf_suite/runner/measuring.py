@@ -8,14 +8,19 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu, memory
+from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.nvml import nvml
+from pyperf_suite.hardware.shared_library import Unavailable
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
+from pyperf_suite.measure.gpu_telemetry import AroundGpu
 from pyperf_suite.measure.sampling import Measurement, measure
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.telemetry import Around
@@ -95,8 +100,11 @@ def _timed(operator: Operator[Any], case: Case, effort: Effort | None, device: D
         return result | {"outcome": "ok"}
 
     stopwatch = launches.stopwatch
-    with Around() as telemetry:
-        measurement = measure(launches.launch, stopwatch, effort.stop, effort.warm_up)
+    if case.mode == "sustained":
+        effort = effort.sustained()
+    with Around() as telemetry, _around_device(device) as gpu:
+        watch = gpu.why_discard if gpu else None
+        measurement = measure(launches.launch, stopwatch, effort.stop, effort.warm_up, watch)
     result["metrics"] = {"time": dataclasses.asdict(time_metric(measurement))}
     if isinstance(stopwatch, CudaStopwatch):
         clock = clock_metric(stopwatch.clocks_hz(len(measurement.seconds)))
@@ -106,7 +114,9 @@ def _timed(operator: Operator[Any], case: Case, effort: Effort | None, device: D
         "converged": measurement.converged,
         "relative_half_width": measurement.relative_half_width,
         "discarded": measurement.discarded,
-    } | telemetry.report
+        **telemetry.report,
+        **({"gpu": gpu.report} if gpu else {}),
+    }
 
     # A race shows after many launches, not in the first; bitwise the same output needs no second reference.
     launches.poison()
@@ -116,6 +126,15 @@ def _timed(operator: Operator[Any], case: Case, effort: Effort | None, device: D
         if not recheck.passed:
             return result | _wrong(recheck, "after timing")
     return result | {"outcome": "ok"}
+
+
+def _around_device(device: Device) -> AbstractContextManager[AroundGpu | None]:
+    """Telemetry of the GPU where there is one and it tells of itself."""
+    manager = nvml()
+    if device.kind != "cuda" or isinstance(manager, Unavailable):
+        return nullcontext()
+    # By UUID: NVML counts all GPUs of the machine, CUDA those that this process may see.
+    return AroundGpu(manager, gpus()[device.index].uuid)
 
 
 def _sets_to_rotate(footprint_bytes: int, device: Device) -> int:

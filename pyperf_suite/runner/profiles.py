@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
+
+# Clocks under a power cap settle within this; so long a GPU works before a sustained measurement begins.
+SUSTAINED_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,10 @@ class Effort:
 
     warm_up: SteadyRule
     stop: StopRule
+
+    def sustained(self) -> Effort:
+        """The same after SUSTAINED_S of launches without a pause."""
+        return Effort(replace(self.warm_up, min_time_s=SUSTAINED_S, time_cap_s=2 * SUSTAINED_S), self.stop)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, as it is sent to workers."""

@@ -109,6 +109,22 @@ class FakeNvml:
         mhz._obj.value = {1: 1980}[clock]
         return 0
 
+    def nvmlDeviceGetClockInfo(self, device: ctypes.c_void_p, clock: int, mhz: Any) -> int:
+        mhz._obj.value = {1: 1755, 2: 3201}[clock]
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, device: ctypes.c_void_p, milliwatts: Any) -> int:
+        milliwatts._obj.value = 688_500
+        return 0
+
+    def nvmlDeviceGetTemperature(self, device: ctypes.c_void_p, sensor: int, celsius: Any) -> int:
+        celsius._obj.value = {0: 61}[sensor]
+        return 0
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: ctypes.c_void_p, mask: Any) -> int:
+        mask._obj.value = 0x4 | 0x1  # power cap, and idle, which is none
+        return 0
+
     def nvmlDeviceGetNvLinkState(self, device: ctypes.c_void_p, link: int, active: Any) -> int:
         active._obj.value = int(link < self.links)
         return 0 if link < 18 else 2

@@ -76,3 +76,17 @@ def test_opening_no_library_says_that_there_is_no_driver(monkeypatch):
     monkeypatch.delenv(cuda_driver.OVERRIDE, raising=False)
     with pytest.raises(Unavailable, match=r"libnothing.so.1 cannot be opened, so there is no NVIDIA driver"):
         open_library(cuda_driver.OVERRIDE, ["libnothing.so.1", "libnothing.so"])
+
+
+def test_a_gpus_readings_are_told_in_units_and_words(fake_nvml):
+    assert Nvml(fake_nvml()).readings("GPU-1") == {
+        "sm_clock_mhz": 1755,
+        "memory_clock_mhz": 3201,
+        "power_w": 688.5,
+        "temperature_celsius": 61,
+        "throttle_reasons": ["power cap"],
+    }
+
+
+def test_readings_of_a_gpu_that_is_not_there_are_none(fake_nvml):
+    assert Nvml(fake_nvml()).readings("nothing") == {}

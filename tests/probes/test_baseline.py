@@ -76,6 +76,20 @@ def test_of_several_tiles_the_fastest_counts() -> None:
     assert row[-1] == "0.50"
 
 
+def test_sustained_speed_is_compared_with_sustained_speed() -> None:
+    axes = replace(AXES, shape=(Shape(64, 64, 64),), dtype=("float32",), mode=("burst", "sustained"))
+    seconds = {
+        ("native", "burst"): 2.0,
+        ("torch", "burst"): 1.0,
+        ("native", "sustained"): 4.0,
+        ("torch", "sustained"): 3.0,
+    }
+    made = [a_record(case, seconds[case.implementation, case.mode]) for case in Baseline().sweep(axes)]
+    burst, sustained = Baseline().findings(made).sentences
+    assert burst.startswith("Our float32 matmul runs at 0.50 x")
+    assert sustained.startswith("Our sustained float32 matmul runs at 0.75 x")
+
+
 def test_a_product_that_one_side_lacks_takes_no_part() -> None:
     without_torch = [record for record in records() if record.case["implementation"] == "native"]
     found = Baseline().findings(without_torch)

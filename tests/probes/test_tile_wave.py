@@ -147,6 +147,18 @@ def test_where_two_blocks_share_a_multiprocessor_waves_are_counted_in_slots() ->
     assert "held-out ones by 0.0% (median" in law_sentence
 
 
+def test_the_tiles_a_library_chose_are_told_where_it_changes_them() -> None:
+    probe = TileWave()
+    made = []
+    for record in Machine().records(probe.sweep(axes())):
+        size = record.case["parameters"]["n"]
+        tile = [128, 64] if size > 256 else [64, 64]
+        details = {"tile": tile} if record.case["implementation"] == "torch" else {}
+        made.append(replace(record, kernel={"details": details}))
+    (said,) = [text for text in probe.findings(made).sentences if text.startswith("torch on the same")]
+    assert said.endswith("Tiles it chose, as its kernels' names tell: 64x64 from 63, 128x64 from 257.")
+
+
 def test_stream_k_has_the_smaller_cliff() -> None:
     rows = {row[0]: row for row in findings(Machine()).tables[0].rows}
     assert float(rows["stream_k@2"][6].strip("+%")) < float(rows["data_parallel@2"][6].strip("+%"))

@@ -111,6 +111,17 @@ def test_a_case_that_can_never_run_is_refused_with_the_value_named(changed: dict
         Case("matmul", MatmulParameters(**values), "native").validate()  # type: ignore[arg-type]
 
 
+def test_a_sustained_case_is_another_case_and_an_unknown_mode_is_refused() -> None:
+    parameters = MatmulParameters(8, 8, 8, Schedule("library", 1))
+    burst, sustained = Case("matmul", parameters, "torch"), Case("matmul", parameters, "torch", mode="sustained")
+    assert "mode" not in burst.to_json()
+    assert sustained.case_id != burst.case_id
+    assert sustained.label.endswith("mode=sustained]")
+    assert Case.from_json(sustained.to_json()) == sustained
+    with pytest.raises(UserError, match=r"'sprint': choose from burst, sustained"):
+        Case("matmul", parameters, "torch", mode="sprint").validate()
+
+
 def test_an_unknown_implementation_is_named_with_those_there_are() -> None:
     with pytest.raises(UserError, match=r"'abacus'.*native, torch"):
         Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "abacus").validate()

@@ -1,0 +1,59 @@
+"""A GPU's state is told before and after; heat and brakes rule samples out, a power cap does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyperf_suite.measure.gpu_telemetry import DISCARD_REASONS, AroundGpu
+from pyperf_suite.measure.sampling import measure
+from pyperf_suite.measure.steady import SteadyRule
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.measure.stopwatch import CpuStopwatch
+
+
+class FakeManager:
+    """A manager whose GPU throttles as told, one list a reading, the last for ever."""
+
+    def __init__(self, *throttling: list[str]) -> None:
+        self._throttling = list(throttling)
+
+    def readings(self, uuid: str) -> dict:
+        assert uuid == "GPU-1"
+        reasons = self._throttling.pop(0) if len(self._throttling) > 1 else self._throttling[0]
+        return {"sm_clock_mhz": 1980, "throttle_reasons": reasons}
+
+
+def test_readings_stand_before_and_after_with_every_reason_seen_between():
+    with AroundGpu(FakeManager([], ["power cap"], []), "GPU-1") as gpu:
+        assert gpu.why_discard() is None
+    assert gpu.report == {
+        "before": {"sm_clock_mhz": 1980, "throttle_reasons": []},
+        "after": {"sm_clock_mhz": 1980, "throttle_reasons": []},
+        "throttle_reasons_seen": ["power cap"],
+    }
+
+
+@pytest.mark.parametrize("reason", DISCARD_REASONS)
+def test_heat_and_brakes_rule_samples_out(reason):
+    gpu = AroundGpu(FakeManager(["power cap", reason]), "GPU-1")
+    assert gpu.why_discard() == reason
+
+
+def test_a_gpu_that_tells_nothing_discards_nothing():
+    class Silent:
+        def readings(self, uuid: str) -> dict:
+            return {}
+
+    with AroundGpu(Silent(), "GPU-1") as gpu:
+        assert gpu.why_discard() is None
+    assert gpu.report["before"] == {}
+
+
+def test_samples_of_a_hot_block_are_kept_apart_with_their_reason():
+    hot = ["thermal slowdown by hardware"]
+    gpu = AroundGpu(FakeManager(hot, []), "GPU-1")
+    steady = SteadyRule(min_time_s=0.0, time_cap_s=0.01)
+    found = measure(lambda _: None, CpuStopwatch(), StopRule(time_cap_s=0.05), steady, gpu.why_discard)
+    assert found.discarded
+    assert {reason for _, reason in found.discarded} == set(hot)
+    assert len(found.kept) == len(found.seconds) - len(found.discarded)
