@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,9 @@ import numpy as np
 from pyperf_suite.laws.staircase import StaircaseLaw, relative_error
 from pyperf_suite.laws.tiling import CriticalPath, Schedule, Tile, ceil_div, critical_path, tile_count, wave_count
 from pyperf_suite.probes.readings import Reading
+
+# The step over an edge is at most this part of a tile: one element on a CPU, 16 bytes where TMA must be able to follow.
+WIDEST_STEP_SHARE = 8
 
 
 @dataclass(frozen=True, order=True)
@@ -26,16 +30,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cliff:
-    """What one element more costs at the edge of a row (or column) of tiles."""
+    """What the step over the edge of a row (or column) of tiles costs: from `size` to `size_after`."""
 
     before: Reading
     after: Reading
     size: int
+    size_after: int
     opens_wave: bool
 
     @property
     def extra_time(self) -> float:
-        """Relative: 0.9 is 90 % more time for one element more."""
+        """Relative: 0.9 is 90 % more time for the step."""
         return self.after.seconds / self.before.seconds - 1
 
 
@@ -70,12 +75,12 @@ class Sweep:
         return in_slots(self.schedule, self.readings[0])
 
     def cliffs(self) -> list[Cliff]:
-        """Every tile edge that was measured on both sides."""
-        by_size = dict(zip(self.sizes(), self.readings, strict=True))
+        """Every tile edge that was measured on both sides, the far side within a small part of a tile."""
+        sides = itertools.pairwise(zip(self.sizes(), self.readings, strict=True))
         return [
-            Cliff(reading, by_size[size + 1], size, self.ends_wave(size))
-            for size, reading in by_size.items()
-            if size % self.width == 0 and size + 1 in by_size
+            Cliff(before, after, size, size_after, self.ends_wave(size))
+            for (size, before), (size_after, after) in sides
+            if size % self.width == 0 and size_after - size <= self.width // WIDEST_STEP_SHARE
         ]
 
     def beside(self, library: Iterable[Reading]) -> dict[int, Reading]:

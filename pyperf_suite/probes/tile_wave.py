@@ -51,6 +51,9 @@ SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
 # Up to here every tile count is visited; beyond, only those beside a wave edge.
 EVERY_TILE_COUNT = 16
 
+# Elements of 2 bytes that TMA needs between one row length and the next: one element more would be another kernel's.
+TMA_STEP = 8
+
 # So many rows of tiles share what they read in L2.
 MOST_ROWS_ACROSS = 16
 
@@ -132,12 +135,17 @@ def _cuda_axes(profile: str, device: Device) -> TileWaveAxes:
         along=("n",),
         across=(across,),
         waves=(2,),
-        offset=(0, 1),
+        offset=(0, TMA_STEP),
     )
     if profile == "quick":
         return quick
     standard = replace(
-        quick, implementation=(own, "triton"), schedule=SCHEDULES, k=(4096,), waves=(3,), offset=(-1, 0, 1)
+        quick,
+        implementation=(own, "triton"),
+        schedule=SCHEDULES,
+        k=(4096,),
+        waves=(3,),
+        offset=(-TMA_STEP, 0, TMA_STEP),
     )
     if profile == "standard":
         return standard

@@ -43,7 +43,7 @@ def explain(found: Sequence[Reading]) -> Findings:
             in_direction = [sweep for sweep in sweeps if sweep.along == along]
             beside = in_direction[0].beside(library)
             if beside:
-                sentences.append(_library_sentence(setting, along, beside))
+                sentences.append(_library_sentence(in_direction[0], beside))
             figures.append(_figure(setting, along, in_direction, library, fitted))
         sentences.append(_law_sentence(setting, fitted))
     tables = (Table("Tile and wave cliffs", COLUMNS, tuple(rows)),) if rows else ()
@@ -73,23 +73,28 @@ def _sentence(sweep: Sweep) -> str:
     if waves:
         first, *others = waves[:CLIFFS_NAMED]
         parts.append(
-            f"opening a wave costs {first.extra_time:+.0%} time at {name} = {first.size} -> {first.size + 1} "
+            f"opening a wave costs {first.extra_time:+.0%} time at {name} = {first.size} -> {first.size_after} "
             f"({first.before.tflop_per_s:.3f} -> {first.after.tflop_per_s:.3f} TFLOP/s)"
-            + "".join(f", {cliff.extra_time:+.0%} at {cliff.size} -> {cliff.size + 1}" for cliff in others)
+            + "".join(f", {cliff.extra_time:+.0%} at {cliff.size} -> {cliff.size_after}" for cliff in others)
         )
     if inside:
         parts.append(f"a tile edge inside a wave costs {statistics.median(inside):+.0%} (median of {len(inside)})")
     return head + "; ".join(parts) + "."
 
 
-def _library_sentence(setting: Setting, along: str, beside: dict[int, Reading]) -> str:
-    steps = {size: beside[size + 1].seconds / beside[size].seconds - 1 for size in beside if size + 1 in beside}
+def _library_sentence(sweep: Sweep, beside: dict[int, Reading]) -> str:
+    name, setting = sweep.along.upper(), sweep.setting
+    steps = {
+        (cliff.size, cliff.size_after): beside[cliff.size_after].seconds / beside[cliff.size].seconds - 1
+        for cliff in sweep.cliffs()
+        if {cliff.size, cliff.size_after} <= beside.keys()
+    }
     if not steps:
-        return f"The library was not measured on both sides of any edge along {along.upper()}."
-    worst = max(steps, key=lambda size: steps[size])
+        return f"The library was not measured on both sides of any edge along {name}."
+    before, after = max(steps, key=lambda sizes: steps[sizes])
     return (
-        f"{_name_of(beside)} on the same shapes ({setting.dtype}, {setting.workers} workers): one element more costs "
-        f"at most {steps[worst]:+.0%}, at {along.upper()} = {worst} -> {worst + 1}, "
+        f"{_name_of(beside)} on the same shapes ({setting.dtype}, {setting.workers} workers): a step over those edges "
+        f"costs at most {steps[before, after]:+.0%}, at {name} = {before} -> {after}, "
         f"and {statistics.median(steps.values()):+.0%} at the median." + _tiles_chosen(beside)
     )
 
@@ -129,7 +134,7 @@ def _row(sweep: Sweep, beside: dict[int, Reading]) -> tuple[str, ...]:
         sweep.along.upper(),
         f"{best.tflop_per_s:.3f}",
         f"{best.tflop_per_s / library.tflop_per_s:.0%}" if library else "-",
-        f"{worst.size} -> {worst.size + 1}" if worst else "-",
+        f"{worst.size} -> {worst.size_after}" if worst else "-",
         f"{worst.extra_time:+.0%}" if worst else "-",
         f"{statistics.median(inside):+.0%}" if inside else "-",
     )

@@ -96,6 +96,11 @@ def test_the_sweep_stands_on_both_sides_of_every_tile_and_wave_edge() -> None:
     assert sizes == {count * 64 + offset for count in range(1, 9) for offset in (-1, 0, 1)}
 
 
+def test_a_step_of_several_elements_over_an_edge_is_a_cliff_too() -> None:
+    assert "costs +95% time at N = 128 -> 136" in findings(Machine(), offset=(-8, 0, 8)).sentences[0]
+    assert "no tile edge was measured on both sides" in findings(Machine(), offset=(-32, 0)).sentences[0]
+
+
 def test_on_many_workers_the_sweep_keeps_to_the_wave_edges() -> None:
     counts = {case.parameters.n // 64 for case in TileWave().sweep(axes(workers=(100,), offset=(0,), waves=(3,)))}
     assert counts == {1, 99, 100, 101, 199, 200, 201, 299, 300}
@@ -207,6 +212,8 @@ def test_on_a_gpu_every_profile_is_valid_and_meets_the_edges_of_waves(
         cases = find_probe(name).cases(profile, Device("cuda"))
         assert {own, "cublas"} <= {case.implementation for case in cases}
         assert len({case.case_id for case in cases}) == len(cases)
+        # TMA can take every size: rows are multiples of 16 bytes.
+        assert all(case.parameters.n % 8 == 0 and case.parameters.m % 8 == 0 for case in cases)
     axes = TileWave().axes("quick", Device("cuda"))
     assert axes.across == (across,)
     assert axes.workers == (multiprocessors,)
