@@ -76,7 +76,15 @@ def main() -> None:
     metavar="[RUN]",
     help="Go on with the newest run of the same cases, or with RUN; what it holds is not measured again.",
 )
-@click.option("--deadline", "deadline_s", default=120.0, show_default=True, metavar="SECONDS", help="For one case.")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    default=120.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="For one case.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
 def run(
     probes: tuple[str, ...],
@@ -145,8 +153,8 @@ def _measure_all(session: Session, console: Any) -> None:
     plan = session.plan
     console.print(f"{', '.join(plan.probes)}: {plan.outlook}", highlight=False, soft_wrap=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    session.open()
     try:
+        session.open()
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("", total=len(plan.cases))
             for planned in plan.cases:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.axes import replace_axes
 from pyperf_suite.probes.findings import Findings
@@ -36,6 +37,9 @@ class Probe(ABC):
     def cases(self, profile: str, device: Device, overrides: Mapping[str, str] | None = None) -> list[Case]:
         """The cases of a profile, with some axes replaced. Raises UserError for an axis or value that cannot be."""
         cases = self.sweep(replace_axes(self.axes(profile, device), overrides or {}))
+        if not cases:
+            asked = ", ".join(f"{name}={values}" for name, values in (overrides or {}).items())
+            raise UserError(f"{self.name} has no case with {asked}: leave an axis out to get the profile's own.")
         for case in cases:
             case.validate()
         return cases

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
@@ -45,11 +46,26 @@ class TileWaveAxes:
     offset: tuple[int, ...]
     mode: tuple[str, ...] = ("burst",)
 
+    def __post_init__(self) -> None:
+        """Raise UserError for a direction there is not, or for counts that no sweep can have."""
+        unknown = set(self.along) - {"m", "n"}
+        if unknown:
+            raise UserError(f"along={', '.join(sorted(unknown))} was asked for, but a sweep goes along m or n.")
+        for name, most in (("workers", MOST_WORKERS), ("across", MOST_TILES), ("waves", MOST_WAVES)):
+            for value in getattr(self, name):
+                if not 1 <= value <= most:
+                    raise UserError(f"{name}={value} was asked for, but {name} lies between 1 and {most}.")
+
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
 
 # Up to here every tile count is visited; beyond, only those beside a wave edge.
 EVERY_TILE_COUNT = 16
+
+# Beyond these a sweep is not a measurement any more but a mistake in typing.
+MOST_WORKERS = 100_000
+MOST_TILES = 10_000
+MOST_WAVES = 1_000
 
 # Elements of 2 bytes that TMA needs between one row length and the next: one element more would be another kernel's.
 TMA_STEP = 8
@@ -192,11 +208,12 @@ def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offse
 
     One tile more in this dimension is `across` tiles more in all.
     """
-    counts = list(range(1, waves * workers // across + 1))
-    if len(counts) > EVERY_TILE_COUNT:
+    last = waves * workers // across
+    if last <= EVERY_TILE_COUNT:
+        counts = set(range(1, last + 1))
+    else:
         edges = (workers * wave // across for wave in range(waves + 1))
-        beside_an_edge = {edge + beside for edge in edges for beside in (-1, 0, 1)}
-        counts = [count for count in counts if count in beside_an_edge]
+        counts = {edge + beside for edge in edges for beside in (-1, 0, 1) if 1 <= edge + beside <= last}
     return sorted({size for count in counts for offset in offsets if (size := count * width + offset) >= 1})
 
 

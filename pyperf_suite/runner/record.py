@@ -98,7 +98,20 @@ class Record:
             raise UserError(
                 f"A record of kind {record.kind!r} and outcome {record.outcome!r} is not one of the suite's."
             )
+        record._require_what_readers_use()
         return record
+
+    def _require_what_readers_use(self) -> None:
+        """Raise UserError for a timed record that does not hold its time, its work, and whether it converged."""
+        if self.outcome != "ok" or self.kind == "static":
+            return
+        held = (
+            isinstance(self.metrics.get("time"), Metric),
+            isinstance(self.work, dict) and isinstance(self.work.get("flop"), int),
+            isinstance(self.quality, dict) and "converged" in self.quality,
+        )
+        if not all(held):
+            raise UserError("A timed record lacks its time, its work in FLOP, or whether it converged.")
 
     def parsed_case(self) -> Case:
         """The case as data again. Raises UserError where this version no longer has its operator."""

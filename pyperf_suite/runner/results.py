@@ -96,7 +96,7 @@ def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "lates
         run = open_run(folder / wanted)
         if run.manifest["plan_id"] != plan.plan_id:
             raise UserError(
-                f"Run {wanted} measured {', '.join(run.manifest.get('probes', []))} with profile "
+                f"Run {wanted} measured {run.manifest.get('probes')} with profile "
                 f"{run.manifest.get('profile')} and other cases than asked for now: resume it with the same options."
             )
         return run

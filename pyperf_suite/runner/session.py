@@ -50,11 +50,11 @@ class Session:
         self._identity = {"kind": identity.kind, "slug": identity.slug} | dict(identity.fields)
         self._state = machine_state(self.plan.device)
         self.records = self.folder.records()
+        self._resources = ExitStack()
         self._finished = {_visit(record): record for record in self.records if record.outcome != "failed"}
 
     def open(self) -> Session:
         """Open the journal and measure the sentinel. Raises UserError where the journal cannot be written."""
-        self._resources = ExitStack()
         self._journal = self._resources.enter_context(Journal(self.folder.records_path))
         self._workers = self._resources.enter_context(WorkerPool(self.plan.device, self.deadline_s))
         self._measure_sentinel()

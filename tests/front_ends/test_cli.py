@@ -92,6 +92,13 @@ def test_a_torn_last_line_is_a_plain_warning_and_the_run_goes_on(tmp_path: Path)
         (("run", "tile_wave", "-a", "workers=4096"), "4096 workers"),
         (("run", "tile_wave", "-a", "schedule=magic"), "magic"),
         (("run", "tile_wave", "-a", "tile"), "'tile' is not an axis"),
+        (("run", "tile_wave", "-a", "along=z"), "along=z"),
+        (("run", "tile_wave", "-a", "across=0"), "across=0"),
+        (("run", "tile_wave", "-a", "waves=99999999"), "waves=99999999"),
+        (("run", "tile_wave", "-a", "workers=99999999999999999999"), "workers=99999999999999999999"),
+        (("run", "tile_wave", "-a", "workers=0"), "workers=0"),
+        (("run", "tile_wave", "-a", "offset=-9999999"), "no case with offset=-9999999"),
+        (("run", "static_kernels", "-a", "compiler=gcc"), "no case with compiler=gcc"),
         (("run", "tile_wave", "--results", "/proc/nowhere"), "cannot be written"),
     ],
 )

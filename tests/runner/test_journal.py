@@ -34,6 +34,7 @@ def a_record(position: int, reason: str = "") -> Record:
         reason=reason,
         probe="tile_wave",
         metrics={"time": metric},
+        work={"flop": 12, "bytes": 44},
         quality={"converged": True},
     )
 
@@ -128,6 +129,13 @@ def test_foreign_json_is_a_user_error_and_never_a_traceback(value: object) -> No
         value = {**value, "schema_version": 1}
     with pytest.raises(UserError):
         Record.from_json(value)
+
+
+@pytest.mark.parametrize("field", ["metrics", "work", "quality"])
+@pytest.mark.parametrize("value", [{}, [], None, 3])
+def test_a_timed_record_without_what_readers_use_is_refused(field: str, value: object) -> None:
+    with pytest.raises(UserError, match="record"):
+        Record.from_json(a_record(0).to_json() | {field: value})
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
