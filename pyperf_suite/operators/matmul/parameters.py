@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import Schedule, Tile
 
 LAYOUTS = ("NN", "TN", "NT", "TT")
@@ -56,3 +57,12 @@ class MatmulParameters:
     def b_shape(self) -> tuple[int, int]:
         """Shape of B as stored."""
         return (self.n, self.k) if self.b_transposed else (self.k, self.n)
+
+
+def require_library_schedule(library: str, parameters: MatmulParameters) -> None:
+    """Raise UserError where a library, which chooses tile and order itself, is asked for ours."""
+    if parameters.tile is not None or parameters.schedule.policy != "library":
+        raise UserError(
+            f"{library} chooses tile and order itself, but {parameters.schedule} was asked of it: "
+            f"use library@{parameters.schedule.workers} and no tile."
+        )

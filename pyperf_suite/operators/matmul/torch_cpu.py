@@ -10,7 +10,7 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.cores import require_cores
 from pyperf_suite.operators.dtypes import copies_elsewhere, not_a_number
-from pyperf_suite.operators.matmul.parameters import MatmulParameters
+from pyperf_suite.operators.matmul.parameters import MatmulParameters, require_library_schedule
 from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
 
 
@@ -22,11 +22,7 @@ class TorchCpuMatmul(TimedImplementation[MatmulParameters]):
 
     def validate(self, parameters: MatmulParameters) -> None:
         """Raise UserError for a tile or schedule of ours: a library chooses its own."""
-        if parameters.tile is not None or parameters.schedule.policy != "library":
-            raise UserError(
-                f"torch chooses tile and order itself, but {parameters.schedule} was asked of it: "
-                f"use library@{parameters.schedule.workers} and no tile."
-            )
+        require_library_schedule("torch", parameters)
         require_cores(parameters.schedule.workers)
         if parameters.output_dtype != parameters.dtype:
             raise UserError(

@@ -19,7 +19,7 @@ from pyperf_suite.operators.cuda import cuda_device
 from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.matmul.cuda_own import GROUP
 from pyperf_suite.operators.matmul.kernel_names import product_kernel
-from pyperf_suite.operators.matmul.parameters import MatmulParameters
+from pyperf_suite.operators.matmul.parameters import MatmulParameters, require_library_schedule
 from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
@@ -34,11 +34,7 @@ class CublasMatmul(TimedImplementation[MatmulParameters]):
 
     def validate(self, parameters: MatmulParameters) -> None:
         """Raise UserError for a tile or schedule of ours, or types that torch.mm does not take."""
-        if parameters.tile is not None or parameters.schedule.policy != "library":
-            raise UserError(
-                f"cuBLAS chooses tile and order itself, but {parameters.schedule} was asked of it: "
-                f"use library@{parameters.schedule.workers} and no tile."
-            )
+        require_library_schedule("cuBLAS", parameters)
         if parameters.output_dtype != parameters.dtype or parameters.dtype == "float8_e4m3fn":
             raise UserError(
                 f"torch.mm writes its inputs' dtype and takes no float8, but {parameters.dtype} into "
