@@ -30,7 +30,7 @@ _NOMINATIONS = 256
 class Verification:
     """The outcome: the relative norm against its limit, and the worst element against its own.
 
-    `worst_element_ratio` is 1.0 at the limit, `worst_at` the (row, column) of that element. `message` is one
+    `worst_element_ratio` is 1.0 at the limit, `worst_at` its place, (row, column) in a product. `message` is one
     sentence for people: what was checked if passed, what is wrong and where if not.
     """
 
@@ -39,7 +39,7 @@ class Verification:
     relative_norm: float
     relative_norm_limit: float
     worst_element_ratio: float
-    worst_at: tuple[int, int]
+    worst_at: tuple[int, ...]
     message: str
 
 

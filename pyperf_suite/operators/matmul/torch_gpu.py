@@ -9,14 +9,11 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import matmul as triton_matmul
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
-from pyperf_suite.operators.cuda import cuda_device
-from pyperf_suite.operators.dtypes import element_type
+from pyperf_suite.operators.device_tensors import DeviceTensors, launched_kernels
 from pyperf_suite.operators.matmul.cuda_own import GROUP
 from pyperf_suite.operators.matmul.kernel_names import product_kernel
 from pyperf_suite.operators.matmul.parameters import MatmulParameters, require_library_schedule
@@ -45,7 +42,7 @@ class CublasMatmul(TimedImplementation[MatmulParameters]):
         self, parameters: MatmulParameters, operands: Mapping[str, Array], sets: int, device: Device
     ) -> Launches:
         """Place the operand sets and ask the profiler which kernel runs."""
-        tensors = DeviceTensors(parameters, operands, sets, device)
+        tensors = product_tensors(parameters, operands, sets, device)
         torch = tensors.torch
 
         def bind(a: Any, b: Any, c: Any) -> Callable[[], object]:
@@ -53,8 +50,8 @@ class CublasMatmul(TimedImplementation[MatmulParameters]):
             b = b.t() if parameters.b_transposed else b
             return lambda: torch.mm(a, b, out=c)
 
-        launches = TorchGpuLaunches(tensors, bind)
-        names = launched_kernels(torch, launches)
+        launches = TorchGpuLaunches(tensors, parameters.output_dtype, bind)
+        names = launched_kernels(torch, launches.launch)
         product = product_kernel(names)
         chosen = {} if product is None else {name: value for name, value in vars(product).items() if value is not None}
         launches.kernel = Kernel(names[0] if names else "torch.mm", "cublas", chosen | {"launched": names})
@@ -82,13 +79,13 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
         """Compile for the device through Triton and bind a launch to each operand set."""
         if importlib.util.find_spec("triton") is None:
             raise Unsupported("triton is not installed.")
-        tensors = DeviceTensors(parameters, operands, sets, device)
+        tensors = product_tensors(parameters, operands, sets, device)
         hopper = tensors.torch.cuda.get_device_capability(device.index) >= (9, 0)
         for path in ("descriptors", "addresses") if hopper else ("addresses",):
             try:
                 configuration = configuration_of(parameters, path)
                 product = triton_matmul.Product(configuration, parameters.m, parameters.n, parameters.k, tensors.device)
-                launches = TorchGpuLaunches(tensors, product.bind)
+                launches = TorchGpuLaunches(tensors, parameters.output_dtype, product.bind)
                 break
             except ValueError as error:
                 # TMA cannot take every shape; addresses can, and the record says which path it was.
@@ -114,46 +111,16 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
         return launches
 
 
-class DeviceTensors:
-    """Operand sets as tensors on a device, with a stopwatch whose stream is torch's current one."""
-
-    def __init__(self, parameters: MatmulParameters, operands: Mapping[str, Array], sets: int, device: Device) -> None:
-        if importlib.util.find_spec("torch") is None:
-            raise Unsupported("torch is not installed.")
-        import torch
-
-        if not torch.cuda.is_available():
-            raise Unsupported(f"This torch ({torch.__version__}) cannot use the GPU.")
-        self.torch = torch
-        self.device = torch.device("cuda", device.index)
-        torch.cuda.set_device(self.device)
-        # Memory that an earlier case left cached belongs to its stream and would be of no use to this one.
-        torch.cuda.empty_cache()
-        self.clock = cuda_device(device.index).stopwatch()
-        torch.cuda.set_stream(torch.cuda.ExternalStream(self.clock.stream, self.device))
-        dtypes = {"a": parameters.dtype, "b": parameters.dtype, "c": parameters.output_dtype}
-        self.sets = [{name: self._upload(operands[name], dtype) for name, dtype in dtypes.items()} for _ in range(sets)]
-        self.output_storage = element_type(parameters.output_dtype).storage
-
-    def _upload(self, array: Array, dtype: str) -> Any:
-        # As bytes and viewed there: numpy has no name for bfloat16 and float8.
-        raw = self.torch.from_numpy(array.view(np.uint8)).to(self.device)
-        return raw.view(getattr(self.torch, dtype))
-
-    def download(self, tensor: Any) -> Array:
-        """A tensor's bytes in the host's memory."""
-        self.torch.cuda.synchronize(self.device)
-        stored: Array = tensor.view(self.torch.uint8).cpu().numpy().view(self.output_storage)
-        return stored
-
-
 class TorchGpuLaunches(Launches):
     """Launches bound to each operand set."""
 
     kernel = Kernel("", "")
 
-    def __init__(self, tensors: DeviceTensors, bind: Callable[[Any, Any, Any], Callable[[], object]]) -> None:
+    def __init__(
+        self, tensors: DeviceTensors, output_dtype: str, bind: Callable[[Any, Any, Any], Callable[[], object]]
+    ) -> None:
         self._tensors = tensors
+        self._output_dtype = output_dtype
         self._bound = [bind(each["a"], each["b"], each["c"]) for each in tensors.sets]
 
     @property
@@ -164,12 +131,18 @@ class TorchGpuLaunches(Launches):
         return self._bound[index % len(self._bound)]()
 
     def output(self, index: int) -> Array:
-        return self._tensors.download(self._tensors.sets[index % len(self._tensors.sets)]["c"])
+        return self._tensors.download(self._tensors.sets[index % len(self._tensors.sets)]["c"], self._output_dtype)
 
     def poison(self) -> None:
-        for each in self._tensors.sets:
-            each["c"].fill_(float("nan"))
-        self._tensors.torch.cuda.synchronize(self._tensors.device)
+        self._tensors.poison(("c",))
+
+
+def product_tensors(
+    parameters: MatmulParameters, operands: Mapping[str, Array], sets: int, device: Device
+) -> DeviceTensors:
+    """The operands of a product on the device."""
+    dtypes = {"a": parameters.dtype, "b": parameters.dtype, "c": parameters.output_dtype}
+    return DeviceTensors(operands, dtypes, sets, device)
 
 
 def configuration_of(parameters: MatmulParameters, operands: str) -> triton_matmul.Configuration:
@@ -190,15 +163,3 @@ def configuration_of(parameters: MatmulParameters, operands: str) -> triton_matm
         group=GROUP,
         operands=operands,
     )
-
-
-def launched_kernels(torch: Any, launches: TorchGpuLaunches) -> list[str]:
-    """Names of the kernels that one launch runs, as torch's profiler sees them; empty where it sees none."""
-    launches.launch(0)
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
-        launches.launch(0)
-        torch.cuda.synchronize()
-    on_device = (event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA)
-    return [event.name for event in on_device if not event.name.startswith("Mem")]

@@ -1,0 +1,1 @@
+"""Attention: one signature, our own kernels and the libraries' beside them."""
