@@ -150,6 +150,8 @@ def _measure_all(session: Session, console: Any) -> None:
     """Measure every case under a progress bar; what is interrupted can be resumed."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from pyperf_suite.probes.following import follow_ups
+
     plan = session.plan
     console.print(f"{', '.join(plan.probes)}: {plan.outlook}", highlight=False, soft_wrap=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
@@ -160,6 +162,10 @@ def _measure_all(session: Session, console: Any) -> None:
             for planned in plan.cases:
                 records = session.measure(planned)
                 progress.update(task, advance=1, description=_speed(records[-1]))
+            for count, planned in enumerate(follow_ups(plan, session.records), len(plan.cases) + 1):
+                progress.update(task, total=count)
+                records = session.measure(planned)
+                progress.update(task, advance=1, description=f"following up: {_speed(records[-1])}")
         session.finish()
     except KeyboardInterrupt:
         raise UserError(

@@ -279,6 +279,7 @@ class SuiteRun:
         width = shutil.get_terminal_size((160, 24)).columns
         try:
             if self._complete():
+                self._follow_up()
                 self._session.finish()
             console = Console(file=text, width=width, force_terminal=terminal.hasmarkup)
             report_run(console, self._session.folder, self._session.records)
@@ -288,6 +289,13 @@ class SuiteRun:
 
     def _complete(self) -> bool:
         return all(self._session.is_finished(planned) for planned in self.planned)
+
+    def _follow_up(self) -> None:
+        """What probes ask for after the items: known too late to be an item, but part of the run and its summary."""
+        from pyperf_suite.probes.following import follow_ups
+
+        for planned in follow_ups(self._session.plan, self._session.records):
+            self._session.measure(planned)
 
     def close(self) -> None:
         """End the run's workers and close its journal; a second call does nothing."""

@@ -34,6 +34,13 @@ class Probe(ABC):
     def findings(self, records: Sequence[Record]) -> Findings:
         """What the records say, with the law that explains them; records of other probes are not passed."""
 
+    def follow_up(self, records: Sequence[Record]) -> list[Case]:
+        """Cases worth measuring after these records of this probe, as a bisection asks for; none by default.
+
+        Asked again with what they gave, until it returns nothing new (see probes/following.py).
+        """
+        return []
+
     def cases(self, profile: str, device: Device, overrides: Mapping[str, str] | None = None) -> list[Case]:
         """The cases of a profile, with some axes replaced. Raises UserError for an axis or value that cannot be."""
         cases = self.sweep(replace_axes(self.axes(profile, device), overrides or {}))
