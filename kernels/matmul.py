@@ -9,6 +9,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
+from pyperf_suite.kernels.triton_host import (
+    OPERAND_PATHS,
+    SMALLEST_BLOCK,
+    Binary,
+    Launch,
+    architecture_of,
+    check_descriptor,
+    check_known,
+    check_pipeline,
+    check_tensor,
+    check_tma,
+    compile_kernel,
+    compiler_options,
+    interprets,
+    largest_block,
+    nearest_block,
+    row_stride,
+    shown,
+)
 
 LAYOUTS = ("NN", "TN", "NT", "TT")
 
@@ -21,10 +40,6 @@ OPERAND_TYPES = {
     "float8_e4m3fn": "fp8e4nv",
 }
 OUTPUT_TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-
-SMALLEST_BLOCK = 16  # a side of what a tensor core takes at once
-LARGEST_DESCRIPTOR_BLOCK = 256  # elements along one side of a TMA box
-TMA_ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -55,24 +70,17 @@ class Configuration:
             ("out_dtype", OUTPUT_TYPES),
             ("layout", LAYOUTS),
             ("policy", POLICIES),
-            ("operands", ("addresses", "descriptors")),
+            ("operands", OPERAND_PATHS),
         ):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"Triton's matmul does not know {name} {getattr(self, name)!r}: choose from {', '.join(known)}."
-                )
-        largest = LARGEST_DESCRIPTOR_BLOCK if self.descriptors else 1 << 20
+            check_known("matmul", name, getattr(self, name), known)
+        largest = largest_block(self.operands)
         nearest = tuple(nearest_block(side, largest) for side in self.tile)
         if nearest != self.tile:
             raise ValueError(
                 f"Tile {shown(self.tile)} was asked of Triton, whose sides are powers of two from {SMALLEST_BLOCK} to "
                 f"{largest}: the nearest is {shown(nearest)}."
             )
-        if self.stages < 1 or self.warps not in (1, 2, 4, 8, 16, 32):
-            raise ValueError(
-                f"{self.stages} stages and {self.warps} warps were asked for, but there is at least 1 stage and warps "
-                "are a power of two up to 32."
-            )
+        check_pipeline(self.stages, self.warps)
 
     @property
     def descriptors(self) -> bool:
@@ -97,8 +105,8 @@ class Configuration:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What Triton's compiler is told. Fused multiply-adds are asked for because its default is about to change."""
-        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        """What Triton's compiler is told."""
+        return compiler_options(self.stages, self.warps)
 
     def schedule(self, m: int, n: int, k: int) -> Schedule:
         """How a product of this shape is cut up. Raises ValueError for more splits than k-tiles."""
@@ -173,13 +181,8 @@ class Product:
         self.shape = (m, n, k)
         self.schedule = configuration.schedule(m, n, k)
         device = torch.device(device)
-        if configuration.descriptors and device.type == "cuda":
-            capability = torch.cuda.get_device_capability(device)
-            if capability < (9, 0):
-                raise ValueError(
-                    f"Tensor descriptors need compute capability 9.0, but {torch.cuda.get_device_name(device)} has "
-                    f"{capability[0]}.{capability[1]}: use addresses."
-                )
+        if configuration.descriptors:
+            check_tma(device)
         block_m, block_n, _ = configuration.tile
         shared = self.schedule.shared_tiles
         # One element where none is needed: a kernel's argument must have an address.
@@ -212,72 +215,37 @@ class Product:
                 check_descriptor(name, tensor)
         if c.stride(1) != 1 and n > 1:
             raise ValueError(f"C has stride {c.stride(1)} along its rows, but C is row-major: its last stride is 1.")
-        return Launch(self, a, b, c)
+        return launch_of(self, a, b, c)
 
 
-class Launch:
-    """One product of given tensors, ready to be enqueued on the current stream as often as wanted."""
+def launch_of(product: Product, a: Any, b: Any, c: Any) -> Launch:
+    """One product of tensors that `bind` has checked."""
+    from pyperf_suite.kernels.matmul_device import matmul
 
-    def __init__(self, product: Product, a: Any, b: Any, c: Any) -> None:
-        import triton
+    configuration, schedule = product.configuration, product.schedule
+    m, n, k = product.shape
+    a_strides, b_strides = a.stride(), b.stride()
+    operands = (a, b, c)
+    if configuration.descriptors:
+        from triton.tools.tensor_descriptor import TensorDescriptor
 
-        from pyperf_suite.kernels.matmul_device import matmul
-
-        configuration, schedule = product.configuration, product.schedule
-        m, n, k = product.shape
-        a_strides, b_strides = a.stride(), b.stride()
-        operands = (a, b, c)
-        if configuration.descriptors:
-            from triton.tools.tensor_descriptor import TensorDescriptor
-
-            operands = tuple(
-                TensorDescriptor(tensor, list(tensor.shape), [row_stride(tensor), 1], list(block))
-                for tensor, block in zip(operands, configuration.blocks, strict=True)
-            )
-        self._arguments = (
-            *operands,
-            product._partial_sums,
-            product._summed,
-            *(m, n, k),
-            *(reversed(a_strides) if configuration.a_transposed else a_strides),
-            *(reversed(b_strides) if configuration.b_transposed else b_strides),
-            row_stride(c),
-            *(schedule.tiles_m, schedule.tiles_n, schedule.k_tiles, schedule.streamed_tiles),
-            *(schedule.splits, schedule.workers, schedule.group),
+        operands = tuple(
+            TensorDescriptor(tensor, list(tensor.shape), [row_stride(tensor), 1], list(block))
+            for tensor, block in zip(operands, configuration.blocks, strict=True)
         )
-        interpreting = not isinstance(matmul, triton.runtime.JITFunction)
-        self._options = {
-            **configuration.constants(k % configuration.tile[2] == 0, interpreting),
-            **configuration.options,
-        }
-        self._kernel = matmul[(schedule.units,)]
-        self._out_of_resources = triton.runtime.errors.OutOfResources
-        self._tile = configuration.tile
-
-    def __call__(self) -> Any:
-        """Enqueue the product and return Triton's compiled kernel, or None where Triton interprets.
-
-        Raises ValueError where the device has too little shared memory or registers for the configuration.
-        """
-        try:
-            return self._kernel(*self._arguments, **self._options)
-        except self._out_of_resources as error:
-            raise ValueError(
-                f"Tile {shown(self._tile)} needs {error.required} of this device's {error.limit} of {error.name}: take "
-                "a smaller tile or fewer stages."
-            ) from None
-
-
-@dataclass(frozen=True)
-class Binary:
-    """A kernel compiled for a target without a device: machine code, PTX, and what a launch of it takes."""
-
-    name: str
-    target: str
-    cubin: bytes
-    ptx: str
-    threads: int
-    shared_bytes: int
+    arguments = (
+        *operands,
+        product._partial_sums,
+        product._summed,
+        *(m, n, k),
+        *(reversed(a_strides) if configuration.a_transposed else a_strides),
+        *(reversed(b_strides) if configuration.b_transposed else b_strides),
+        row_stride(c),
+        *(schedule.tiles_m, schedule.tiles_n, schedule.k_tiles, schedule.streamed_tiles),
+        *(schedule.splits, schedule.workers, schedule.group),
+    )
+    options = {**configuration.constants(k % configuration.tile[2] == 0, interprets(matmul)), **configuration.options}
+    return Launch(matmul, schedule.units, arguments, options, f"Tile {shown(configuration.tile)}")
 
 
 def compile_for(target: str, configuration: Configuration) -> Binary:
@@ -285,95 +253,23 @@ def compile_for(target: str, configuration: Configuration) -> Binary:
 
     Raises ValueError for what is not a target, and RuntimeError where Triton interprets instead of compiling.
     """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from pyperf_suite.kernels.matmul_device import matmul
 
-    if not isinstance(matmul, triton.runtime.JITFunction):
-        raise RuntimeError("Triton interprets in this process: unset TRITON_INTERPRET to compile.")
-    constants = configuration.constants(k_is_whole=True)
-    types = dict.fromkeys(matmul.arg_names, "i32")
     operand, output = OPERAND_TYPES[configuration.dtype], OUTPUT_TYPES[configuration.out_dtype]
+    types = {"partial_sums": "*fp32", "summed": "*i32"}
     for name, element, block in zip("abc", (operand, operand, output), configuration.blocks, strict=True):
         types[name] = f"tensordesc<{element}{list(block)}>" if configuration.descriptors else f"*{element}"
-    types |= {"partial_sums": "*fp32", "summed": "*i32"}
     unit_strides = {
         "a_row_stride" if configuration.a_transposed else "a_column_stride": 1,
         "b_column_stride" if not configuration.b_transposed else "b_row_stride": 1,
     }
-    constants |= unit_strides
-    types |= dict.fromkeys(constants, "constexpr")
-    multiples_of_16 = [name for name in types if name.endswith("_stride") and name not in unit_strides]
-    multiples_of_16 += ["m", "n", "k", "partial_sums", "summed"]
-    multiples_of_16 += [name for name in "abc" if not configuration.descriptors]
-    attributes = {(matmul.arg_names.index(name),): [["tt.divisibility", 16]] for name in multiples_of_16}
-    compiled = triton.compile(
-        ASTSource(matmul, types, constants, attributes),
-        target=GPUTarget("cuda", architecture_of(target), 32),
+    strides = {f"{each}_stride" for each in ("a_row", "a_column", "b_row", "b_column", "c_row")} - unit_strides.keys()
+    addresses = () if configuration.descriptors else tuple("abc")
+    return compile_kernel(
+        matmul,
+        target,
+        types,
+        configuration.constants(k_is_whole=True) | unit_strides,
+        aligned=sorted({"m", "n", "k", "partial_sums", "summed", *addresses, *strides}),
         options=configuration.options,
     )
-    return Binary(
-        compiled.metadata.name,
-        target,
-        compiled.asm["cubin"],
-        compiled.asm["ptx"],
-        compiled.metadata.num_warps * 32,
-        compiled.metadata.shared,
-    )
-
-
-def architecture_of(target: str) -> int:
-    """The number of a target: 90 for "sm_90" and "sm_90a"; Triton adds the letter itself where there is one."""
-    number = target.removeprefix("sm_").rstrip("af")
-    if not number.isdecimal() or number == target:
-        raise ValueError(f"{target!r} is not a target: write it as in sm_90.")
-    return int(number)
-
-
-def nearest_block(side: int, largest: int) -> int:
-    """The power of two nearest to a side, the larger of two as near, within what a block may have."""
-    below = 1 << (max(side, 1).bit_length() - 1)
-    nearest = below if side - below < 2 * below - side else 2 * below
-    return min(max(nearest, SMALLEST_BLOCK), largest)
-
-
-def shown(tile: tuple[int, ...]) -> str:
-    """A tile as people write it."""
-    return "x".join(map(str, tile))
-
-
-def row_stride(tensor: Any) -> int:
-    """Elements from one row to the next; of a single row, its length rounded up to what TMA takes."""
-    if tensor.shape[0] > 1:
-        return int(tensor.stride(0))
-    step = TMA_ALIGNMENT_BYTES // tensor.element_size()
-    return -(-int(tensor.shape[1]) // step) * step
-
-
-def check_tensor(name: str, tensor: Any, shape: tuple[int, int], dtype: str, device: Any) -> None:
-    """Raise ValueError for a tensor of another shape, dtype or device than asked for."""
-    found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.device)
-    if found != (shape, dtype, device):
-        raise ValueError(
-            f"{name} is {found[1]}{list(found[0])} on {found[2]}, but this product takes {dtype}{list(shape)} on "
-            f"{device}."
-        )
-
-
-def check_descriptor(name: str, tensor: Any) -> None:
-    """Raise ValueError for an address or strides that TMA cannot take."""
-    if tensor.stride(1) != 1 and tensor.shape[1] > 1:
-        raise ValueError(
-            f"{name} has stride {tensor.stride(1)} along its rows, but a tensor descriptor needs 1: use addresses."
-        )
-    for what, size_bytes in (
-        ("starts at an address", tensor.data_ptr()),
-        ("has a row stride", row_stride(tensor) * tensor.element_size()),
-    ):
-        if size_bytes % TMA_ALIGNMENT_BYTES:
-            raise ValueError(
-                f"{name} {what} that is {size_bytes % TMA_ALIGNMENT_BYTES} bytes past a multiple of "
-                f"{TMA_ALIGNMENT_BYTES}, which TMA cannot take: pad it to a multiple, or use addresses."
-            )
