@@ -14,7 +14,7 @@ import numpy as np
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.cuda import cuda_device
-from pyperf_suite.operators.dtypes import element_type
+from pyperf_suite.operators.dtypes import element_type, poison_tensor, torch_name
 from pyperf_suite.operators.operator import Array
 
 
@@ -41,7 +41,7 @@ class DeviceTensors:
     def _upload(self, array: Array, dtype: str) -> Any:
         # As bytes and viewed there: numpy has no name for bfloat16 and float8.
         raw = self.torch.from_numpy(array.view(np.uint8)).to(self.device)
-        return raw.view(getattr(self.torch, dtype))
+        return raw.view(getattr(self.torch, torch_name(dtype)))
 
     def download(self, tensor: Any, dtype: str) -> Array:
         """A tensor's bytes in the host's memory, in the storage of `dtype`."""
@@ -50,10 +50,10 @@ class DeviceTensors:
         return stored
 
     def poison(self, names: tuple[str, ...]) -> None:
-        """Fill these operands of every set with NaN."""
+        """Fill these operands of every set with what no correct output holds."""
         for each in self.sets:
             for name in names:
-                each[name].fill_(float("nan"))
+                poison_tensor(each[name])
         self.torch.cuda.synchronize(self.device)
 
 

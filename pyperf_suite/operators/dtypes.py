@@ -15,10 +15,16 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 
+# No sum of products of int8 is the least int32 unless it overflowed.
+NEVER_A_SUM = -(1 << 31)
+
 
 @dataclass(frozen=True)
 class ElementType:
-    """One element type: its name as torch writes it, its size, and the numpy type that holds its bytes."""
+    """One element type: its name, its size, the numpy type that holds its bytes, and what no correct output holds.
+
+    The last is NaN, and of integers the least one.
+    """
 
     name: str
     size_bytes: int
@@ -32,7 +38,10 @@ ELEMENT_TYPES = {
         ElementType("float32", 4, np.float32, np.float32(np.nan)),
         ElementType("float16", 2, np.float16, np.float16(np.nan)),
         ElementType("bfloat16", 2, np.uint16, np.uint16(0x7FC0)),
+        ElementType("tfloat32", 4, np.float32, np.float32(np.nan)),
         ElementType("float8_e4m3fn", 1, np.uint8, np.uint8(0x7F)),
+        ElementType("int8", 1, np.int8, np.int8(-128)),
+        ElementType("int32", 4, np.int32, np.int32(NEVER_A_SUM)),
     )
 }
 
@@ -45,19 +54,25 @@ def element_type(name: str) -> ElementType:
 
 
 def round_to(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
-    """float32 values rounded to nearest even in `dtype`, in its storage; NaN stays NaN, e4m3 saturates."""
+    """float32 values rounded to nearest even in `dtype`, in its storage; NaN stays NaN, e4m3 and integers saturate."""
     if dtype == "bfloat16":
         bits = values.view(np.uint32)
         rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
         rounded = np.where(np.isnan(values), bits | np.uint32(0x00400000), rounded)
         return (rounded >> np.uint32(16)).astype(np.uint16)
+    if dtype == "tfloat32":
+        return _round_to_tfloat32(values)
     if dtype == "float8_e4m3fn":
         return _round_to_e4m3(values)
+    if dtype == "int8":
+        return np.clip(np.rint(values), -127, 127).astype(np.int8)
     return values.astype(element_type(dtype).storage, copy=False)
 
 
-def widen(stored: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-    """The values held in `dtype`'s storage as float32, exactly."""
+def widen(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """The values held in `dtype`'s storage, exactly: as float32, and those of int32 as float64."""
+    if dtype == "int32":
+        return stored.astype(np.float64)
     if dtype == "bfloat16":
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype == "float8_e4m3fn":
@@ -77,8 +92,18 @@ def copies_elsewhere(arrays: Mapping[str, NDArray[Any]], sets: int) -> list[Mapp
 
 
 def not_a_number(dtype: str) -> Any:
-    """The NaN that poisons outputs before a launch, in `dtype`'s storage."""
+    """What poisons outputs before a launch, in `dtype`'s storage: NaN, and of integers the least one."""
     return element_type(dtype).not_a_number
+
+
+def torch_name(dtype: str) -> str:
+    """What torch calls the type that holds `dtype`: tfloat32 is an arithmetic, whose values are float32."""
+    return "float32" if dtype == "tfloat32" else dtype
+
+
+def poison_tensor(tensor: Any) -> None:
+    """Fill a torch tensor as `not_a_number` fills an array."""
+    tensor.fill_(float("nan") if tensor.is_floating_point() else NEVER_A_SUM)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
@@ -104,6 +129,13 @@ def _e4m3_values() -> NDArray[np.float32]:
     magnitude = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
     values = np.where(codes & 128, -magnitude, magnitude)
     return np.where((codes & 127) == 127, np.nan, values).astype(np.float32)
+
+
+def _round_to_tfloat32(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32 with the 10 bits of fraction that tensor cores multiply, so that nothing is rounded when they do."""
+    bits = values.view(np.uint32)
+    kept = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
+    return np.where(np.isnan(values), values, kept.view(np.float32))
 
 
 def _round_to_e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -18,7 +18,7 @@ from pyperf_suite.laws.tiling import Tile
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.cuda import CudaDevice, cuda_device
 from pyperf_suite.operators.dtypes import element_type
-from pyperf_suite.operators.matmul.parameters import MatmulParameters
+from pyperf_suite.operators.matmul.parameters import MatmulParameters, require_padding
 from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
 
 # What the kernels call an element type.
@@ -35,6 +35,7 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
 
     def validate(self, parameters: MatmulParameters) -> None:
         """Raise UserError for a schedule or a tile that the kernel can never follow."""
+        require_padding(self.name, False, parameters)
         if parameters.schedule.policy == "library":
             raise UserError(f"{self.name} is a kernel of ours and needs a schedule of ours, not {parameters.schedule}.")
         try:

@@ -9,7 +9,7 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.cores import require_cores
 from pyperf_suite.operators.dtypes import copies_elsewhere, not_a_number
-from pyperf_suite.operators.matmul.parameters import MatmulParameters
+from pyperf_suite.operators.matmul.parameters import MatmulParameters, require_padding
 from pyperf_suite.operators.native import native_extension
 from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
 
@@ -24,6 +24,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
 
     def validate(self, parameters: MatmulParameters) -> None:
         """Raise UserError for a tile the kernel does not have, a schedule it cannot follow, or too many workers."""
+        require_padding("native", False, parameters)
         schedule = parameters.schedule
         if schedule.policy not in POLICIES:
             raise UserError(

@@ -12,17 +12,24 @@ The layout's letters are those cuBLAS is called with for a row-major C, so they 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.tiling import Schedule, Tile
 
 LAYOUTS = ("NN", "TN", "NT", "TT")
 
+# Results of products whose operands' type is not one to keep sums in.
+RESULTS = {"tfloat32": "float32", "float8_e4m3fn": "bfloat16", "int8": "int32"}
+
 
 @dataclass(frozen=True)
 class MatmulParameters:
-    """One product. `tile` None lets the implementation choose; `out_dtype` "" is the input's dtype."""
+    """One product. `tile` None lets the implementation choose; `out_dtype` "" is what `RESULTS` says, or the input's.
+
+    `pad_to` above 1 asks for each dimension to be filled up with zeros to a multiple of it, at each call; the work
+    stays that of the product asked for.
+    """
 
     m: int
     n: int
@@ -32,11 +39,12 @@ class MatmulParameters:
     dtype: str = "float32"
     out_dtype: str = ""
     layout: str = "NN"
+    pad_to: int = 1
 
     @property
     def output_dtype(self) -> str:
         """The element type of C."""
-        return self.out_dtype or self.dtype
+        return self.out_dtype or RESULTS.get(self.dtype, self.dtype)
 
     @property
     def a_transposed(self) -> bool:
@@ -58,6 +66,12 @@ class MatmulParameters:
         """Shape of B as stored."""
         return (self.n, self.k) if self.b_transposed else (self.k, self.n)
 
+    @property
+    def padded(self) -> MatmulParameters:
+        """The product of the dimensions as padded, in which nothing is left to pad."""
+        m, n, k = (-(-size // self.pad_to) * self.pad_to for size in (self.m, self.n, self.k))
+        return replace(self, m=m, n=n, k=k, pad_to=1)
+
 
 def require_library_schedule(library: str, parameters: MatmulParameters) -> None:
     """Raise UserError where a library, which chooses tile and order itself, is asked for ours."""
@@ -65,4 +79,15 @@ def require_library_schedule(library: str, parameters: MatmulParameters) -> None
         raise UserError(
             f"{library} chooses tile and order itself, but {parameters.schedule} was asked of it: "
             f"use library@{parameters.schedule.workers} and no tile."
+        )
+
+
+def require_padding(implementation: str, pads: bool, parameters: MatmulParameters) -> None:
+    """Raise UserError where what takes dimensions as they are is asked to pad, or what pads is not told to what."""
+    if pads and parameters.pad_to == 1:
+        raise UserError(f"{implementation} pads dimensions, but pad_to = 1 leaves them as they are: name a multiple.")
+    if not pads and parameters.pad_to != 1:
+        raise UserError(
+            f"{implementation} takes dimensions as they are, but was asked to pad them to multiples of "
+            f"{parameters.pad_to}: torch_padded and cublas_padded do that."
         )

@@ -12,8 +12,8 @@ from pyperf_suite.operators.dtypes import aligned_empty, element_type, round_to,
 from pyperf_suite.operators.matmul.cuda_own import Sm80Matmul, Sm90Matmul
 from pyperf_suite.operators.matmul.native_cpu import NativeCpuMatmul
 from pyperf_suite.operators.matmul.parameters import LAYOUTS, MatmulParameters
-from pyperf_suite.operators.matmul.torch_cpu import TorchCpuMatmul
-from pyperf_suite.operators.matmul.torch_gpu import CublasMatmul, TritonMatmul
+from pyperf_suite.operators.matmul.torch_cpu import PaddedTorchCpuMatmul, TorchCpuMatmul
+from pyperf_suite.operators.matmul.torch_gpu import CublasMatmul, PaddedCublasMatmul, TritonMatmul
 from pyperf_suite.operators.operator import Array, Operator, TimedImplementation, Work
 
 # Beyond this no machine has memory for even one row of a product; it also keeps sizes inside 64-bit arithmetic.
@@ -30,10 +30,12 @@ class Matmul(Operator[MatmulParameters]):
         for implementation in (
             NativeCpuMatmul(),
             TorchCpuMatmul(),
+            PaddedTorchCpuMatmul(),
             Sm90Matmul(),
             Sm80Matmul(),
             TritonMatmul(),
             CublasMatmul(),
+            PaddedCublasMatmul(),
         )
     }
 
@@ -45,6 +47,11 @@ class Matmul(Operator[MatmulParameters]):
                 raise UserError(
                     f"{name.upper()} = {size} was asked for, but a dimension lies between 1 and {LARGEST_DIMENSION}."
                 )
+        if not 1 <= parameters.pad_to <= LARGEST_DIMENSION:
+            raise UserError(
+                f"pad_to = {parameters.pad_to} was asked for, but dimensions are padded to multiples of 1 to "
+                f"{LARGEST_DIMENSION}."
+            )
         element_type(parameters.dtype)
         element_type(parameters.output_dtype)
         if parameters.layout not in LAYOUTS:

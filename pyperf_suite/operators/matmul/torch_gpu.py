@@ -6,17 +6,26 @@ Both launch into the stopwatch's stream, which is made torch's current one when 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import matmul as triton_matmul
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.device_tensors import DeviceTensors, launched_kernels
+from pyperf_suite.operators.dtypes import poison_tensor
 from pyperf_suite.operators.matmul.cuda_own import GROUP
 from pyperf_suite.operators.matmul.kernel_names import product_kernel
-from pyperf_suite.operators.matmul.parameters import MatmulParameters, require_library_schedule
+from pyperf_suite.operators.matmul.padding import how_padded
+from pyperf_suite.operators.matmul.parameters import MatmulParameters, require_library_schedule, require_padding
+from pyperf_suite.operators.matmul.torch_products import (
+    BoundProduct,
+    bind,
+    product_name,
+    refusals,
+    require_torch_result,
+)
 from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
@@ -24,38 +33,45 @@ MANY_WARPS_FROM_TILE = 128 * 128
 
 
 class CublasMatmul(TimedImplementation[MatmulParameters]):
-    """`torch.mm` on a GPU: cuBLAS, with the tile it chose read from its kernel's name."""
+    """torch's product on a GPU: cuBLAS, with the tile it chose read from its kernel's name."""
 
     name = "cublas"
     device_kind = "cuda"
+    pads: ClassVar[bool] = False
 
     def validate(self, parameters: MatmulParameters) -> None:
-        """Raise UserError for a tile or schedule of ours, or types that torch.mm does not take."""
+        """Raise UserError for a tile or schedule of ours, or a result that torch's product never has."""
+        require_padding(self.name, self.pads, parameters)
         require_library_schedule("cuBLAS", parameters)
-        if parameters.output_dtype != parameters.dtype or parameters.dtype == "float8_e4m3fn":
-            raise UserError(
-                f"torch.mm writes its inputs' dtype and takes no float8, but {parameters.dtype} into "
-                f"{parameters.output_dtype} was asked for."
-            )
+        require_torch_result(parameters)
 
     def prepare(
         self, parameters: MatmulParameters, operands: Mapping[str, Array], sets: int, device: Device
     ) -> Launches:
-        """Place the operand sets and ask the profiler which kernel runs."""
+        """Place the operand sets, see that torch takes the case, and ask the profiler which kernels run."""
         tensors = product_tensors(parameters, operands, sets, device)
         torch = tensors.torch
-
-        def bind(a: Any, b: Any, c: Any) -> Callable[[], object]:
-            a = a.t() if parameters.a_transposed else a
-            b = b.t() if parameters.b_transposed else b
-            return lambda: torch.mm(a, b, out=c)
-
-        launches = TorchGpuLaunches(tensors, parameters.output_dtype, bind)
-        names = launched_kernels(torch, launches.launch)
+        products = [bind(torch, parameters, each["a"], each["b"], each["c"]) for each in tensors.sets]
+        launches = TorchGpuLaunches(tensors, parameters.output_dtype, products)
+        with refusals(torch, parameters):
+            names = launched_kernels(torch, launches.launch)
         product = product_kernel(names)
         chosen = {} if product is None else {name: value for name, value in vars(product).items() if value is not None}
-        launches.kernel = Kernel(names[0] if names else "torch.mm", "cublas", chosen | {"launched": names})
+        # Padding launches kernels of its own around the one that multiplies.
+        multiplying = [name for name in names if product is None or product.name in name]
+        launches.kernel = Kernel(
+            multiplying[0] if multiplying else product_name(parameters),
+            "cublas",
+            chosen | {"launched": names} | how_padded(parameters),
+        )
         return launches
+
+
+class PaddedCublasMatmul(CublasMatmul):
+    """The same product of operands padded to multiples of `pad_to` at each call."""
+
+    name = "cublas_padded"
+    pads = True
 
 
 class TritonMatmul(TimedImplementation[MatmulParameters]):
@@ -66,6 +82,7 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
 
     def validate(self, parameters: MatmulParameters) -> None:
         """Raise UserError for a tile, schedule or type that the Triton kernel does not have."""
+        require_padding(self.name, False, parameters)
         if parameters.schedule.policy == "library":
             raise UserError(f"Triton's matmul needs a schedule of ours, not {parameters.schedule}.")
         try:
@@ -85,7 +102,11 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
             try:
                 configuration = configuration_of(parameters, path)
                 product = triton_matmul.Product(configuration, parameters.m, parameters.n, parameters.k, tensors.device)
-                launches = TorchGpuLaunches(tensors, parameters.output_dtype, product.bind)
+                products = [
+                    BoundProduct(product.bind(each["a"], each["b"], each["c"]), each["c"], (each["c"],))
+                    for each in tensors.sets
+                ]
+                launches = TorchGpuLaunches(tensors, parameters.output_dtype, products)
                 break
             except ValueError as error:
                 # TMA cannot take every shape; addresses can, and the record says which path it was.
@@ -116,25 +137,26 @@ class TorchGpuLaunches(Launches):
 
     kernel = Kernel("", "")
 
-    def __init__(
-        self, tensors: DeviceTensors, output_dtype: str, bind: Callable[[Any, Any, Any], Callable[[], object]]
-    ) -> None:
+    def __init__(self, tensors: DeviceTensors, output_dtype: str, products: list[BoundProduct]) -> None:
         self._tensors = tensors
         self._output_dtype = output_dtype
-        self._bound = [bind(each["a"], each["b"], each["c"]) for each in tensors.sets]
+        self._products = products
 
     @property
     def stopwatch(self) -> CudaStopwatch:
         return self._tensors.clock
 
     def launch(self, index: int) -> Any:
-        return self._bound[index % len(self._bound)]()
+        return self._products[index % len(self._products)].launch()
 
     def output(self, index: int) -> Array:
-        return self._tensors.download(self._tensors.sets[index % len(self._tensors.sets)]["c"], self._output_dtype)
+        return self._tensors.download(self._products[index % len(self._products)].result, self._output_dtype)
 
     def poison(self) -> None:
-        self._tensors.poison(("c",))
+        for product in self._products:
+            for tensor in product.written:
+                poison_tensor(tensor)
+        self._tensors.torch.cuda.synchronize(self._tensors.device)
 
 
 def product_tensors(
