@@ -1,4 +1,6 @@
 // Python bindings and nothing else; what each function means is said where it is implemented.
+#include "arguments.h"
+#include "attention_bindings.h"
 #include "check.h"
 #include "cpu/default_tile.h"
 #include "cpu/gemm.h"
@@ -17,14 +19,7 @@ namespace py = pybind11;
 namespace pyperf {
 namespace {
 
-using cpu::DataType;
 using TileArgument = std::array<std::int64_t, 3>;
-
-DataType data_type(const char* argument, const std::string& name) {
-    if (name == "float32") return DataType::float32;
-    if (name == "bfloat16") return DataType::bfloat16;
-    throw InputError(text(argument, " '", name, "' is unknown: choose float32 or bfloat16."));
-}
 
 ScheduleKind schedule_kind(const std::string& name) {
     if (name == "data_parallel") return ScheduleKind::data_parallel;
@@ -40,8 +35,6 @@ Tile narrow(const TileArgument& tile) {
                     " is out of range: each side must be between 1 and ", INT32_MAX, ".");
     return {static_cast<int>(tile[0]), static_cast<int>(tile[1]), static_cast<int>(tile[2])};
 }
-
-const cpu::KernelSet& kernels_of(const std::optional<std::string>& isa) { return cpu::kernels_named(isa.value_or("")); }
 
 std::vector<std::string> isas() {
     std::vector<std::string> names;
@@ -107,7 +100,7 @@ std::tuple<int, int, int> default_tile(std::int64_t m, std::int64_t n, std::int6
 
 PYBIND11_MODULE(_native, module) {
     using namespace pyperf;
-    module.doc() = "Host C++ of pyperf_suite: a CPU GEMM whose tile and schedule are explicit, and the way to a GPU.";
+    module.doc() = "Host C++ of pyperf_suite: a CPU GEMM and attention whose tiles are explicit, and the way to a GPU.";
     // InputError derives from std::invalid_argument, which pybind11 turns into ValueError.
 
     module.def("isas", &isas, "Instruction sets this processor can run, best first.");
@@ -146,5 +139,6 @@ PYBIND11_MODULE(_native, module) {
         .def_property_readonly("workspace_bytes", &cpu::Gemm::workspace_bytes)
         .def_property_readonly("pinned", &cpu::Gemm::pinned);
 
+    bind_attention(module);
     bind_cuda(module);
 }

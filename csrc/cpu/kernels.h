@@ -1,4 +1,4 @@
-// What an instruction set contributes to the GEMM: packing, the register micro-kernel, and the tile's finish.
+// What an instruction set contributes to the GEMM and to attention: packing, register micro-kernels, a tile's finish.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +43,23 @@ using Micro = void (*)(std::int64_t depth, const float* a_panel, const float* b_
 constexpr int max_rows = 14;
 constexpr int max_tile_depth = 512;
 
+// What attention needs beside the products: a narrower panel, so that head_dim is padded to one vector only, and the
+// softmax. Rows of scores lie a_stride apart, as the A panel stored by depth that the product with V then reads.
+struct AttentionKernels {
+    int lanes;             // of a vector
+    Pack pack_narrow[2];   // [DataType]; B stored by lanes, into panels of one vector
+    Micro micro_narrow[max_rows + 1];  // [rows]; an A panel stored by depth with a B panel of one vector
+    // One step of the online softmax over `rows` rows of `columns` scores, a multiple of nr: scores become weights
+    // 2^(scale · score − maximum), and what was summed under a smaller maximum is scaled down to the new one.
+    //   maxima[rows]           the largest scale · score so far; −∞ before the first step
+    //   sums[rows][lanes]      the sum of the weights so far, a part in each lane; 0 before the first step
+    //   weighted[rows][width]  the weighted sum of V so far; width is a multiple of lanes
+    void (*weigh)(float* scores, int rows, int columns, float scale, float* maxima, float* sums, float* weighted,
+                  int width);
+    // weighted[row] /= the sum of sums[row].
+    void (*normalise)(float* weighted, int rows, int width, const float* sums);
+};
+
 struct KernelSet {
     const char* name;
     int mr;  // most rows a micro-kernel takes
@@ -56,6 +73,7 @@ struct KernelSet {
                 std::int64_t columns);
     void (*to_bfloat16)(std::uint16_t* into, std::int64_t ld_into, const float* from, std::int64_t ld_from,
                         std::int64_t rows, std::int64_t columns);
+    AttentionKernels attention;
 };
 
 // The kernel sets this processor can run, best first.

@@ -172,22 +172,23 @@ void pack_rows(const void* data, std::int64_t ld, const Panels& panels, int firs
     }
 }
 
-template <int ROWS, int ROW_STEP, int DEPTH_STEP>
+template <int ROWS, int ROW_STEP, int DEPTH_STEP, int WIDE = VECTORS>
 void micro(std::int64_t depth, const float* a_panel, const float* b_panel, float* c, std::int64_t ldc,
            bool accumulate) {
-    Vec sum[ROWS][VECTORS] = {};
-    for (std::int64_t k = 0; k < depth; ++k, a_panel += DEPTH_STEP, b_panel += NR) {
+    constexpr int WIDTH = WIDE * LANES;
+    Vec sum[ROWS][WIDE] = {};
+    for (std::int64_t k = 0; k < depth; ++k, a_panel += DEPTH_STEP, b_panel += WIDTH) {
         // B comes from L2 and is fetched ahead of its use (5 % of a 1024³ product). Fetching C ahead brought nothing:
         // its rows are visited from end to end, which the hardware foresees.
-        for (int lane = 0; lane < NR; lane += 16) __builtin_prefetch(b_panel + 32 * NR + lane);
-        Vec b[VECTORS];
+        for (int lane = 0; lane < WIDTH; lane += 16) __builtin_prefetch(b_panel + 32 * WIDTH + lane);
+        Vec b[WIDE];
 #pragma GCC unroll 4
-        for (int vector = 0; vector < VECTORS; ++vector)
+        for (int vector = 0; vector < WIDE; ++vector)
             b[vector] = *reinterpret_cast<const Vec*>(b_panel + vector * LANES);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; ++row) {
 #pragma GCC unroll 4
-            for (int vector = 0; vector < VECTORS; ++vector) sum[row][vector] += a_panel[row * ROW_STEP] * b[vector];
+            for (int vector = 0; vector < WIDE; ++vector) sum[row][vector] += a_panel[row * ROW_STEP] * b[vector];
         }
     }
     const auto place = [&](int row, int vector) -> UnalignedVec& {
@@ -199,12 +200,12 @@ void micro(std::int64_t depth, const float* a_panel, const float* b_panel, float
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 4
-            for (int vector = 0; vector < VECTORS; ++vector) sum[row][vector] += place(row, vector);
+            for (int vector = 0; vector < WIDE; ++vector) sum[row][vector] += place(row, vector);
     }
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 4
-        for (int vector = 0; vector < VECTORS; ++vector) place(row, vector) = sum[row][vector];
+        for (int vector = 0; vector < WIDE; ++vector) place(row, vector) = sum[row][vector];
 }
 
 void add(float* into, std::int64_t ld_into, const float* from, std::int64_t ld_from, std::int64_t rows,
@@ -226,6 +227,8 @@ void to_bfloat16(std::uint16_t* into, std::int64_t ld_into, const float* from, s
         }
 }
 
+#include "cpu/attention_template.h"
+
 // constexpr, so that no code of this instruction set runs before it is known to be usable.
 template <int... ROWS> constexpr KernelSet kernel_set(const char* name, std::integer_sequence<int, ROWS...>) {
     using Half = std::uint16_t;
@@ -240,7 +243,12 @@ template <int... ROWS> constexpr KernelSet kernel_set(const char* name, std::int
              {pack_lane_contiguous<Half, NR>, pack_depth_contiguous<Half, NR>}},
             {{nullptr, micro<ROWS + 1, 1, A_WIDTH>...}, {nullptr, micro<ROWS + 1, A_STRIDE, 1>...}},
             add,
-            to_bfloat16};
+            to_bfloat16,
+            {LANES,
+             {pack_lane_contiguous<float, LANES>, pack_lane_contiguous<Half, LANES>},
+             {nullptr, micro<ROWS + 1, A_STRIDE, 1, 1>...},
+             weigh,
+             normalise}};
 }
 
 static_assert(MR <= max_rows, "KernelSet::micro has no place for so many rows: raise max_rows");
