@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
@@ -20,29 +19,9 @@ from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.readings import Reading, readings
+from pyperf_suite.probes.shape import Shape
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
-
-
-@dataclass(frozen=True)
-class Shape:
-    """M x N x K of one product."""
-
-    m: int
-    n: int
-    k: int
-
-    def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}"
-
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        """The inverse of `str`. Raises UserError for anything else."""
-        parts = text.split("x")
-        if len(parts) != 3 or not all(part.strip().lstrip("-").isdigit() for part in parts):
-            raise UserError(f"{text!r} is not a shape: write MxNxK, as in 512x4096x1024.")
-        return cls(*(int(part) for part in parts))
-
 
 # A tile that our kernel chooses for the product.
 CHOSEN = "chosen"

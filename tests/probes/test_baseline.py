@@ -9,7 +9,8 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.operators import find_operator
-from pyperf_suite.probes.baseline import Baseline, Shape
+from pyperf_suite.probes.baseline import Baseline
+from pyperf_suite.probes.shape import Shape
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 
