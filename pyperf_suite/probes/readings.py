@@ -16,6 +16,7 @@ class Reading:
     """One case over all its processes, in seconds a launch.
 
     `low` and `high` span the processes' medians; with a single process they are that process's interval of the median.
+    `by_process` has the median of each process by its number.
     """
 
     case: Case
@@ -25,6 +26,7 @@ class Reading:
     flop: int
     converged: bool
     kernel: dict[str, Any]
+    by_process: dict[int, float]
 
     @property
     def tflop_per_s(self) -> float:
@@ -55,4 +57,5 @@ def _reading(visits: list[Record]) -> Reading:
         flop=latest[0].work["flop"],
         converged=all(record.quality["converged"] for record in latest),
         kernel=dict(latest[0].kernel),
+        by_process={record.process: record.metrics["time"].value for record in latest},
     )
