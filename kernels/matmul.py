@@ -38,8 +38,12 @@ OPERAND_TYPES = {
     "float32": "fp32",
     "tfloat32": "fp32",
     "float8_e4m3fn": "fp8e4nv",
+    "int8": "i8",
 }
-OUTPUT_TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+OUTPUT_TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int32": "i32"}
+
+# Tensor cores take 32 terms of 8 bits at once, and Triton no fewer.
+SMALLEST_DEPTH = {"float8_e4m3fn": 32, "int8": 32}
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,19 @@ class Configuration:
             ("operands", OPERAND_PATHS),
         ):
             check_known("matmul", name, getattr(self, name), known)
-        largest = largest_block(self.operands)
-        nearest = tuple(nearest_block(side, largest) for side in self.tile)
+        if (self.dtype == "int8") != (self.out_dtype == "int32"):
+            raise ValueError(
+                f"A product of {self.dtype} into {self.out_dtype} was asked of Triton's matmul, but int8 is summed in "
+                "int32 and nothing else is."
+            )
+        largest, depth = largest_block(self.operands), SMALLEST_DEPTH.get(self.dtype, SMALLEST_BLOCK)
+        near_m, near_n, near_k = (nearest_block(side, largest) for side in self.tile)
+        nearest = near_m, near_n, max(near_k, depth)
         if nearest != self.tile:
+            deep = f", k from {depth} for {self.dtype}" if depth > SMALLEST_BLOCK else ""
             raise ValueError(
                 f"Tile {shown(self.tile)} was asked of Triton, whose sides are powers of two from {SMALLEST_BLOCK} to "
-                f"{largest}: the nearest is {shown(nearest)}."
+                f"{largest}{deep}: the nearest is {shown(nearest)}."
             )
         check_pipeline(self.stages, self.warps)
 
@@ -96,6 +107,11 @@ class Configuration:
     def b_transposed(self) -> bool:
         """Whether B is stored [N, K]."""
         return self.layout[0] == "T"
+
+    @property
+    def sums_dtype(self) -> str:
+        """The element type in which products are summed, also between units that share a tile."""
+        return "int32" if self.dtype == "int8" else "float32"
 
     @property
     def blocks(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
@@ -185,8 +201,9 @@ class Product:
             check_tma(device)
         block_m, block_n, _ = configuration.tile
         shared = self.schedule.shared_tiles
+        sums = getattr(torch, configuration.sums_dtype)
         # One element where none is needed: a kernel's argument must have an address.
-        self._partial_sums = torch.empty(max(shared * block_m * block_n, 1), dtype=torch.float32, device=device)
+        self._partial_sums = torch.empty(max(shared * block_m * block_n, 1), dtype=sums, device=device)
         self._summed = torch.zeros(max(shared, 1), dtype=torch.int32, device=device)
 
     @property
@@ -256,7 +273,7 @@ def compile_for(target: str, configuration: Configuration) -> Binary:
     from pyperf_suite.kernels.matmul_device import matmul
 
     operand, output = OPERAND_TYPES[configuration.dtype], OUTPUT_TYPES[configuration.out_dtype]
-    types = {"partial_sums": "*fp32", "summed": "*i32"}
+    types = {"partial_sums": f"*{OUTPUT_TYPES[configuration.sums_dtype]}", "summed": "*i32"}
     for name, element, block in zip("abc", (operand, operand, output), configuration.blocks, strict=True):
         types[name] = f"tensordesc<{element}{list(block)}>" if configuration.descriptors else f"*{element}"
     unit_strides = {

@@ -30,7 +30,7 @@ def matmul(
     a,  # the addresses, or descriptors, of A, B and C as stored
     b,
     c,
-    partial_sums,  # fp32[shared tiles, BLOCK_M, BLOCK_N]
+    partial_sums,  # fp32 or, of int8, int32[shared tiles, BLOCK_M, BLOCK_N]
     summed,  # int32[shared tiles], zeros: k-tiles already in a tile's partial sum
     m,
     n,
@@ -59,6 +59,7 @@ def matmul(
     WIDEN: tl.constexpr,
 ):
     """One unit of the schedule: each of its segments multiplied, summed with those before it, and stored."""
+    SUMS: tl.constexpr = partial_sums.dtype.element_ty
     unit = tl.program_id(0)
     tiles = tiles_m * tiles_n
     begin = 0
@@ -78,13 +79,13 @@ def matmul(
         if DESCRIPTORS:
             sums = multiply_descriptors(
                 a, b, row, column, k_begin, k_end,
-                BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, PRECISION, WIDEN,
+                BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, SUMS, PRECISION, WIDEN,
             )  # fmt: skip
         else:
             sums = multiply_addresses(
                 a, b, row, column, k_begin, k_end, m, n, k,
                 a_row_stride, a_column_stride, b_row_stride, b_column_stride,
-                BLOCK_M, BLOCK_N, BLOCK_K, K_IS_WHOLE, PRECISION, WIDEN,
+                BLOCK_M, BLOCK_N, BLOCK_K, K_IS_WHOLE, SUMS, PRECISION, WIDEN,
             )  # fmt: skip
         if POLICY == "split_k" or POLICY == "stream_k":
             slot = tile if POLICY == "split_k" else tile - (tiles - streamed)
@@ -103,7 +104,7 @@ def multiply_addresses(
     a, b, row, column, k_begin, k_end, m, n, k,
     a_row_stride, a_column_stride, b_row_stride, b_column_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    K_IS_WHOLE: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+    K_IS_WHOLE: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """A[row:row+BLOCK_M, k]·B[k, column:column+BLOCK_N] over k-tiles [k_begin, k_end), any strides, zeros outside."""
     rows = row + tl.arange(0, BLOCK_M)
@@ -116,7 +117,7 @@ def multiply_addresses(
     b_step = tl.full((), BLOCK_K, tl.int64) * b_row_stride
     a_inside = (rows < m)[:, None]
     b_inside = (columns < n)[None, :]
-    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), SUMS)
     for k_tile in range(k_begin, k_end):
         if K_IS_WHOLE:
             a_values = tl.load(a_block, mask=a_inside, other=0.0)
@@ -128,7 +129,7 @@ def multiply_addresses(
         if WIDEN:
             a_values = a_values.to(tl.float32)
             b_values = b_values.to(tl.float32)
-        sums = tl.dot(a_values, b_values, sums, input_precision=PRECISION)
+        sums = tl.dot(a_values, b_values, sums, input_precision=PRECISION, out_dtype=SUMS)
         a_block += a_step
         b_block += b_step
     return sums
@@ -138,10 +139,11 @@ def multiply_addresses(
 def multiply_descriptors(
     a, b, row, column, k_begin, k_end,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
+    SUMS: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """The same through tensor descriptors (TMA), which put zeros where a block hangs over the matrix by themselves."""
-    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), SUMS)
     for k_tile in range(k_begin, k_end):
         step = k_tile * BLOCK_K
         if A_TRANSPOSED:
@@ -155,7 +157,7 @@ def multiply_descriptors(
         if WIDEN:
             a_values = a_values.to(tl.float32)
             b_values = b_values.to(tl.float32)
-        sums = tl.dot(a_values, b_values, sums, input_precision=PRECISION)
+        sums = tl.dot(a_values, b_values, sums, input_precision=PRECISION, out_dtype=SUMS)
     return sums
 
 

@@ -18,12 +18,29 @@ from pyperf_suite.measure.verify import verify_product
 
 
 def stored(shape: tuple[int, int], dtype: str, generator: torch.Generator, spread: int) -> torch.Tensor:
-    """Standard normal values in rows that are padded with NaN to 16 elements, every `spread`-th of which is used."""
+    """Normal values in rows that are padded with NaN to 16 elements, every `spread`-th of which is used.
+
+    Integers use the range of int8, and their padding is the least of them.
+    """
     padded = -(-shape[1] * spread // 16) * 16
-    whole = torch.full((shape[0], padded), torch.nan).to(getattr(torch, dtype))
+    whole = poison((shape[0], padded), dtype)
     view = whole[:, : shape[1] * spread : spread]
-    view.copy_(torch.randn(shape, generator=generator))
+    values = torch.randn(shape, generator=generator)
+    view.copy_((32 * values).clamp(-127, 127).round() if dtype == "int8" else values)
     return view
+
+
+def poison(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """What no result may hold: NaN, and the least of integers."""
+    element = getattr(torch, dtype)
+    if element.is_floating_point:
+        return torch.full(shape, torch.nan).to(element)
+    return torch.full(shape, torch.iinfo(element).min, dtype=element)
+
+
+def is_poison(values: torch.Tensor) -> bool:
+    """Whether nothing was written over `poison`."""
+    return bool((values.isnan() if values.is_floating_point() else values == torch.iinfo(values.dtype).min).all())
 
 
 def answer(shape: tuple[int, int, int], configuration: dict, spread: int = 1) -> dict:
@@ -37,18 +54,18 @@ def answer(shape: tuple[int, int, int], configuration: dict, spread: int = 1) ->
     logical_a = (a.t() if asked.a_transposed else a).float()
     logical_b = (b.t() if asked.b_transposed else b).float()
     product = Product(asked, m, n, k, "cpu")
-    padded = torch.full((2, m, -(-n // 16) * 16), torch.nan, dtype=getattr(torch, asked.out_dtype))
+    padded = poison((2, m, -(-n // 16) * 16), asked.out_dtype)
     for c in padded:
         product.bind(a, b, c[:, :n])()
-    first, second = padded[:, :, :n].float()
+    first, second = padded[:, :, :n].double()
     verification = verify_product(first.numpy(), logical_a.numpy(), logical_b.numpy(), asked.dtype, asked.out_dtype)
     reference = logical_a.double() @ logical_b.double()
     return {
         "message": "" if verification.passed else verification.message,
         "worst_relative": float(((first - reference).abs() / reference.abs()).max()),
         "same_again": torch.equal(first, second),
-        "padding_untouched": bool(padded[:, :, n:].isnan().all()),
-        "sums": summed_by_hand(product, logical_a, logical_b, first) if asked.policy == "split_k" else None,
+        "padding_untouched": is_poison(padded[:, :, n:]),
+        "sums": summed_by_hand(product, logical_a, logical_b, padded[0, :, :n]) if asked.policy == "split_k" else None,
     }
 
 

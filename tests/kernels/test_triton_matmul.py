@@ -90,6 +90,15 @@ def test_all_dtypes_come_out_right(interpreted, dtype, operands):
     assert interpreted((37, 53, 71), dtype=dtype, operands=operands)["message"] == ""
 
 
+@pytest.mark.parametrize("operands", ["addresses", "descriptors"])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=named)
+def test_int8_is_summed_exactly_in_int32_also_between_units(interpreted, schedule, operands):
+    outcome = interpreted((37, 53, 131), dtype="int8", out_dtype="int32", operands=operands, **schedule)
+    assert outcome["message"] == ""
+    assert outcome["same_again"]
+    assert outcome["padding_untouched"]
+
+
 def test_float16_results_are_rounded_to_nearest(interpreted):
     assert interpreted((37, 53, 71), out_dtype="float16")["message"] == ""
 
@@ -120,8 +129,12 @@ def test_split_k_sums_its_slices_in_ascending_k(interpreted, splits):
         ({"tile": (100, 128, 32)}, "the nearest is 128x128x32"),
         ({"tile": (128, 128, 8)}, "the nearest is 128x128x16"),
         ({"tile": (512, 128, 32), "operands": "descriptors"}, "from 16 to 256"),
-        ({"dtype": "int8"}, "choose from float16"),
-        ({"out_dtype": "float8_e4m3fn"}, "choose from float16, bfloat16, float32"),
+        ({"dtype": "int7"}, "choose from float16"),
+        ({"dtype": "int8"}, "int8 into bfloat16 was asked of Triton's matmul, but int8 is summed in int32"),
+        ({"out_dtype": "int32"}, "bfloat16 into int32"),
+        ({"dtype": "int8", "out_dtype": "int32", "tile": (16, 16, 16)}, "k from 32 for int8: the nearest is 16x16x32"),
+        ({"dtype": "float8_e4m3fn", "tile": (16, 16, 16)}, "the nearest is 16x16x32"),
+        ({"out_dtype": "float8_e4m3fn"}, "choose from float16, bfloat16, float32, int32"),
         ({"layout": "XY"}, "NN, TN, NT, TT"),
         ({"policy": "round_robin"}, "stream_k"),
         ({"operands": "textures"}, "descriptors"),
@@ -214,13 +227,30 @@ def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, tmp_p
     binary = compile_for(target, asked)
     assert binary.shared_bytes <= SHARED_MEMORY[target]
     assert binary.threads == asked.warps * 32
-    cubin = tmp_path / "matmul.cubin"
-    cubin.write_bytes(binary.cubin)
-    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-    code = subprocess.run([disassembler, "-c", cubin], capture_output=True, text=True, check=True).stdout
+    code = disassembled(triton, binary.cubin, tmp_path)
     assert re.search(TENSOR_CORE_INSTRUCTION[target], code)
     assert re.search(r"\bUTMALDG\b" if asked.descriptors else r"\bLDGSTS\b", code)
     assert not re.findall(r"\b(?:LDL|STL)\b", code)
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "instruction"),
+    [("sm_80", "addresses", "IMMA"), ("sm_90", "descriptors", "IGMMA"), ("sm_100", "descriptors", "UTCIMMA")],
+)
+def test_int8_compiles_to_tensor_core_code_of_integers(target, operands, instruction, tmp_path, monkeypatch):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    asked = Configuration((128, 128, 64), "int8", "int32", stages=3, warps=8, operands=operands)
+    assert instruction in re.findall(r"\b\w*MMA\b", disassembled(triton, compile_for(target, asked).cubin, tmp_path))
+
+
+def disassembled(triton: ModuleType, cubin: bytes, folder: Path) -> str:
+    """The instructions of a kernel, by the disassembler that Triton brings."""
+    (folder / "matmul.cubin").write_bytes(cubin)
+    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    return subprocess.run(
+        [disassembler, "-c", folder / "matmul.cubin"], capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.mark.parametrize("target", ["90", "sm_", "gfx942", "sm_9x"])
