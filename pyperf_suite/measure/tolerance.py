@@ -36,10 +36,15 @@ TABLE: dict[str, Precision] = {
     "float16": Precision(2.0**-24, 2.0**-11, 2.0**-24, "exact products, sums in fp32, stored with 11 bits"),
     "float8_e4m3fn": Precision(2.0**-13, 2.0**-4, 2.0**-9, "sums in tensor cores keep about 14 bits"),
     "float8_e5m2": Precision(2.0**-13, 2.0**-3, 2.0**-16, "sums in tensor cores keep about 14 bits"),
+    "int8": Precision(0.0, 0.0, 0.5, "integers are multiplied and summed exactly"),
+    "int32": Precision(0.0, 0.0, 0.5, "an integer less than half away from another is that integer"),
 }
 """The 14 bits: DeepSeek-V3 technical report (arXiv 2412.19437), section 3.3.2."""
 
 _SAFETY = 4.0
+
+_REFERENCE = 2.0**-50
+"""What the float64 reference may itself be off by, in relative norm: no limit can be tighter."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,8 @@ def element_limit(dtype: str, out_dtype: str, inner: int) -> ElementLimit:
     operand, result = _look_up(dtype), _look_up(out_dtype)
     if inner < 1:
         raise ValueError(f"a product sums over at least one term, not {inner}")
-    unit = max(operand.accumulation, TABLE["float32"].rounding if out_dtype != "float64" else 0.0)
+    sums_in_float32 = out_dtype not in ("float64", "int32")
+    unit = max(operand.accumulation, TABLE["float32"].rounding if sums_in_float32 else 0.0)
     return ElementLimit(_SAFETY * math.sqrt(inner) * unit, result.rounding, result.smallest)
 
 
@@ -80,12 +86,12 @@ def relative_norm_limit(dtype: str, out_dtype: str, inner: int) -> float:
     Then ‖ref‖ is as √K where |A|·|B| is as K, and each of K roundings errs by u times a partial sum of size
     √k: the relative norm is near 0.4·√K·u plus the storing of the result, less than half its unit roundoff on
     average. The limit takes four times the first and once the second: tight enough that a few lost terms show
-    in any dtype.
+    in any dtype. Integers are exact, and so held to what float64 can tell.
 
     Raises ValueError as `element_limit` does.
     """
     limit = element_limit(dtype, out_dtype, inner)
-    return limit.accumulation + limit.rounding
+    return max(limit.accumulation + limit.rounding, _REFERENCE)
 
 
 def _look_up(dtype: str) -> Precision:

@@ -232,3 +232,43 @@ def test_operands_that_are_not_finite_are_refused(small):
     a, b, out = small
     with pytest.raises(ValueError, match="operand b holds a NaN"):
         verify_product(out, a, np.where(b > 2, np.nan, b), "float32", "float32")
+
+
+BUDGETS = {"full": 2e10, "sampled": 1e6}
+
+
+@pytest.fixture(scope="module")
+def integers() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(A, B, A·B) of int8 as float32, and their product as float64."""
+    generator = np.random.default_rng(0)
+    a = generator.integers(-127, 128, (160, 96)).astype(np.float32)
+    b = generator.integers(-127, 128, (96, 208)).astype(np.float32)
+    return a, b, a.astype(np.float64) @ b.astype(np.float64)
+
+
+@pytest.mark.parametrize("method", BUDGETS)
+def test_a_correct_product_of_integers_passes(integers, method):
+    a, b, out = integers
+    found = verify_product(out, a, b, "int8", "int32", flop_budget=BUDGETS[method])
+    assert found.method == method
+    assert found.passed, found.message
+
+
+@pytest.mark.parametrize("at", [(0, 0), (77, 101), (159, 207)])
+@pytest.mark.parametrize("method", BUDGETS)
+def test_one_integer_off_by_one_is_found_wherever_it_stands(integers, method, at):
+    a, b, out = integers
+    faulty = out.copy()
+    faulty[at] += 1
+    found = verify_product(faulty, a, b, "int8", "int32", flop_budget=BUDGETS[method])
+    assert_found(found, faulty, out)
+    assert found.worst_at == at
+
+
+def test_integers_summed_in_float32_are_found_where_sums_outgrow_its_digits():
+    a, b = np.full((4, 4096), 127, np.float32), np.full((4096, 4), 127, np.float32)
+    a[:, 0] = 1  # the sum is odd, and float32 has no odd integers of that size
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    rounded = exact.astype(np.float32).astype(np.float64)
+    assert verify_product(exact, a, b, "int8", "int32").passed
+    assert not verify_product(rounded, a, b, "int8", "int32").passed
