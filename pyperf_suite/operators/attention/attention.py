@@ -1,0 +1,107 @@
+"""Attention as an operator: its implementations, its float64 reference, its FLOPs and bytes, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.attention import attention_flop
+from pyperf_suite.measure.verify import Verification
+from pyperf_suite.measure.verify_attention import verify_attention
+from pyperf_suite.operators.attention.parameters import AttentionParameters
+from pyperf_suite.operators.dtypes import aligned_empty, element_type, round_to, widen
+from pyperf_suite.operators.operator import Array, Operator, TimedImplementation, Work
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+# Beyond this no machine has memory for one head; it also keeps sizes inside 64-bit arithmetic.
+LARGEST_SIZE = 1 << 24
+
+INPUTS = ("q", "k", "v")
+GRADIENTS = ("dq", "dk", "dv")
+
+
+class Attention(Operator[AttentionParameters]):
+    """O = softmax(Q·Kᵀ/√d)·V, or its gradients dQ, dK, dV for a given dO, of which the forward pass is no part."""
+
+    name = "attention"
+    parameters_type = AttentionParameters
+    implementations: Mapping[str, TimedImplementation[AttentionParameters]] = {}
+
+    def validate(self, parameters: AttentionParameters) -> None:
+        """Raise UserError for a size, dtype, number of key heads or causal mask that cannot be."""
+        for name, smallest in (
+            *((name, 1) for name in ("batch", "heads", "head_dim", "seq_q", "workers")),
+            *((name, 0) for name in ("seq_k", "kv_heads")),
+        ):
+            size = getattr(parameters, name)
+            if not smallest <= size <= LARGEST_SIZE:
+                raise UserError(f"{name} = {size} was asked for, but it lies between {smallest} and {LARGEST_SIZE}.")
+        if parameters.dtype not in DTYPES:
+            raise UserError(f"Attention has no dtype {parameters.dtype!r}: choose from {', '.join(DTYPES)}.")
+        heads, key_heads = parameters.heads, parameters.key_heads
+        if heads % key_heads:
+            allowed = ", ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
+            raise UserError(
+                f"{key_heads} key heads were asked for, but they must divide the {heads} heads: choose from {allowed}."
+            )
+        if parameters.causal and parameters.seq_q > parameters.keys:
+            raise UserError(
+                f"Causal attention of {parameters.seq_q} queries to {parameters.keys} keys was asked for, but the "
+                f"first {parameters.seq_q - parameters.keys} queries would see no key: ask for at least as many keys."
+            )
+
+    def work(self, parameters: AttentionParameters) -> Work:
+        """4·b·h·d·Σᵢ visible(i) FLOP, backward 2.5 times that; Q, K, V, O once, backward dO, dQ, dK, dV as well."""
+        flop = attention_flop(
+            parameters.batch, parameters.heads, parameters.head_dim, parameters.pairs, parameters.backward
+        )
+        return Work(int(flop), self.footprint_bytes(parameters))
+
+    def footprint_bytes(self, parameters: AttentionParameters) -> int:
+        """Bytes of all operands; what an implementation keeps beside them (log-sum-exp, scores) is its own."""
+        elements = sum(int(np.prod(shape)) for shape in operand_shapes(parameters).values())
+        return elements * element_type(parameters.dtype).size_bytes
+
+    def operands(self, parameters: AttentionParameters, seed: int) -> Mapping[str, Array]:
+        """Standard normal Q, K, V and dO, rounded to dtype, so that scores are near standard normal too."""
+        random = np.random.default_rng(seed)
+        stored = {}
+        for name, shape in operand_shapes(parameters).items():
+            stored[name] = aligned_empty(shape, parameters.dtype)
+            if name in (*INPUTS, "do"):
+                stored[name][...] = round_to(random.standard_normal(shape, dtype=np.float32), parameters.dtype)
+        return stored
+
+    def verify(self, parameters: AttentionParameters, operands: Mapping[str, Array], output: Array) -> Verification:
+        """Against float64 attention of the rounded inputs (see measure.verify_attention)."""
+        wide = {name: widen(operands[name], parameters.dtype) for name in INPUTS}
+        outputs = {name: widen(stored, parameters.dtype) for name, stored in split_output(parameters, output).items()}
+        gradient = widen(operands["do"], parameters.dtype) if parameters.backward else None
+        return verify_attention(outputs, wide["q"], wide["k"], wide["v"], gradient, parameters.causal, parameters.dtype)
+
+
+def operand_shapes(parameters: AttentionParameters) -> dict[str, tuple[int, int, int, int]]:
+    """Shape of each operand by name; the gradients stand there only for the backward pass."""
+    shapes = {"q": parameters.q_shape, "k": parameters.k_shape, "v": parameters.k_shape, "o": parameters.q_shape}
+    if parameters.backward:
+        shapes |= {"do": parameters.q_shape}
+        shapes |= {"dq": parameters.q_shape, "dk": parameters.k_shape, "dv": parameters.k_shape}
+    return shapes
+
+
+def join_gradients(dq: Array, dk: Array, dv: Array) -> Array:
+    """One flat array of the gradients, dQ then dK then dV: what `Launches.output` gives for a backward pass."""
+    return np.concatenate([gradient.ravel() for gradient in (dq, dk, dv)])
+
+
+def split_output(parameters: AttentionParameters, output: Array) -> dict[str, Array]:
+    """What a launch wrote, by name and in shape: "o" of a forward pass, "dq", "dk" and "dv" of a backward one."""
+    if not parameters.backward:
+        return {"o": output.reshape(parameters.q_shape)}
+    shapes = operand_shapes(parameters)
+    ends = np.cumsum([np.prod(shapes[name]) for name in GRADIENTS])
+    parts = np.split(output.ravel(), ends[:-1])
+    return {name: part.reshape(shapes[name]) for name, part in zip(GRADIENTS, parts, strict=True)}
