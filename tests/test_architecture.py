@@ -18,7 +18,7 @@ PACKAGE = Path(pyperf_suite.__file__).parent
 LAYERS = (
     ("errors", "_native", "kernels"),
     ("laws", "hardware"),
-    ("measure",),
+    ("measure", "ranks"),
     ("operators",),
     ("runner",),
     ("probes",),
@@ -32,6 +32,7 @@ MEASURING_PATH = (
     "laws",
     "hardware",
     "measure",
+    "ranks",
     "operators",
     "runner",
     "probes",

@@ -1,0 +1,145 @@
+"""The ranks of a run as one group that agrees: rank 0 publishes, everyone answers, and who does not is named.
+
+All ranks go through the same numbered steps; each step has a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.ranks.environment import RankEnvironment, rank_environment
+from pyperf_suite.ranks.store import connect
+from pyperf_suite.ranks.watchdog import STORE_GONE, Watchdog
+
+JOIN_S = 60.0
+
+# Others learn at the latest this long after rank 0 what it found at its own deadline.
+LATER_S = 1.0
+
+# One wait of the store; waits without a deadline repeat it.
+LONGEST_WAIT_S = 600.0
+
+
+class RanksMissing(Exception):
+    """Some ranks did not answer in time; the message names them. The group is of no use any more."""
+
+
+class Group:
+    """This rank among the others. Join once a process; use as a context manager."""
+
+    def __init__(self, environment: RankEnvironment | None = None, deadline_s: float = JOIN_S) -> None:
+        """Connect and wait until all ranks have. Raises UserError where the store cannot be reached."""
+        self.environment = environment or rank_environment()
+        self.rank, self.count = self.environment.rank, self.environment.count
+        self.store = connect(self.environment, deadline_s)
+        self._step = 0
+        self._stale: list[str] = []
+        self.watchdog = Watchdog(
+            connect(self.environment, deadline_s) if self.environment.launched else self.store, self.rank, self.count
+        )
+        if self.count > 1:
+            self.watchdog.start()
+
+    def gather(self, doing: str, value: Any, deadline_s: float | None) -> list[Any]:
+        """Every rank's JSON value in order of rank, on every rank; None waits as long as rank 0 lives.
+
+        Raises RanksMissing where some do not answer within the deadline, and UserError where another rank is at
+        another step, which only ranks that were started differently can be.
+        """
+        step = self._next()
+        mine = json.dumps([doing, value])
+        if self.count == 1:
+            return [json.loads(mine)[1]]
+        self.store.set(f"{step}/{self.rank}", mine)
+        everyone = f"{step}/all"
+        with self._watched(doing, deadline_s):
+            if self.rank == 0:
+                keys = [f"{step}/{rank}" for rank in range(self.count)]
+                self._wait(keys, doing, deadline_s)
+                answers = [json.loads(answer) for answer in self.store.multi_get(keys)]
+                self.store.set(everyone, json.dumps(answers))
+                self._forget_all_before([*keys, everyone])
+            else:
+                self._wait([everyone], doing, None if deadline_s is None else deadline_s + LATER_S)
+                answers = json.loads(self.store.get(everyone))
+        elsewhere = [(rank, there) for rank, (there, _) in enumerate(answers) if there != doing]
+        if elsewhere:
+            rank, there = elsewhere[0]
+            raise UserError(
+                f"Rank {rank} is at {there!r} while rank {self.rank} is at {doing!r}: start all ranks of a run with "
+                "the same command."
+            )
+        return [answer for _, answer in answers]
+
+    def from_first(self, doing: str, value: Any, deadline_s: float | None) -> Any:
+        """Rank 0's JSON value on every rank; the others' is ignored. None waits as long as rank 0 lives."""
+        step = self._next()
+        if self.count == 1:
+            return json.loads(json.dumps(value))
+        key = f"{step}/first"
+        if self.rank == 0:
+            self.store.set(key, json.dumps(value))
+            self._stale.append(key)
+            return json.loads(json.dumps(value))
+        with self._watched(doing, deadline_s):
+            self._wait([key], doing, deadline_s)
+            return json.loads(self.store.get(key))
+
+    @contextlib.contextmanager
+    def within(self, doing: str, deadline_s: float) -> Iterator[None]:
+        """A block that cannot be interrupted, as a collective: past the deadline the watchdog ends the process."""
+        self._next()
+        with self._watched(doing, deadline_s):
+            yield
+
+    def close(self) -> None:
+        """Leave; the store and the watchdog end."""
+        self.watchdog.stop()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _next(self) -> int:
+        self._step += 1
+        return self._step
+
+    @contextlib.contextmanager
+    def _watched(self, doing: str, deadline_s: float | None) -> Iterator[None]:
+        # The main thread raises at its own deadline; the watchdog's comes later, for what cannot raise.
+        self.watchdog.enter(self._step, doing, None if deadline_s is None else deadline_s + LATER_S / 2)
+        try:
+            yield
+        finally:
+            self.watchdog.leave()
+
+    def _wait(self, keys: list[str], doing: str, deadline_s: float | None) -> None:
+        """Until all keys are there. Raises RanksMissing past the deadline."""
+        end = None if deadline_s is None else time.monotonic() + deadline_s
+        while True:
+            left = LONGEST_WAIT_S if end is None else max(0.001, end - time.monotonic())
+            try:
+                self.store.wait(keys, datetime.timedelta(seconds=left))
+                return
+            except RuntimeError as error:
+                if "imeout" not in str(error):
+                    raise RanksMissing(STORE_GONE) from None
+                if end is None:
+                    continue
+            # From here on this thread tells, and the watchdog only shows that this rank lives.
+            self.watchdog.hand_over()
+            raise RanksMissing(self.watchdog.who_is_missing(doing, deadline_s or 0.0))
+
+    def _forget_all_before(self, keys: list[str]) -> None:
+        """Delete the keys of earlier steps: every rank has come to this one, so all have read them."""
+        for key in self._stale:
+            self.store.delete_key(key)
+        self._stale = keys
