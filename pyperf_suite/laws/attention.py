@@ -5,13 +5,17 @@ Causal is bottom-right aligned throughout: query i sees keys j ≤ i + seq_k −
 
 from __future__ import annotations
 
+import functools
+import heapq
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.laws.tiling import ceil_div
 
 # dQ, dK, dV, and the scores and the gradient of the weights once more: five products where the forward has two.
 BACKWARD_FLOP_RATIO = 2.5
@@ -71,3 +75,84 @@ def attention_flop(
         * np.asarray(pairs, dtype=np.int64)
     )
     return forward * 5 // 2 if backward else forward
+
+
+@dataclass(frozen=True)
+class TiledAttention:
+    """One forward pass as a kernel with explicit blocks computes it: a tile is a block of queries of one head.
+
+    `padded_head_dim` is what its products compute with, `slots` how many tiles are computed at once (workers of a CPU,
+    multiprocessors times resident programs of a GPU). Tiles are handed out to whoever is free, the heaviest first among
+    the `heads_together` heads that are visited at a time (0: all of them). A block that hangs over an edge or over the
+    diagonal costs a whole one; one that no query sees is stepped over.
+    """
+
+    batch: int
+    heads: int
+    seq_q: int
+    seq_k: int
+    head_dim: int
+    padded_head_dim: int
+    causal: bool
+    blocks: Blocks
+    slots: int
+    heads_together: int = 0
+
+    @property
+    def query_blocks(self) -> int:
+        """Tiles of one head: ⌈seq_q/m⌉."""
+        return int(ceil_div(self.seq_q, self.blocks.m))
+
+    @property
+    def tiles(self) -> int:
+        """Tiles in all: batch · heads · ⌈seq_q/m⌉."""
+        return self.batch * self.heads * self.query_blocks
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Blocks of keys that each tile of one head steps over, first queries first."""
+        if not self.causal:
+            return np.full(self.query_blocks, ceil_div(self.seq_k, self.blocks.n))
+        ends = np.minimum(np.arange(1, self.query_blocks + 1) * self.blocks.m, self.seq_q)
+        return ceil_div(ends + self.seq_k - self.seq_q, self.blocks.n)
+
+    @property
+    def padding_efficiency(self) -> float:
+        """Share of the computed head dimension that is the model's: head_dim / padded_head_dim, in (0, 1]."""
+        return self.head_dim / self.padded_head_dim
+
+    @property
+    def tile_efficiency(self) -> float:
+        """Share of the computed pairs of query and key that count: Σ visible / (Σ steps · m · n), in (0, 1]."""
+        computed = int(self.steps.sum()) * self.blocks.m * self.blocks.n
+        return float(visible_pairs(self.seq_q, self.seq_k, self.causal)) / computed
+
+    @property
+    def slot_efficiency(self) -> float:
+        """Share of the slots that work until the busiest is done: Σ steps / (slots · its steps), in (0, 1]."""
+        return float(self.batch * self.heads * self.steps.sum()) / (self.slots * self.busiest[0])
+
+    @functools.cached_property
+    def busiest(self) -> tuple[int, int]:
+        """Steps and tiles of the slot that is done last, which decides the time: the critical path.
+
+        Equal tiles make rounds, ⌈tiles/slots⌉ of them; unequal ones are handed out one by one, as greedily as kernels
+        do it. A tile's own cost is small beside its steps and does not enter who is free first.
+        """
+        if not self.causal:
+            rounds = int(ceil_div(self.tiles, self.slots))
+            return rounds * int(self.steps[0]), rounds
+        free_at = [(0, 0)] * min(self.slots, self.tiles)
+        for steps in self._handed_out():
+            done, tiles = free_at[0]
+            heapq.heapreplace(free_at, (done + steps, tiles + 1))
+        return max(free_at)
+
+    def _handed_out(self) -> Iterator[int]:
+        """Steps of every tile in the order of handing out."""
+        heads = self.batch * self.heads
+        together = min(self.heads_together or heads, heads)
+        heaviest_first = sorted(self.steps.tolist(), reverse=True)
+        for first in range(0, heads, together):
+            for steps in heaviest_first:
+                yield from (steps for _ in range(min(together, heads - first)))

@@ -38,14 +38,22 @@ class StaircaseLaw:
     @classmethod
     def fit(cls, path: CriticalPath, seconds: ArrayLike) -> StaircaseLaw:
         """Fit to measured seconds, one per critical path. Raises ValueError where there are none."""
-        measured = np.asarray(seconds, dtype=np.float64)
-        if measured.size == 0:
-            raise ValueError("A law cannot be fitted to no measurements.")
-        features = _features(path) / measured[:, None]
-        # Columns differ by ten orders of magnitude; scaled ones keep the solver's tolerance meaningful.
-        scale = np.maximum(np.abs(features).max(axis=0), np.finfo(np.float64).tiny)
-        solution, _ = nnls(features / scale, np.ones(measured.size))
-        return cls(*(float(constant) for constant in solution / scale))
+        return cls(*nonnegative_fit(_features(path), seconds))
+
+
+def nonnegative_fit(features: NDArray[np.float64], seconds: ArrayLike) -> list[float]:
+    """The cost of each feature, none negative, with the least squares of relative residuals.
+
+    `features` has a row for each measurement and a column for each cost. Raises ValueError for no measurements.
+    """
+    measured = np.asarray(seconds, dtype=np.float64)
+    if measured.size == 0:
+        raise ValueError("A law cannot be fitted to no measurements.")
+    relative = features / measured[:, None]
+    # Columns differ by ten orders of magnitude; scaled ones keep the solver's tolerance meaningful.
+    scale = np.maximum(np.abs(relative).max(axis=0), np.finfo(np.float64).tiny)
+    solution, _ = nnls(relative / scale, np.ones(measured.size))
+    return [float(constant) for constant in solution / scale]
 
 
 def relative_error(predicted: ArrayLike, measured: ArrayLike) -> NDArray[np.float64]:
