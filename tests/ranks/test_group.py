@@ -89,8 +89,8 @@ def test_sigterm_after_a_death_names_the_dead_and_lets_last_words_be_spoken(star
         """
         group.watchdog.at_end(lambda sentence: print("kept:", sentence, flush=True))
         group.gather("begin", None, 20)
-        print("ready", flush=True)
         with group.within("broadcast of 1 MiB", 60):
+            print("ready", flush=True)
             time.sleep(60)
         """,
         2,
