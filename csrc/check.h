@@ -13,6 +13,12 @@ class InputError : public std::invalid_argument {
     using std::invalid_argument::invalid_argument;
 };
 
+// This machine has no way: no driver or library, one too old, a GPU without the feature. Record it as unsupported.
+class NotAvailable : public std::runtime_error {
+  public:
+    using std::runtime_error::runtime_error;
+};
+
 // Streams its arguments into one string: text("m = ", 3).
 template <typename... Parts> std::string text(const Parts&... parts) {
     std::ostringstream stream;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernel_cache.h"
-#include "cuda/shared_library.h"
+#include "shared_library.h"
 
 #include <map>
 #include <memory>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/driver_api.h"
-#include "cuda/shared_library.h"
+#include "shared_library.h"
 
 #include <cstdint>
 #include <memory>

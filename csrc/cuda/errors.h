@@ -1,6 +1,7 @@
 // What can go wrong on the way to a GPU, sorted by what the caller must do about it.
 //
-// Bad arguments are InputError (check.h); the bindings make a Python exception of each class here.
+// Bad arguments are InputError and what this machine lacks is NotAvailable (check.h); the bindings make a Python
+// exception of each class here.
 #pragma once
 
 #include <stdexcept>
@@ -10,12 +11,6 @@ namespace pyperf::cuda {
 class CudaError : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
-};
-
-// This machine has no way: no driver, one too old, no NVRTC, a GPU without the feature. Record it as unsupported.
-class NotAvailable : public CudaError {
-  public:
-    using CudaError::CudaError;
 };
 
 // The GPU has not that much memory left; the context lives on.

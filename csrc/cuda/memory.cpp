@@ -24,7 +24,7 @@ DeviceMemory::~DeviceMemory() {
     try {
         const CurrentContext current(*context_);
         context_->driver()->api().cuMemFree_v2(address_);
-    } catch (const CudaError&) {  // the context is lost, and its memory with it
+    } catch (const std::runtime_error&) {  // the context is lost, and its memory with it
     }
 }
 
@@ -74,7 +74,7 @@ MappedMemory::~MappedMemory() {
     try {
         const CurrentContext current(*context_);
         context_->driver()->api().cuMemFreeHost(host_);
-    } catch (const CudaError&) {  // the context is lost, and its memory with it
+    } catch (const std::runtime_error&) {  // the context is lost, and its memory with it
     }
 }
 

@@ -3,7 +3,6 @@
 #include "cuda/tensor_map.h"
 
 #include "check.h"
-#include "cuda/errors.h"
 
 namespace pyperf::cuda {
 namespace {

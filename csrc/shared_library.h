@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace pyperf::cuda {
+namespace pyperf {
 
 // Where a library is looked for, in this order.
 struct LibrarySearch {
@@ -34,4 +34,4 @@ class SharedLibrary {
     std::string path_;
 };
 
-}  // namespace pyperf::cuda
+}  // namespace pyperf

@@ -1,9 +1,8 @@
 // A copy already in the process comes before any other: two copies of a driver or compiler in one process would not
 // share their state, and torch may have loaded one already.
-#include "cuda/shared_library.h"
+#include "shared_library.h"
 
 #include "check.h"
-#include "cuda/errors.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -12,7 +11,7 @@
 #include <link.h>
 #endif
 
-namespace pyperf::cuda {
+namespace pyperf {
 namespace {
 
 #if defined(__linux__)
@@ -92,4 +91,4 @@ void SharedLibrary::open_companion(const std::string& file) const {
     if (slash != std::string::npos) dlopen((path_.substr(0, slash + 1) + file).c_str(), RTLD_NOW | RTLD_LOCAL);
 }
 
-}  // namespace pyperf::cuda
+}  // namespace pyperf
