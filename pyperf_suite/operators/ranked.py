@@ -32,7 +32,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Checked:
-    """How this rank's output compares with what it must be: elements wrong of those compared, and the first in words."""
+    """How this rank's output compares with what it must be: wrong elements of those compared, the first in words."""
 
     wrong: int
     compared: int
