@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyperf_suite.probes.findings import Figure, Panel
@@ -11,6 +13,9 @@ _PANEL_WIDTH_IN, _PANEL_HEIGHT_IN = 4.2, 3.1
 
 # Readable for the colour-blind (Okabe and Ito 2008), and told apart by shape as well.
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#777777"
+_MARKS = tuple(
+    zip((_BLUE, _ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", _GREY), "osD^vP*X", strict=True)
+)
 
 
 def draw(figure: Figure, folder: Path) -> Path:
@@ -21,6 +26,8 @@ def draw(figure: Figure, folder: Path) -> Path:
     from matplotlib import pyplot
 
     columns = max(len(row) for row in figure.rows)
+    points = [s.label for row in figure.rows for panel in row for s in panel.series if s.style == "points"]
+    marks = dict(zip(dict.fromkeys(points), itertools.cycle(_MARKS), strict=False))
     size = (max(1.6, columns) * _PANEL_WIDTH_IN, len(figure.rows) * _PANEL_HEIGHT_IN + 1.1)
     canvas, axes = pyplot.subplots(len(figure.rows), columns, figsize=size, squeeze=False, sharey="row", sharex="col")
     for row, panels in enumerate(figure.rows):
@@ -29,16 +36,26 @@ def draw(figure: Figure, folder: Path) -> Path:
                 _draw_panel(
                     axes[row][column],
                     panels[column],
+                    marks,
                     first=column == 0,
                     top=row == 0,
                     last=row == len(figure.rows) - 1,
                 )
             else:
                 axes[row][column].set_visible(False)
-    handles, labels = axes[0][0].get_legend_handles_labels()
+    named = {
+        label: handle for each in axes.flat for handle, label in zip(*each.get_legend_handles_labels(), strict=True)
+    }
     canvas.suptitle(figure.title, fontsize=13, y=0.99)
     caption = textwrap.fill(figure.caption, int(size[0] * 13))
-    canvas.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.955), ncols=len(labels), frameon=False)
+    canvas.legend(
+        list(named.values()),
+        list(named),
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.955),
+        ncols=len(named),
+        frameon=False,
+    )
     canvas.text(0.5, 0.01, caption, ha="center", va="bottom", fontsize=9, color="#444444")
     canvas.tight_layout(rect=(0, 0.045, 1, 0.93))
     path = folder / f"{figure.name}.png"
@@ -47,7 +64,9 @@ def draw(figure: Figure, folder: Path) -> Path:
     return path
 
 
-def _draw_panel(axes, panel: Panel, first: bool, top: bool, last: bool) -> None:  # type: ignore[no-untyped-def]
+def _draw_panel(  # type: ignore[no-untyped-def]
+    axes, panel: Panel, marks: Mapping[str, tuple[str, str]], first: bool, top: bool, last: bool
+) -> None:
     for position in panel.strong_edges:
         axes.axvline(position, color=_GREY, linewidth=0.9, alpha=0.55, zorder=0)
     for position in panel.weak_edges:
@@ -70,13 +89,14 @@ def _draw_panel(axes, panel: Panel, first: bool, top: bool, last: bool) -> None:
         else:
             below = [max(0.0, y - low) for y, low in zip(series.y, series.low, strict=True)]
             above = [max(0.0, high - y) for y, high in zip(series.y, series.high, strict=True)]
+            colour, mark = marks[series.label]
             axes.errorbar(
                 series.x,
                 series.y,
                 yerr=(below, above),
-                fmt="o",
+                fmt=mark,
                 markersize=3.5,
-                color=_BLUE,
+                color=colour,
                 elinewidth=1,
                 label=series.label,
                 zorder=3,
