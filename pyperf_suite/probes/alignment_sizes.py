@@ -1,0 +1,158 @@
+"""Which sizes show what a dimension's divisors cost: around products of transformer layers, and those people meet.
+
+A product varies along one dimension at a time; each size that could be padded brings the size it would be padded to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.alignment import nearest_with, round_up
+from pyperf_suite.probes.shape import Shape
+
+# The largest power of two of the ladder 1, 2, 4 … of divisors; what divides by more is taken as dividing by this.
+TOP_RUNG = 128
+
+# The layout in which a layer's passes multiply: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x.
+BASE_LAYOUTS = {"square": "TN", "fprop": "TN", "dgrad": "NN", "wgrad": "NT", "skinny": "TN"}
+
+
+@dataclass(frozen=True)
+class Base:
+    """A product around which one dimension at a time is varied, and what part it has in a network.
+
+    With tokens, in and out features of a linear layer, M x N x K is tokens x out x in for fprop, tokens x in x out for
+    dgrad and out x in x tokens for wgrad.
+    """
+
+    part: str
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"{self.part}:{self.shape}"
+
+    @classmethod
+    def parse(cls, text: str) -> Base:
+        """The inverse of `str`. Raises UserError for anything else."""
+        part, _, shape = text.strip().partition(":")
+        if part not in BASE_LAYOUTS:
+            raise UserError(
+                f"{text!r} is not a base: write PART:MxNxK with one of {', '.join(BASE_LAYOUTS)}, "
+                "as in fprop:256x1024x1024."
+            )
+        return cls(part, Shape.parse(shape))
+
+    @property
+    def layout(self) -> str:
+        """The layout that this part of a network has."""
+        return BASE_LAYOUTS[self.part]
+
+
+@dataclass(frozen=True)
+class RealLife:
+    """A size of which it is known that people stumble over it, along one dimension of a layer's fprop.
+
+    `sizes` are those of the dimension, `beside` offsets from its usual size, `pad_to` the multiples people pad it to.
+    """
+
+    name: str
+    along: str
+    told: str
+    pad_to: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
+    beside: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def parse(cls, text: str) -> RealLife:
+        """The case of that name; `none` is one without sizes. Raises UserError that names those there are."""
+        if text.strip() not in REAL_LIFE:
+            raise UserError(f"Unknown real-life case {text!r}: choose from {', '.join(REAL_LIFE)}.")
+        return REAL_LIFE[text.strip()]
+
+    def has(self, along: str, size: int) -> bool:
+        """Whether this size of this dimension is the case's own, not one it would be padded to."""
+        off_by_one = any((size - offset) % TOP_RUNG == 0 for offset in self.beside)
+        return along == self.along and (size in self.sizes or off_by_one)
+
+
+REAL_LIFE = {
+    case.name: case
+    for case in (
+        RealLife("vocabulary", "n", "vocabulary of GPT-2", (64,), sizes=(50257,)),
+        RealLife("ffn", "n", "ffn of 8/3 x 4096", (64, 256), sizes=(10922,)),
+        RealLife("ffn_down", "k", "ffn of 8/3 x 4096, on the way down", (64, 256), sizes=(10922,)),
+        RealLife("hidden", "k", "hidden size off by one", (64,), sizes=(4095, 4097)),
+        RealLife("tokens", "m", "batch x sequence off by one", (64,), beside=(-1, 1)),
+        RealLife("none", "m", "none", ()),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Varied:
+    """One dimension of a product and the sizes it takes; `pad_to` the multiples some of them are padded to."""
+
+    shape: Shape
+    layout: str
+    along: str
+    sizes: tuple[int, ...]
+    pad_to: tuple[int, ...] = field(default=())
+
+    def shapes(self) -> list[Shape]:
+        """Every size, and every size that one is padded to."""
+        padded = (round_up(size, multiple) for size in self.sizes for multiple in self.pad_to)
+        return [self._with(size) for size in sorted({*self.sizes, *padded})]
+
+    def padded_at_each_call(self) -> list[tuple[Shape, int]]:
+        """Shapes and the multiple to pad them to, where that changes this dimension and no other."""
+        others = [getattr(self.shape, name) for name in "mnk" if name != self.along]
+        return [
+            (self._with(size), multiple)
+            for size in self.sizes
+            for multiple in self.pad_to
+            if size % multiple and not any(other % multiple for other in others)
+        ]
+
+    def _with(self, size: int) -> Shape:
+        return replace(self.shape, **{self.along: size})
+
+
+def around(
+    base: Base,
+    layout: str,
+    along: str,
+    offsets: Iterable[int],
+    ladder: Sequence[int],
+    spans: Iterable[float],
+    pad_to: Iterable[int],
+) -> Varied:
+    """Sizes at offsets from the base's, and the nearest ones to it for each rung of the ladder of divisors.
+
+    At the base's size times each span stand that size and the nearest of the ladder's least rung: the search for cliffs
+    works between sizes that divide alike.
+    """
+    middle = getattr(base.shape, along)
+    sizes = {middle + offset for offset in offsets} | {nearest_with(rung, middle) for rung in ladder}
+    for span in spans:
+        far = max(1, round(middle * span))
+        sizes |= {far, nearest_with(min(ladder), far)}
+    return Varied(base.shape, layout, along, tuple(sorted(size for size in sizes if size >= 1)), tuple(pad_to))
+
+
+def in_real_life(case: RealLife, tokens: int, hidden: int) -> Varied:
+    """The case's sizes in the fprop of a layer; the other dimensions are `tokens` and `hidden` features in and out."""
+    shape = Shape(tokens, hidden, hidden)
+    usual = getattr(shape, case.along)
+    beside = (usual + offset for offset in case.beside)
+    sizes = tuple(sorted({*case.sizes, *(size for size in beside if size >= 1)}))
+    return Varied(shape, BASE_LAYOUTS["fprop"], case.along, sizes, case.pad_to)
+
+
+def name_in_real_life(along: str, size: int) -> str:
+    """What people know this size of this dimension as, or nothing."""
+    return next((case.told for case in REAL_LIFE.values() if case.has(along, size)), "")
