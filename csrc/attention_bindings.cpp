@@ -22,7 +22,7 @@ std::unique_ptr<cpu::Attention> make_attention(std::int64_t batch, std::int64_t 
                                                std::int64_t seq_q, std::int64_t seq_k, std::int64_t head_dim,
                                                const std::string& dtype, bool causal, const BlocksArgument& blocks,
                                                std::int64_t workers, const std::optional<std::string>& isa, bool pin) {
-    cpu::check_blocks(blocks[0], blocks[1], head_dim, kernels_of(isa));
+    cpu::check_blocks(blocks[0], blocks[1], kernels_of(isa));
     cpu::AttentionOptions options;
     options.batch = batch;
     options.heads = heads;
@@ -65,10 +65,10 @@ std::pair<int, int> default_blocks(std::int64_t batch, std::int64_t heads, std::
 void bind_attention(py::module_& module) {
     module.def(
         "check_blocks",
-        [](std::int64_t m, std::int64_t n, std::int64_t head_dim, const std::optional<std::string>& isa) {
-            cpu::check_blocks(m, n, head_dim, kernels_of(isa));
+        [](std::int64_t m, std::int64_t n, const std::optional<std::string>& isa) {
+            cpu::check_blocks(m, n, kernels_of(isa));
         },
-        py::arg("m"), py::arg("n"), py::arg("head_dim"), py::arg("isa") = py::none(),
+        py::arg("m"), py::arg("n"), py::arg("isa") = py::none(),
         "Raises ValueError, naming the limits and the nearest blocks that can be computed, unless these can.");
     module.def("default_blocks", &default_blocks, py::arg("batch"), py::arg("heads"), py::arg("seq_q"),
                py::arg("seq_k"), py::arg("head_dim"), py::arg("causal") = false, py::arg("workers") = 1,

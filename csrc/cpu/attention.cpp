@@ -43,7 +43,7 @@ struct Attention::Tile {
 Attention::Attention(const AttentionOptions& options) : options_(options), kernels_(kernels_named(options.isa)) {
     check_attention(options);
     const AttentionBlocks& blocks = options_.blocks;
-    check_blocks(blocks.m, blocks.n, options.head_dim, kernels_);
+    check_blocks(blocks.m, blocks.n, kernels_);
     cores_ = usable_cores();
     cores_.resize(options.workers);
 

@@ -45,7 +45,7 @@ struct AttentionOperands {
 };
 
 // Throws InputError, one sentence with the limits and the nearest blocks that can be computed.
-void check_blocks(std::int64_t m, std::int64_t n, std::int64_t head_dim, const KernelSet& kernels);
+void check_blocks(std::int64_t m, std::int64_t n, const KernelSet& kernels);
 
 // The blocks to take when none are asked for. Throws InputError on sizes or workers out of range.
 AttentionBlocks default_blocks(const AttentionOptions& options);

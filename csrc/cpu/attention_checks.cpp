@@ -21,8 +21,7 @@ void check_range(const char* name, std::int64_t value, std::int64_t most) {
 
 }  // namespace
 
-void check_blocks(std::int64_t m, std::int64_t n, std::int64_t head_dim, const KernelSet& kernels) {
-    check_range("head_dim", head_dim, max_head_dim);
+void check_blocks(std::int64_t m, std::int64_t n, const KernelSet& kernels) {
     const std::int64_t nr = kernels.nr;
     if (m >= 1 && m <= max_queries && n >= nr && n <= max_keys && n % nr == 0) return;
     const std::int64_t near_m = std::clamp<std::int64_t>(m, 1, max_queries);
