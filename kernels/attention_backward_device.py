@@ -84,16 +84,10 @@ def dk_dv(
     value_sums = tl.zeros((BLOCK_M, PADDED), tl.float32)
     begin, whole, end = query_steps(first, BLOCK_M, BLOCK_N, seq_q, seq_k, CAUSAL)
     for member in range(group):
-        if CAUSAL:
-            key_sums, value_sums = attended(
-                key_sums, value_sums, keys, values, q, do, lse, products, head * group + member, first, begin, whole,
-                seq_q, seq_k,
-                BLOCK_M, BLOCK_N, HEAD_DIM, PADDED, SCALE, DESCRIPTORS, True, PRECISION, WIDEN,
-            )  # fmt: skip
         key_sums, value_sums = attended(
-            key_sums, value_sums, keys, values, q, do, lse, products, head * group + member, first, whole, end,
+            key_sums, value_sums, keys, values, q, do, lse, products, head * group + member, first, begin, whole, end,
             seq_q, seq_k,
-            BLOCK_M, BLOCK_N, HEAD_DIM, PADDED, SCALE, DESCRIPTORS, False, PRECISION, WIDEN,
+            BLOCK_M, BLOCK_N, HEAD_DIM, PADDED, SCALE, CAUSAL, DESCRIPTORS, PRECISION, WIDEN,
         )  # fmt: skip
     # Scores were scaled by SCALE / log2 e.
     store_rows(dk, key_sums * (SCALE / LOG2_E), head, first, seq_k, BLOCK_M, HEAD_DIM, PADDED, DESCRIPTORS)
@@ -102,21 +96,25 @@ def dk_dv(
 
 @triton.jit
 def attended(
-    key_sums, value_sums, keys, values, q, do, lse, products, head, first, begin, end, seq_q, seq_k,
+    key_sums, value_sums, keys, values, q, do, lse, products, head, first, begin, whole, end, seq_q, seq_k,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, SCALE: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+    CAUSAL: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """The sums of dK (of scaled scores) and dV over query steps [begin, end), scores transposed: [keys, queries]."""
+    """The sums of dK (of scaled scores) and dV over query steps [begin, end), scores transposed: [keys, queries].
+
+    One loop that masks the steps before `whole`: a loop of their own would spill what the two sums leave of registers.
+    """
     for step in range(begin, end):
         first_query = step * BLOCK_N
         queries = load_rows(q, head, first_query, seq_q, BLOCK_N, HEAD_DIM, PADDED, DESCRIPTORS, True)
         scores = multiply(keys, queries.T, None, PRECISION, WIDEN)
         logarithms = load_of_rows(lse, head, first_query, seq_q, BLOCK_N) * LOG2_E
         weights = tl.exp2(scores * SCALE - logarithms[None, :])
-        if MASKED:
-            rows = first + tl.arange(0, BLOCK_M)
-            latest = first_query + tl.arange(0, BLOCK_N) + (seq_k - seq_q)
-            weights = tl.where(rows[:, None] <= latest[None, :], weights, 0.0)
+        if CAUSAL:
+            if step < whole:
+                rows = first + tl.arange(0, BLOCK_M)
+                latest = first_query + tl.arange(0, BLOCK_N) + (seq_k - seq_q)
+                weights = tl.where(rows[:, None] <= latest[None, :], weights, 0.0)
         gradients = load_rows(do, head, first_query, seq_q, BLOCK_N, HEAD_DIM, PADDED, DESCRIPTORS, True)
         value_sums = multiply(weights.to(gradients.dtype), gradients, value_sums, PRECISION, WIDEN)
         of_weights = multiply(values, gradients.T, None, PRECISION, WIDEN)

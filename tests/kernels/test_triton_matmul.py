@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 from pyperf_suite.kernels.matmul import Configuration, Product, compile_for, default_set
@@ -34,37 +31,16 @@ def named(value: object) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def version_of(module: ModuleType) -> tuple[int, int]:
-    """Major and minor version."""
-    major, minor = module.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
 @pytest.fixture(scope="module")
-def interpreted() -> Iterator[Callable[..., dict]]:
+def interpreted(interpreter) -> Callable[..., dict]:
     """Runs a product in a process where Triton interprets."""
-    pytest.importorskip("torch")
-    triton = pytest.importorskip("triton")
-    if version_of(triton) < (3, 7) and version_of(np) >= (2, 4):
-        pytest.skip(f"the interpreter of Triton {triton.__version__} cannot loop with numpy {np.__version__}")
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("interpreted_matmul.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    ask = interpreter("interpreted_matmul.py")
 
     def run(shape: tuple[int, int, int], spread: int = 1, **configuration: object) -> dict:
         asked = {"tile": TILE, "dtype": "float16", "out_dtype": "float32", **configuration}
-        process.stdin.write(json.dumps({"shape": shape, "configuration": asked, "spread": spread}) + "\n")
-        process.stdin.flush()
-        return json.loads(process.stdout.readline())
+        return ask({"shape": shape, "configuration": asked, "spread": spread})
 
-    with process:
-        yield run
-        process.stdin.close()
+    return run
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=named)

@@ -1,0 +1,81 @@
+"""A process in which Triton interprets: reads attentions as lines of JSON and answers how right each was.
+
+Triton decides when it is imported whether it compiles or interprets, so the tests do this in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from pyperf_suite.kernels.attention import Attention, Configuration, Shape
+from pyperf_suite.kernels.attention_backward import Gradients
+
+# Half a last place where results are rounded; the interpreter cuts bf16 off, which loses up to a whole one.
+ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, causal: bool) -> dict:
+    """O, log-sum-exp and gradients in float64 by autograd, with the mask written out."""
+    q, k, v = (tensor.double().requires_grad_() for tensor in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(group, 1).transpose(2, 3) / q.shape[3] ** 0.5
+    if causal:
+        seq_q, seq_k = scores.shape[2:]
+        latest = torch.arange(seq_q)[:, None] + seq_k - seq_q
+        scores = scores.masked_fill(torch.arange(seq_k)[None, :] > latest, -torch.inf)
+    o = scores.softmax(3) @ v.repeat_interleave(group, 1)
+    dq, dk, dv = torch.autograd.grad(o, (q, k, v), do.double())
+    return {"o": o.detach(), "lse": scores.logsumexp(3).detach(), "dq": dq, "dk": dk, "dv": dv}
+
+
+def worst(found: torch.Tensor, expected: torch.Tensor, unit: float) -> float:
+    """The largest error of an element in units of rounding of the tensor's own size; NaN is infinitely wrong."""
+    size = expected.abs() + expected.square().mean().sqrt()
+    errors = (found.double() - expected).abs() / size / unit
+    return float(errors.nan_to_num(torch.inf).max())
+
+
+def answer(shape: dict, configuration: dict, together: int | None = None) -> dict:
+    """Two launches of one attention, forward or backward, into outputs of NaN, compared with float64."""
+    asked, sizes = Configuration(**configuration), Shape(**shape)
+    generator = torch.Generator().manual_seed(sum(shape.values()) + asked.head_dim)
+    dtype = getattr(torch, asked.dtype)
+    q_shape, k_shape = sizes.q(asked.head_dim), sizes.k(asked.head_dim)
+    q, do = (torch.randn(q_shape, generator=generator).to(dtype) for _ in range(2))
+    k, v = (torch.randn(k_shape, generator=generator).to(dtype) for _ in range(2))
+    expected = reference(q, k, v, do, asked.causal)
+    runs = []
+    for _ in range(2):
+        outputs = {
+            name: torch.full(each.shape, torch.nan, dtype=torch.float32 if name == "lse" else dtype)
+            for name, each in expected.items()
+        }
+        if asked.backward:
+            del outputs["o"], outputs["lse"]
+            o, lse = expected["o"].to(dtype), expected["lse"].float()
+            Gradients(asked, sizes, "cpu", together).bind(q, k, v, o, lse, do, **outputs)()
+        else:
+            outputs = {"o": outputs["o"], "lse": outputs["lse"]}
+            Attention(asked, sizes, "cpu", together).bind(q, k, v, **outputs)()
+        runs.append(outputs)
+    first, second = runs
+    unit = ROUNDING[asked.dtype]
+    return {
+        "errors": {name: worst(found, expected[name], unit) for name, found in first.items()},
+        "same_again": all(torch.equal(first[name], second[name]) for name in first),
+    }
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        try:
+            outcome = answer(**json.loads(line))
+        except Exception as error:
+            outcome = {"failed": f"{type(error).__name__}: {error}"}
+        print(json.dumps(outcome), flush=True)
