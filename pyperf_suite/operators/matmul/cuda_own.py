@@ -21,7 +21,7 @@ from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.matmul.parameters import MatmulParameters, require_padding
 from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
 
-# What the kernels call an element type.
+# What the kernels call an element type; they refuse others by the name they have.
 KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}
 
 # Rows of tiles visited together: their operands and the columns between them fit the L2 of every GPU since A100.
@@ -84,8 +84,8 @@ class Sm90Matmul(CudaMatmul):
             tile.k,
             tile.stages if tile.stages > 1 else None,
             cluster_m=tile.cluster,
-            in_type=KERNEL_TYPES[parameters.dtype],
-            out_type=KERNEL_TYPES[parameters.output_dtype],
+            in_type=kernel_type(parameters.dtype),
+            out_type=kernel_type(parameters.output_dtype),
             a_transposed=parameters.a_transposed,
             b_transposed=parameters.b_transposed,
             shared_tiles=parameters.schedule.policy in ("split_k", "stream_k"),
@@ -130,8 +130,8 @@ class Sm80Matmul(CudaMatmul):
             tile.n,
             tile.k,
             tile.stages if tile.stages > 1 else None,
-            in_type=KERNEL_TYPES[parameters.dtype],
-            out_type=KERNEL_TYPES[parameters.output_dtype],
+            in_type=kernel_type(parameters.dtype),
+            out_type=kernel_type(parameters.output_dtype),
             a_transposed=parameters.a_transposed,
             b_transposed=parameters.b_transposed,
             addresses=addresses,
@@ -249,3 +249,8 @@ class CudaLaunches(Launches):
 def leading_dimensions(parameters: MatmulParameters) -> tuple[int, int, int]:
     """Row lengths of A, B and C as stored, in elements."""
     return parameters.a_shape[1], parameters.b_shape[1], parameters.n
+
+
+def kernel_type(dtype: str) -> str:
+    """What the kernels call an element type, those included that they do not take."""
+    return KERNEL_TYPES.get(dtype, dtype)

@@ -11,13 +11,16 @@ from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.operators.dtypes import aligned_empty, element_type, round_to, widen
 from pyperf_suite.operators.matmul.cuda_own import Sm80Matmul, Sm90Matmul
 from pyperf_suite.operators.matmul.native_cpu import NativeCpuMatmul
-from pyperf_suite.operators.matmul.parameters import LAYOUTS, MatmulParameters
+from pyperf_suite.operators.matmul.parameters import LAYOUTS, RESULTS, MatmulParameters
 from pyperf_suite.operators.matmul.torch_cpu import PaddedTorchCpuMatmul, TorchCpuMatmul
 from pyperf_suite.operators.matmul.torch_gpu import CublasMatmul, PaddedCublasMatmul, TritonMatmul
 from pyperf_suite.operators.operator import Array, Operator, TimedImplementation, Work
 
 # Beyond this no machine has memory for even one row of a product; it also keeps sizes inside 64-bit arithmetic.
 LARGEST_DIMENSION = 1 << 31
+
+# Four deviations then reach the ends of the range, where what lies beyond is cut off.
+INT8_DEVIATION = 32
 
 
 class Matmul(Operator[MatmulParameters]):
@@ -54,6 +57,7 @@ class Matmul(Operator[MatmulParameters]):
             )
         element_type(parameters.dtype)
         element_type(parameters.output_dtype)
+        require_types(parameters)
         if parameters.layout not in LAYOUTS:
             raise UserError(f"Unknown layout {parameters.layout!r}: choose from {', '.join(LAYOUTS)}.")
 
@@ -68,12 +72,18 @@ class Matmul(Operator[MatmulParameters]):
         return inputs + m * n * element_type(parameters.output_dtype).size_bytes
 
     def operands(self, parameters: MatmulParameters, seed: int) -> Mapping[str, Array]:
-        """Standard normal A and B, rounded to dtype: values move a processor's power, and zeros run faster."""
+        """Normal A and B, rounded to dtype: values move a processor's power, and zeros run faster.
+
+        Of standard deviation 1, and of int8 `INT8_DEVIATION`, which uses its range as quantised weights do.
+        """
         random = np.random.default_rng(seed)
         stored = {}
         for name, shape in (("a", parameters.a_shape), ("b", parameters.b_shape)):
             stored[name] = aligned_empty(shape, parameters.dtype)
-            stored[name][...] = round_to(random.standard_normal(shape, dtype=np.float32), parameters.dtype)
+            values = random.standard_normal(shape, dtype=np.float32)
+            if parameters.dtype == "int8":
+                values *= INT8_DEVIATION
+            stored[name][...] = round_to(values, parameters.dtype)
         stored["c"] = aligned_empty((parameters.m, parameters.n), parameters.output_dtype)
         return stored
 
@@ -87,4 +97,20 @@ class Matmul(Operator[MatmulParameters]):
             b.T if parameters.b_transposed else b,
             parameters.dtype,
             parameters.output_dtype,
+        )
+
+
+def require_types(parameters: MatmulParameters) -> None:
+    """Raise UserError for operands or a result of a type that products do not have."""
+    dtype, result = parameters.dtype, parameters.output_dtype
+    if dtype == "int32":
+        raise UserError("A product of int32 was asked for, but operands of integers are int8: ask for that.")
+    if result in ("tfloat32", "int8"):
+        raise UserError(
+            f"A result in {result} was asked for, but that is a type of operands: products of {result} are stored as "
+            f"{RESULTS[result]}."
+        )
+    if (dtype == "int8") != (result == "int32"):
+        raise UserError(
+            f"A product of {dtype} into {result} was asked for, but int8 is summed in int32 and nothing else is."
         )

@@ -66,8 +66,9 @@ class TorchCpuLaunches(Launches):
             bind(torch, parameters, *(_tensor(torch, operands[name], dtypes[name]) for name in "abc"))
             for operands in operand_sets
         ]
-        with refusals(torch, parameters):
-            self.launch(0)
+        if product_name(parameters) != "torch.mm":  # which takes every shape
+            with refusals(torch, parameters):
+                self.launch(0)
         self.kernel = Kernel(
             name=product_name(parameters),
             path=_libraries(torch),
