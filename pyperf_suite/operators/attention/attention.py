@@ -10,7 +10,11 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention import attention_flop
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_attention import verify_attention
+from pyperf_suite.operators.attention.native_cpu import NativeCpuAttention
+from pyperf_suite.operators.attention.operands import INPUTS, operand_shapes, split_output
 from pyperf_suite.operators.attention.parameters import AttentionParameters
+from pyperf_suite.operators.attention.torch_sdpa import SdpaCudnn, SdpaDefault, SdpaEfficient, SdpaFlash, SdpaMath
+from pyperf_suite.operators.attention.two_gemm import TwoGemm, TwoGemmProducts
 from pyperf_suite.operators.dtypes import aligned_empty, element_type, round_to, widen
 from pyperf_suite.operators.operator import Array, Operator, TimedImplementation, Work
 
@@ -19,16 +23,25 @@ DTYPES = ("float32", "float16", "bfloat16")
 # Beyond this no machine has memory for one head; it also keeps sizes inside 64-bit arithmetic.
 LARGEST_SIZE = 1 << 24
 
-INPUTS = ("q", "k", "v")
-GRADIENTS = ("dq", "dk", "dv")
-
 
 class Attention(Operator[AttentionParameters]):
     """O = softmax(Q·Kᵀ/√d)·V, or its gradients dQ, dK, dV for a given dO, of which the forward pass is no part."""
 
     name = "attention"
     parameters_type = AttentionParameters
-    implementations: Mapping[str, TimedImplementation[AttentionParameters]] = {}
+    implementations: Mapping[str, TimedImplementation[AttentionParameters]] = {
+        implementation.name: implementation
+        for implementation in (
+            NativeCpuAttention(),
+            SdpaDefault(),
+            SdpaFlash(),
+            SdpaCudnn(),
+            SdpaEfficient(),
+            SdpaMath(),
+            TwoGemm(),
+            TwoGemmProducts(),
+        )
+    }
 
     def validate(self, parameters: AttentionParameters) -> None:
         """Raise UserError for a size, dtype, number of key heads or causal mask that cannot be."""
@@ -81,27 +94,3 @@ class Attention(Operator[AttentionParameters]):
         outputs = {name: widen(stored, parameters.dtype) for name, stored in split_output(parameters, output).items()}
         gradient = widen(operands["do"], parameters.dtype) if parameters.backward else None
         return verify_attention(outputs, wide["q"], wide["k"], wide["v"], gradient, parameters.causal, parameters.dtype)
-
-
-def operand_shapes(parameters: AttentionParameters) -> dict[str, tuple[int, int, int, int]]:
-    """Shape of each operand by name; the gradients stand there only for the backward pass."""
-    shapes = {"q": parameters.q_shape, "k": parameters.k_shape, "v": parameters.k_shape, "o": parameters.q_shape}
-    if parameters.backward:
-        shapes |= {"do": parameters.q_shape}
-        shapes |= {"dq": parameters.q_shape, "dk": parameters.k_shape, "dv": parameters.k_shape}
-    return shapes
-
-
-def join_gradients(dq: Array, dk: Array, dv: Array) -> Array:
-    """One flat array of the gradients, dQ then dK then dV: what `Launches.output` gives for a backward pass."""
-    return np.concatenate([gradient.ravel() for gradient in (dq, dk, dv)])
-
-
-def split_output(parameters: AttentionParameters, output: Array) -> dict[str, Array]:
-    """What a launch wrote, by name and in shape: "o" of a forward pass, "dq", "dk" and "dv" of a backward one."""
-    if not parameters.backward:
-        return {"o": output.reshape(parameters.q_shape)}
-    shapes = operand_shapes(parameters)
-    ends = np.cumsum([np.prod(shapes[name]) for name in GRADIENTS])
-    parts = np.split(output.ravel(), ends[:-1])
-    return {name: part.reshape(shapes[name]) for name, part in zip(GRADIENTS, parts, strict=True)}
