@@ -69,3 +69,44 @@ def test_what_tma_cannot_take_is_unsupported_with_the_limit_and_not_wrong() -> N
     answer = measured("cuda_sm90", "persistent@64", Tile(128, 128, 64), k=255)
     assert answer["outcome"] == "unsupported"
     assert "16 bytes" in answer["reason"]
+
+
+@pytest.mark.parametrize("dtype", ["tfloat32", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("implementation", ["cublas", "cublas_padded", "triton"])
+def test_types_of_tensor_cores_alone_are_right_wherever_the_device_takes_them(implementation: str, dtype: str) -> None:
+    library = implementation != "triton"
+    schedule, tile = ("library@1", None) if library else ("persistent@64", Tile(128, 128, 64))
+    changed = {"m": 257, "n": 519, "k": 250, "pad_to": 16} if implementation == "cublas_padded" else {}
+    out_dtype = "bfloat16" if dtype == "float8_e4m3fn" else ""
+    answer = measured(implementation, schedule, tile, dtype=dtype, out_dtype=out_dtype, **changed)
+    if dtype == "float8_e4m3fn" and gpus()[0].compute_capability < (8, 9):
+        assert answer["outcome"] != "ok"
+    else:
+        assert answer["outcome"] == "ok", answer["reason"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", [(257, 520, 256), (256, 519, 256), (256, 520, 255), (255, 513, 257)], ids=str)
+def test_a_padded_product_is_right_whatever_is_padded(sizes: tuple[int, int, int], layout: str) -> None:
+    m, n, k = sizes
+    answer = measured("cublas_padded", "library@1", None, m=m, n=n, k=k, layout=layout, pad_to=64)
+    assert answer["outcome"] == "ok", answer["reason"]
+    assert len(answer["kernel"]["details"]["launched"]) > 1
+
+
+def test_what_a_library_cannot_take_at_a_shape_is_unsupported_in_its_words() -> None:
+    answer = measured("cublas", "library@1", None, dtype="int8", k=255)
+    assert answer["outcome"] == "unsupported"
+    assert answer["reason"].startswith("torch._int_mm refuses 300x520x255 of int8 in layout TN: ")
+
+
+def test_our_kernels_report_the_path_that_rows_allow() -> None:
+    paths = {
+        k: measured("cuda_sm80", "persistent@64", Tile(128, 128, 32), k=k)["kernel"]["path"]
+        for k in (256, 252, 254, 255)
+    }
+    assert paths == {256: "16-byte", 252: "8-byte", 254: "4-byte", 255: "predicated"}
+    assert measured("triton", "persistent@64", Tile(128, 128, 64), k=255)["kernel"]["path"] == "addresses"
+    if "cuda_sm90" in implementations():
+        assert measured("triton", "persistent@64", Tile(128, 128, 64))["kernel"]["path"] == "descriptors"
+        assert measured("cuda_sm90", "persistent@64", Tile(128, 128, 64))["kernel"]["path"] == "tma"
