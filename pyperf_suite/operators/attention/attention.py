@@ -10,6 +10,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention import attention_flop
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_attention import verify_attention
+from pyperf_suite.operators.attention.flex import FlexAttention
 from pyperf_suite.operators.attention.native_cpu import NativeCpuAttention
 from pyperf_suite.operators.attention.operands import INPUTS, operand_shapes, split_output
 from pyperf_suite.operators.attention.parameters import AttentionParameters
@@ -38,6 +39,7 @@ class Attention(Operator[AttentionParameters]):
             SdpaCudnn(),
             SdpaEfficient(),
             SdpaMath(),
+            FlexAttention(),
             TwoGemm(),
             TwoGemmProducts(),
         )
