@@ -77,6 +77,25 @@ class Group:
             )
         return [answer for _, answer in answers]
 
+    def to_first(self, doing: str, value: Any, deadline_s: float) -> list[Any]:
+        """Every rank's JSON value in order of rank on rank 0; the others go on at once with an empty list.
+
+        Raises RanksMissing where some do not answer within the deadline.
+        """
+        step = self._next()
+        if self.count == 1:
+            return [json.loads(json.dumps(value))]
+        self.store.set(f"{step}/{self.rank}", json.dumps(value))
+        if self.rank != 0:
+            return []
+        keys = [f"{step}/{rank}" for rank in range(self.count)]
+        with self._watched(doing, deadline_s):
+            self._wait(keys, doing, deadline_s)
+            answers = [json.loads(answer) for answer in self.store.multi_get(keys)]
+        for key in keys:
+            self.store.delete_key(key)
+        return answers
+
     def from_first(self, doing: str, value: Any, deadline_s: float | None) -> Any:
         """Rank 0's JSON value on every rank; the others' is ignored. None waits as long as rank 0 lives."""
         step = self._next()
@@ -97,6 +116,20 @@ class Group:
         self._next()
         with self._watched(doing, deadline_s):
             yield
+
+    def broken(self, doing: str, error: Exception) -> RanksMissing:
+        """What to raise where `error` ended this rank's part of something that others are in too.
+
+        It names who is gone, and where nobody is, this rank with its error; all ranks end with that sentence.
+        """
+        said = (
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}" if str(error).strip() else repr(error)
+        )
+        alone = f"Rank {self.rank} failed in {doing!r} ({said}): the run is ended and what was measured is kept."
+        if self.count == 1:
+            return RanksMissing(alone)
+        self.watchdog.hand_over()
+        return RanksMissing(self.watchdog.who_is_missing(doing, 0.0, alone))
 
     def close(self) -> None:
         """Leave; the store and the watchdog end."""

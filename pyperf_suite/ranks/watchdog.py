@@ -91,8 +91,11 @@ class Watchdog:
         """The main thread is out of it."""
         self._deadline = None
 
-    def who_is_missing(self, doing: str, waited_s: float) -> str:
-        """One sentence that names the ranks that do not answer, the same on all ranks: the first to know says it."""
+    def who_is_missing(self, doing: str, waited_s: float, otherwise: str = "") -> str:
+        """One sentence that names the ranks that do not answer, the same on all ranks: the first to know says it.
+
+        `otherwise` is what to say where all are heard.
+        """
         said = self._said()
         if said:
             return said
@@ -101,7 +104,9 @@ class Watchdog:
         said = self._said()
         if said:
             return said
-        sentence = _sentence(before, self._heard(), self._rank, self._step, doing, waited_s)
+        after = self._heard()
+        sentence = _who_is_silent(before, after, self._rank, doing, waited_s)
+        sentence = sentence or otherwise or _who_is_behind(after, self._step, doing, waited_s)
         return str(self._store.compare_set(_ABORT, "", sentence).decode())
 
     def end(self, sentence: str) -> None:
@@ -177,11 +182,11 @@ class Watchdog:
         return [self._store.get(key).decode() if self._store.check([key]) else "" for key in keys]
 
 
-def _sentence(before: Sequence[str], after: Sequence[str], me: int, my_step: int, doing: str, waited_s: float) -> str:
-    """Who is silent; else who is behind; else that all are in it."""
+def _who_is_silent(before: Sequence[str], after: Sequence[str], me: int, doing: str, waited_s: float) -> str:
+    """A sentence on the ranks whose heart did not beat between two hearings; empty where all were heard."""
     silent = [rank for rank, (one, two) in enumerate(zip(before, after, strict=True)) if one == two and rank != me]
-    waiting = f" while the others waited {waited_s:g} s for {doing!r}" if doing else ""
     never = [rank for rank in silent if not after[rank]]
+    waiting = _while_waiting(doing, waited_s)
     if never:
         return f"{_ranks(never)} never joined{waiting}: the run is ended; what was measured is kept."
     if silent:
@@ -190,16 +195,30 @@ def _sentence(before: Sequence[str], after: Sequence[str], me: int, my_step: int
             f"{_ranks(silent)} stopped answering in {last!r}{waiting}: the process died, was stopped or lost its "
             "network; the run is ended and what was measured is kept."
         )
+    return ""
+
+
+def _who_is_behind(after: Sequence[str], my_step: int, doing: str, waited_s: float) -> str:
+    """A sentence where all ranks live: on those at an earlier step, else that none came out of this one."""
     if not doing:
         return "The run was ended by SIGTERM from outside: what was measured is kept."
     behind = [rank for rank, beat in enumerate(after) if int(beat.split(" ", 2)[1]) < my_step]
     if behind:
         where = after[behind[0]].split(" ", 2)[2]
-        return f"{_ranks(behind)} did not get past {where!r}{waiting}: the run is ended; what was measured is kept."
+        return (
+            f"{_ranks(behind)} did not get past {where!r}{_while_waiting(doing, waited_s)}: the run is ended; what was "
+            "measured is kept."
+        )
     return (
         f"No rank came out of {doing!r} within {waited_s:g} s, though all are alive: the network between them may be "
         "stuck, or the deadline too short (--deadline); what was measured is kept."
     )
+
+
+def _while_waiting(doing: str, waited_s: float) -> str:
+    if not doing:
+        return ""
+    return f" while the others waited {waited_s:g} s for {doing!r}" if waited_s else f" while others were in {doing!r}"
 
 
 def _ranks(numbers: Sequence[int]) -> str:

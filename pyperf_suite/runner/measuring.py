@@ -28,8 +28,11 @@ from pyperf_suite.measure.verify import Verification
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.cuda import cuda_device
 from pyperf_suite.operators.operator import Inspected, Inspection, Operator
+from pyperf_suite.operators.ranked import Ranked
+from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.ranked import measure_ranked
 from pyperf_suite.runner.record import Metric
 
 # Rotating through operands that together exceed the caches this many times over leaves nothing of a set when it
@@ -40,14 +43,20 @@ CACHE_TURNOVER = 3
 MEMORY_SHARE = 0.25
 
 
-def measure_case(case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
+def measure_case(
+    case: Case, effort: Effort | None, device: Device, group: Group | None = None, deadline_s: float = 120.0
+) -> dict[str, Any]:
     """Measure one case and return the measured part of its record; with `effort` None only verify it.
 
-    Every way a case can end is an outcome, never an exception: `unsupported` and `failed` carry their reason.
+    `group` is where this process is a rank of one; all its ranks call this together, and each step of theirs must be
+    over within `deadline_s`. Every way a case can end is an outcome, never an exception: `unsupported` and `failed`
+    carry their reason. But RanksMissing, after which the group is of no use, is raised.
     """
     started_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
     try:
-        result = _measure(case, effort, device)
+        result = _measure(case, effort, device, group, deadline_s)
+    except RanksMissing:
+        raise
     except (Unsupported, UserError) as reason:
         result = {"outcome": "unsupported", "reason": str(reason)}
     except MemoryError:
@@ -60,11 +69,17 @@ def measure_case(case: Case, effort: Effort | None, device: Device) -> dict[str,
     return plain
 
 
-def _measure(case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
+def _measure(
+    case: Case, effort: Effort | None, device: Device, group: Group | None, deadline_s: float
+) -> dict[str, Any]:
     operator = find_operator(case.operator)
     operator.validate(case.parameters)
     if isinstance(operator, Inspected):
         return _inspected(operator.inspect(case.implementation, case.parameters))
+    if isinstance(operator, Ranked):
+        if group is None:
+            raise Unsupported("This case takes a group of processes: start it with torchrun or pyperf-suite run.")
+        return measure_ranked(operator, case, effort, device, group, deadline_s)
     assert isinstance(operator, Operator)
     return _timed(operator, case, effort, device)
 

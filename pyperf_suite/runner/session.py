@@ -6,7 +6,7 @@ Front ends ask for one planned case after the other and get its records; they ne
 from __future__ import annotations
 
 import datetime
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.runner.results import RunFolder
-from pyperf_suite.runner.worker_pool import DEADLINE_S, WorkerPool
+from pyperf_suite.runner.worker_pool import DEADLINE_S, WorkerPool, Workers
 
 # A library's product that no change of ours can slow down: when it moves between the start and the end of a run,
 # the machine moved.
@@ -44,6 +44,8 @@ class Session:
     plan: Plan
     folder: RunFolder
     deadline_s: float = DEADLINE_S
+    # Who measures, where it is not processes of this run's own: the ranks that somebody else's torchrun started.
+    workers: Workers | None = None
 
     def __post_init__(self) -> None:
         identity = identify(self.plan.device)
@@ -56,7 +58,9 @@ class Session:
     def open(self) -> Session:
         """Open the journal and measure the sentinel. Raises UserError where the journal cannot be written."""
         self._journal = self._resources.enter_context(Journal(self.folder.records_path))
-        self._workers = self._resources.enter_context(WorkerPool(self.plan.device, self.deadline_s))
+        self._workers = self._resources.enter_context(
+            closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
+        )
         self._measure_sentinel()
         return self
 

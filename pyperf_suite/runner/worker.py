@@ -1,6 +1,7 @@
 """The process that owns the device: reads one case a line, measures it, answers with one line of JSON.
 
-Started as `python -m pyperf_suite.runner.worker`; a crash or a hang in here costs one case and never the run.
+Started as `python -m pyperf_suite.runner.worker`, by torchrun where a case takes a group of ranks: then rank 0 reads
+and answers, and the others do as it does. A crash or a hang in here costs one case and never the run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import sys
 import traceback
 from typing import IO, Any
 
-from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.ranks.environment import rank_environment
+from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
@@ -22,21 +25,67 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve requests `{"case", "effort", "device"}` from standard input until it closes."""
+    """Serve requests `{"case", "effort", "device", "deadline_s"}` from standard input until it closes."""
     answers = _take_over_stdout()
     _die_with_parent()
+    if rank_environment().launched:
+        _serve_as_a_rank(answers)
+        return
     for line in sys.stdin:
-        answers.write(json.dumps(_answer(json.loads(line)), allow_nan=False) + "\n")
-        answers.flush()
+        _write(answers, _answer(json.loads(line)))
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def _serve_as_a_rank(answers: IO[str]) -> None:
+    """Rank 0 hands each request to all ranks; where one is lost, rank 0 says so as the answer and the group ends."""
+    with Group() as group:
+        if group.rank == 0:
+            group.watchdog.at_end(lambda sentence: _write(answers, _lost(sentence)))
+        try:
+            if group.rank != 0:
+                follow(group)
+                return
+            for line in sys.stdin:
+                _write(answers, lead(group, json.loads(line)))
+            lead(group, None)
+        except RanksMissing as missing:
+            _write(answers, _lost(str(missing)))
+            print(f"rank {group.rank}: {missing}", file=sys.stderr, flush=True)
+            sys.exit(2)
+
+
+def lead(group: Group, request: dict[str, Any] | None) -> dict[str, Any]:
+    """Rank 0: have all ranks do what is requested, None to let them go. Raises RanksMissing."""
+    group.from_first("next case", request, None)
+    return _answer(request, group) if request is not None else {}
+
+
+def follow(group: Group) -> None:
+    """Other ranks: do what rank 0 requests until it lets them go. Raises RanksMissing."""
+    while (request := group.from_first("next case", None, None)) is not None:
+        _answer(request, group)
+
+
+def _answer(request: dict[str, Any], group: Group | None = None) -> dict[str, Any]:
     effort = Effort.from_json(request["effort"]) if request["effort"] is not None else None
     try:
-        return measure_case(Case.from_json(request["case"]), effort, resolve(request["device"]))
+        device = resolve(request["device"])
+        if group is not None and device.kind == "cuda":
+            device = Device("cuda", group.environment.local_rank)
+        return measure_case(Case.from_json(request["case"]), effort, device, group, request["deadline_s"])
+    except RanksMissing:
+        raise
     except Exception as error:  # the parent must get an answer; the log keeps the traceback
         traceback.print_exc()
         return {"outcome": "failed", "reason": f"{type(error).__name__}: {error}"}
+
+
+def _lost(sentence: str) -> dict[str, Any]:
+    return {"outcome": "failed", "reason": sentence, "fatal": True}
+
+
+def _write(answers: IO[str], answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer, allow_nan=False) + "\n")
+    answers.flush()
 
 
 def _take_over_stdout() -> IO[str]:

@@ -2,36 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, Protocol
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators import find_operator
+from pyperf_suite.operators.ranked import Ranked
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
+from pyperf_suite.runner.worker_process import COMMAND, WorkerLost, WorkerProcess, ranks_command
 
 # Inputs, reference and sampling of the largest case of any profile together take a small part of this.
 DEADLINE_S = 120.0
 
+# A group keeps the deadline of each of its steps itself; it needs time to start, and to find out which rank is missing.
+GROUP_PATIENCE_S = 30.0
+
+
+class Workers(Protocol):
+    """Whoever measures cases for a session."""
+
+    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
+        """The measured part of a record; every way a case can end is an outcome."""
+        ...
+
+    def close(self) -> None:
+        """End what was started; a second call does nothing."""
+        ...
+
 
 class WorkerPool:
-    """Processes that stay alive between cases. Use as a context manager."""
+    """Processes that stay alive between cases. Use as a context manager.
+
+    A case that several ranks compute together gets a group of its own number of ranks and its own environment.
+    """
 
     def __init__(self, device: Device, deadline_s: float = DEADLINE_S) -> None:
         self._device = device
         self._deadline_s = deadline_s
-        self._workers: dict[int, WorkerProcess] = {}
+        self._workers: dict[tuple[object, ...], WorkerProcess] = {}
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
         """The answer of worker `process`; one that is lost makes the case failed, and a fresh one takes the next."""
-        if process not in self._workers:
-            self._workers[process] = WorkerProcess(self._device)
+        operator = find_operator(case.operator)
+        if isinstance(operator, Ranked):
+            ranks, environment = operator.ranks(case.parameters), operator.environment(case.parameters)
+            key: tuple[object, ...] = (process, ranks, tuple(sorted(environment.items())))
+            patience_s = GROUP_PATIENCE_S
+            # torchrun sets this to 1 where nobody has, with a page of warning.
+            environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | dict(environment)
+        else:
+            ranks, environment, key, patience_s = 0, {}, (process,), 0.0
+        if key not in self._workers:
+            self._workers[key] = WorkerProcess(self._device, ranks_command(ranks) if ranks else COMMAND, environment)
         try:
-            answer = self._workers[process].measure(case, effort, self._deadline_s)
+            answer = self._workers[key].measure(case, effort, self._deadline_s, patience_s)
         except WorkerLost as lost:
-            del self._workers[process]
+            del self._workers[key]
             return {"outcome": "failed", "reason": str(lost)}
         if answer.pop("fatal", False):
-            self._workers.pop(process).close()
+            self._workers.pop(key).close()
         return answer
 
     def close(self) -> None:

@@ -5,22 +5,34 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 
-COMMAND = (sys.executable, "-m", "pyperf_suite.runner.worker")
+MODULE = "pyperf_suite.runner.worker"
+COMMAND = (sys.executable, "-m", MODULE)
 
-# How much of a dead worker's log is worth repeating in the reason.
-_LOG_TAIL_BYTES = 400
+# What launchers tell a rank: a worker that is not one must not think it is, though its parent may be.
+LAUNCHER_VARIABLES = ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID")
+
+# How much of a dead worker's log is searched for its last words.
+_LOG_TAIL_BYTES = 20_000
+
+
+def ranks_command(count: int) -> tuple[str, ...]:
+    """How torchrun starts a worker of so many ranks on this machine, at a port that is free."""
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
+    return (*launcher, "--max-restarts=0", "-m", MODULE)
 
 
 class WorkerLost(Exception):
@@ -30,21 +42,36 @@ class WorkerLost(Exception):
 class WorkerProcess:
     """One worker, started at once, alive until `close` or until it is lost."""
 
-    def __init__(self, device: Device, command: tuple[str, ...] = COMMAND) -> None:
-        """Start the process; `command` is another way to start the same worker (torchrun, or a test's double)."""
+    def __init__(
+        self, device: Device, command: tuple[str, ...] = COMMAND, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the process; `command` is another way to start the same worker (torchrun, or a test's double).
+
+        `environment` is added to this process's own.
+        """
         self._device = device
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         self._unread = b""
+        inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+            env=inherited | dict(environment or {}),
         )
 
-    def measure(self, case: Case, effort: Effort | None, deadline_s: float) -> dict[str, Any]:
-        """The worker's answer to one case. Raises WorkerLost, after which this handle is closed."""
+    def measure(self, case: Case, effort: Effort | None, deadline_s: float, patience_s: float = 0.0) -> dict[str, Any]:
+        """The worker's answer to one case. Raises WorkerLost, after which this handle is closed.
+
+        `patience_s` is how much longer than the deadline to wait for a worker that keeps the deadline itself.
+        """
         request = {
             "case": case.to_json(),
             "effort": effort.to_json() if effort is not None else None,
             "device": str(self._device),
+            "deadline_s": deadline_s,
         }
         assert self._process.stdin is not None
         try:
@@ -52,7 +79,7 @@ class WorkerProcess:
             self._process.stdin.flush()
         except OSError:
             raise self._lost("died before the case was sent") from None
-        line = self._read_line(deadline_s)
+        line = self._read_line(deadline_s + patience_s)
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:
@@ -94,7 +121,9 @@ class WorkerProcess:
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - _LOG_TAIL_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        last_words = f"; its last words: {lines[-1]}" if lines else ""
+        # Below what ranks say of each other, torchrun writes a page about their exit codes.
+        by_ranks = [line for line in lines if re.match(r"rank \d+: ", line)]
+        last_words = f"; its last words: {(by_ranks or lines)[-1]}" if lines else ""
         self.close()
         return WorkerLost(f"The worker process {what}{how}{last_words}")
 

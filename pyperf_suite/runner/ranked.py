@@ -1,0 +1,274 @@
+"""What the ranks of a group do with one case: all prepare, check, time and check again, and rank 0 decides each step.
+
+A failure on any rank is agreed on before the next collective, so no rank is ever left in one; a rank that does not
+answer ends the group by name (see ranks/watchdog.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.median import median_and_quantiles, median_interval
+from pyperf_suite.measure.sampling import Measurement, measure
+from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch
+from pyperf_suite.measure.telemetry import Around
+from pyperf_suite.operators.ranked import Ranked, RankTimes, Transfers
+from pyperf_suite.ranks.clocks import Clock, align
+from pyperf_suite.ranks.group import Group, RanksMissing
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.record import Metric
+
+# Samples of so many ranks are kept one by one; of more, each rank's quantiles.
+RANKS_KEPT_WHOLE = 16
+
+Answer = TypeVar("Answer")
+
+
+def measure_ranked(
+    operator: Ranked[Any], case: Case, effort: Effort | None, device: Device, group: Group, deadline_s: float
+) -> dict[str, Any]:
+    """This rank's part of one case; on rank 0 the measured part of its record, elsewhere of no meaning.
+
+    Raises RanksMissing, after which the group is of no use, where a rank does not answer within the deadline of a step.
+    """
+    doing = f"prepare {case.label}"
+    transfers, trouble = _prepare(operator, case, device, group, deadline_s)
+    try:
+        outcome = _agreed_trouble(group.gather(doing, trouble, deadline_s))
+        if outcome is not None or transfers is None:
+            return outcome or {}
+        return _Measuring(transfers, case, effort, group, deadline_s, operator.bytes_moved(case.parameters)).run()
+    finally:
+        if transfers is not None:
+            transfers.close()
+
+
+def _prepare(
+    operator: Ranked[Any], case: Case, device: Device, group: Group, deadline_s: float
+) -> tuple[Transfers | None, tuple[str, str] | None]:
+    """The case made ready on this rank, or (outcome, reason)."""
+    if operator.ranks(case.parameters) != group.count:
+        asked = operator.ranks(case.parameters)
+        return None, ("unsupported", f"{asked} ranks were asked for, but this group has {group.count}.")
+    try:
+        implementation = operator.implementation(case.implementation)
+        return implementation.prepare(case.parameters, group, device, deadline_s), None
+    except (Unsupported, UserError) as reason:
+        return None, ("unsupported", str(reason))
+    except RanksMissing:
+        raise
+    except MemoryError:
+        return None, ("failed", "Out of memory while the case was prepared.")
+    except Exception as error:
+        return None, ("failed", f"{type(error).__name__}: {error}")
+
+
+def _agreed_trouble(troubles: Sequence[Sequence[str] | None]) -> dict[str, Any] | None:
+    """One outcome for all ranks where any has trouble; a reason that is not everyone's names its rank."""
+    found = [(rank, *trouble) for rank, trouble in enumerate(troubles) if trouble is not None]
+    if not found:
+        return None
+    rank, outcome, reason = next((each for each in found if each[1] == "failed"), found[0])
+    everyone = len(found) == len(troubles) and len({each[2] for each in found}) == 1
+    return {"outcome": outcome, "reason": reason if everyone else f"Rank {rank}: {reason}"}
+
+
+@dataclass
+class _Measuring:
+    """The steps of one prepared case, the same on every rank."""
+
+    transfers: Transfers
+    case: Case
+    effort: Effort | None
+    group: Group
+    deadline_s: float
+    bytes_moved: int
+    blocks: list[list[RankTimes]] = field(default_factory=list)  # on rank 0: of each block, each rank's times
+
+    def run(self) -> dict[str, Any]:
+        result: dict[str, Any] = {
+            "kernel": dataclasses.asdict(self.transfers.kernel),
+            "work": {"flop": 0, "bytes": self.bytes_moved},
+            "verification": self._checked(),
+        }
+        if not result["verification"]["passed"]:
+            return result | _wrong(result["verification"], "before timing")
+        if self.effort is None:
+            return result | {"outcome": "ok"}
+        clock = self._together("align clocks", lambda: align(self.group, self.deadline_s))
+        if self.group.rank == 0:
+            result |= self._lead(self.effort)
+        else:
+            self._follow(clock)
+        result["sampling"] = result.get("sampling", {}) | {"clock_uncertainty_s": self._uncertainty_s(clock)}
+        again = self._checked()
+        if not again["passed"]:
+            return result | _wrong(again, "after timing")
+        return result | {"outcome": "ok"}
+
+    def _lead(self, effort: Effort) -> dict[str, Any]:
+        """Rank 0: the usual measuring loop, whose stopwatch lets all ranks run each block."""
+        stopwatch = RankedStopwatch(self._block)
+        with Around() as telemetry:
+            measurement = self._told(lambda: measure(_nothing, stopwatch, effort.stop, effort.warm_up))
+        self.group.from_first("next block", None, self.deadline_s)
+        batch = measurement.launches_per_sample
+        times = _last(self.blocks, len(measurement.seconds) * batch)
+        return {
+            "metrics": {name: dataclasses.asdict(metric) for name, metric in _metrics(measurement, times).items()},
+            "sampling": _how_sampled(measurement, stopwatch, times),
+            "quality": {
+                "converged": measurement.converged,
+                "relative_half_width": measurement.relative_half_width,
+                "discarded": measurement.discarded,
+                **telemetry.report,
+            },
+        }
+
+    def _block(self, iterations: int) -> NDArray[np.float64]:
+        """Rank 0: publish a block, run it with the others, and return the seconds of each iteration over ranks."""
+        self.group.from_first("next block", iterations, self.deadline_s)
+        mine = self._time(iterations, Clock(0, 0))
+        told = self.group.to_first("collect times", mine, self.deadline_s)
+        block = [RankTimes(*(np.array(column) for column in columns)) for columns in told]
+        self.blocks.append(block)
+        seconds: NDArray[np.float64] = np.mean([times.seconds for times in block], axis=0)
+        return seconds
+
+    def _follow(self, clock: Clock) -> None:
+        """Other ranks: run the blocks that rank 0 publishes until there are no more."""
+        while (iterations := self.group.from_first("next block", None, self.deadline_s)) is not None:
+            self.group.to_first("collect times", self._time(iterations, clock), self.deadline_s)
+
+    def _time(self, iterations: int, clock: Clock) -> list[list[float]]:
+        """One block on this rank as JSON: seconds, arrivals and departures by rank 0's clock."""
+        times = self._together(self.case.label, lambda: self.transfers.time(iterations, self.deadline_s))
+        arrived, done = times.arrived_ns + clock.offset_ns, times.done_ns + clock.offset_ns
+        return [times.seconds.tolist(), arrived.tolist(), done.tolist()]
+
+    def _checked(self) -> dict[str, Any]:
+        """Run once on fresh inputs and compare on every rank: the same configuration as is timed."""
+
+        def run_once() -> Any:
+            self.transfers.fill()
+            self.transfers.time(1, self.deadline_s)
+            return self.transfers.check()
+
+        checked = dataclasses.asdict(self._together(f"check {self.case.label}", run_once))
+        found = self.group.gather("compare outputs", checked, self.deadline_s)
+        wrong = [(rank, each) for rank, each in enumerate(found) if each["wrong"]]
+        compared = sum(each["compared"] for each in found)
+        message = f"correct: {compared} elements on {self.group.count} ranks, each exact"
+        if wrong:
+            rank, each = wrong[0]
+            message = f"rank {rank} has {each['wrong']} of {each['compared']} elements wrong: {each['first']}"
+        total = sum(each["wrong"] for each in found)
+        return {"passed": not wrong, "method": "full", "wrong": total, "compared": compared, "message": message}
+
+    def _uncertainty_s(self, clock: Clock) -> float:
+        return float(max(self.group.gather("compare clocks", clock.uncertainty_ns, self.deadline_s))) * 1e-9
+
+    def _together(self, doing: str, action: Callable[[], Answer]) -> Answer:
+        """Something all ranks are in: an error on one leaves the others waiting, so it ends the group by name."""
+        with self.group.within(doing, self.deadline_s):
+            return self._told(action, doing)
+
+    def _told(self, action: Callable[[], Answer], doing: str = "measure") -> Answer:
+        try:
+            return action()
+        except RanksMissing:
+            raise
+        except Exception as error:
+            raise self.group.broken(doing, error) from error
+
+
+class RankedStopwatch:
+    """Rank 0's stopwatch: a sample is what the ranks saw of an iteration, averaged over ranks as nccl-tests does."""
+
+    name = "ranks"
+
+    def __init__(self, block: Callable[[int], NDArray[np.float64]]) -> None:
+        self._block = block
+        self.resolution_s = CpuStopwatch().resolution_s
+
+    def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
+        """Seconds of each sample; `launch` is not called, the ranks know what they run."""
+        iterations = self._block(samples * launches_per_sample)
+        summed: list[float] = iterations.reshape(samples, launches_per_sample).sum(axis=1).tolist()
+        return summed
+
+
+def _nothing(index: int) -> None:
+    """What the measuring loop launches: nothing on this side of the stopwatch."""
+
+
+def _last(blocks: Sequence[Sequence[RankTimes]], iterations: int) -> list[RankTimes]:
+    """Each rank's times of the last iterations, which are those that were sampled and not warm-up."""
+    ranks = range(len(blocks[0]))
+    return [
+        RankTimes(
+            *(
+                np.concatenate([getattr(block[rank], name) for block in blocks])[-iterations:]
+                for name in ("seconds", "arrived_ns", "done_ns")
+            )
+        )
+        for rank in ranks
+    ]
+
+
+def _metrics(measurement: Measurement, times: Sequence[RankTimes]) -> dict[str, Metric]:
+    """Time as the ranks saw it, and, by one clock, transfer after the last arrived and the skew of arrivals."""
+    arrived = np.array([each.arrived_ns for each in times])
+    done = np.array([each.done_ns for each in times])
+    low, high, _ = measurement.interval
+    samples = [float(f"{sample:.6g}") for sample in measurement.seconds]
+    time = Metric("s", measurement.median, low, high, measurement.q20, measurement.q80, samples)
+    return {
+        "time": time,
+        "transfer": _metric((done.max(axis=0) - arrived.max(axis=0)) * 1e-9),
+        "skew": _metric((arrived.max(axis=0) - arrived.min(axis=0)) * 1e-9),
+    }
+
+
+def _metric(seconds: NDArray[np.float64]) -> Metric:
+    median, q20, q80 = median_and_quantiles(seconds)
+    interval = median_interval(seconds, 0.95)
+    return Metric("s", median, interval.low, interval.high, q20, q80, [float(f"{value:.4g}") for value in seconds])
+
+
+def _how_sampled(measurement: Measurement, stopwatch: RankedStopwatch, times: Sequence[RankTimes]) -> dict[str, Any]:
+    """How the samples came about, and what each rank saw."""
+    arrived = np.array([each.arrived_ns for each in times])
+    seconds = np.array([each.seconds for each in times])
+    told: dict[str, Any] = {
+        "stopwatch": stopwatch.name,
+        "resolution_s": stopwatch.resolution_s,
+        "launches_per_sample": measurement.launches_per_sample,
+        "warmup_launches": measurement.warmup_launches,
+        "warmup_s": measurement.warmup_s,
+        "steady": measurement.steady,
+        "stopped_by": measurement.stopped_by,
+        "effective_samples": measurement.effective_samples,
+        "confidence": measurement.interval[2],
+        "ranks": len(times),
+        "rank_median_s": np.median(seconds, axis=1).tolist(),
+        "rank_q20_s": np.quantile(seconds, 0.2, axis=1).tolist(),
+        "rank_q80_s": np.quantile(seconds, 0.8, axis=1).tolist(),
+        "rank_lag_s": (np.median(arrived - arrived.min(axis=0), axis=1) * 1e-9).tolist(),
+    }
+    if len(times) <= RANKS_KEPT_WHOLE:
+        told["rank_samples_s"] = [[float(f"{value:.4g}") for value in each.seconds] for each in times]
+    return told
+
+
+def _wrong(verification: dict[str, Any], when: str) -> dict[str, Any]:
+    return {"outcome": "failed", "reason": f"Wrong result {when}: {verification['message']}"}
