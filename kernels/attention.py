@@ -88,7 +88,7 @@ class Configuration:
     @property
     def padded_head_dim(self) -> int:
         """What the products compute with: the next power of two, and at least what a tensor core takes at once."""
-        return max(1 << (self.head_dim - 1).bit_length(), SMALLEST_BLOCK)
+        return padded(self.head_dim)
 
     @property
     def waste(self) -> float:
@@ -218,6 +218,11 @@ class Attention:
         return Launch(forward, self.programs, arguments, options, configuration.asked)
 
 
+def padded(size: int) -> int:
+    """The next power of two, and at least what a tensor core takes at once."""
+    return max(1 << (size - 1).bit_length(), SMALLEST_BLOCK)
+
+
 def compile_for(target: str, configuration: Configuration) -> Binary:
     """Compile the forward kernel for a target such as "sm_90", for operands that start at multiples of 16 bytes.
 
@@ -272,15 +277,14 @@ def check_operand(
     check_tensor(name, tensor, shape, dtype, device, "attention")
     if not tensor.is_contiguous():
         raise ValueError(f"{name} has strides {tensor.stride()}, but the attention kernels take contiguous tensors.")
+    row_bytes = tensor.shape[-1] * tensor.element_size()
+    if descriptors and row_bytes % TMA_ALIGNMENT_BYTES:
+        raise ValueError(
+            f"{name} has rows of {row_bytes} bytes, but TMA takes multiples of {TMA_ALIGNMENT_BYTES}: use addresses, or "
+            "pad head_dim."
+        )
     if descriptors:
         check_descriptor(name, tensor)
-        # Of a single row check_descriptor rounds the stride up; the heads here lie one row apart.
-        row_bytes = tensor.shape[-1] * tensor.element_size()
-        if row_bytes % TMA_ALIGNMENT_BYTES:
-            raise ValueError(
-                f"{name} has rows of {row_bytes} bytes, but TMA takes multiples of {TMA_ALIGNMENT_BYTES}: use "
-                "addresses, or pad head_dim."
-            )
 
 
 def operand(configuration: Configuration, tensor: Any, rows: int) -> Any:

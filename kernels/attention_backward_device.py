@@ -110,7 +110,7 @@ def attended(
         scores = multiply(keys, queries.T, None, PRECISION, WIDEN)
         logarithms = load_of_rows(lse, head, first_query, seq_q, BLOCK_N) * LOG2_E
         weights = tl.exp2(scores * SCALE - logarithms[None, :])
-        if CAUSAL:
+        if CAUSAL:  # noqa: SIM102 (decided when this is compiled, the next when it runs)
             if step < whole:
                 rows = first + tl.arange(0, BLOCK_M)
                 latest = first_query + tl.arange(0, BLOCK_N) + (seq_k - seq_q)

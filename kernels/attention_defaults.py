@@ -1,0 +1,76 @@
+"""The blocks that attention begins with on a target, where nobody asks for others: chosen in one place.
+
+They follow what is published for Triton on these devices (the tables of PyTorch's flex_attention, and the fused
+attention tutorial), changed where a kernel's machine code spilled or did not fit the shared memory.
+"""
+
+from __future__ import annotations
+
+from pyperf_suite.kernels.attention import ELEMENT_BYTES, Configuration, padded
+from pyperf_suite.kernels.triton_host import (
+    LARGEST_DESCRIPTOR_BLOCK,
+    SMALLEST_BLOCK,
+    TMA_ALIGNMENT_BYTES,
+    architecture_of,
+)
+
+# The largest padded head_dim that a row is for: rows held, rows a step, stages, warps.
+Rows = dict[int, tuple[int, int, int, int]]
+
+FORWARD: dict[str, Rows] = {
+    "Ampere": {64: (64, 64, 3, 4), 128: (128, 64, 3, 8), 256: (64, 32, 2, 8), 512: (32, 32, 1, 8)},
+    "Hopper": {64: (128, 64, 3, 4), 128: (128, 128, 2, 8), 256: (128, 64, 2, 8), 512: (64, 32, 2, 8)},
+    "Blackwell": {64: (128, 128, 3, 8), 128: (128, 128, 2, 8), 256: (128, 64, 2, 8), 512: (64, 32, 2, 8)},
+}
+BACKWARD: dict[str, Rows] = {
+    "Ampere": {64: (128, 32, 2, 8), 128: (64, 32, 2, 8), 256: (32, 32, 1, 8), 512: (16, 16, 1, 8)},
+    "Hopper": {64: (128, 64, 2, 8), 128: (128, 64, 2, 8), 256: (64, 32, 1, 8), 512: (16, 16, 1, 8)},
+    "Blackwell": {64: (128, 64, 2, 8), 128: (64, 64, 2, 8), 256: (64, 32, 1, 8), 512: (16, 16, 1, 8)},
+}
+# Tensor cores do not take float32, so that blocks are bounded by registers on every generation.
+FLOAT32: dict[bool, Rows] = {
+    False: {64: (64, 32, 2, 8), 128: (32, 32, 2, 8), 256: (16, 32, 2, 8), 512: (16, 16, 1, 8)},
+    True: {64: (32, 32, 2, 8), 128: (32, 16, 2, 8), 256: (16, 16, 1, 8), 512: (16, 16, 1, 8)},
+}
+
+
+def default_configuration(
+    target: str, head_dim: int, dtype: str, causal: bool = False, backward: bool = False, seq_q: int | None = None
+) -> Configuration:
+    """What to begin with on a target such as "sm_90": through TMA where it and the rows allow.
+
+    A block of the forward pass is no taller than `seq_q` queries need. Raises ValueError for what is not a target.
+    """
+    generation = generation_of(target)
+    rows = FLOAT32[backward] if dtype == "float32" else (BACKWARD if backward else FORWARD)[generation]
+    held, stepped, stages, warps = rows[min((most for most in rows if most >= padded(head_dim)), default=max(rows))]
+    if seq_q is not None and not backward:
+        held = min(held, padded(seq_q))
+        # So few rows leave most of more warps without any.
+        warps = warps if held > SMALLEST_BLOCK else min(warps, 4)
+    row_bytes = head_dim * ELEMENT_BYTES[dtype]
+    tma = generation != "Ampere" and not row_bytes % TMA_ALIGNMENT_BYTES
+    tma &= padded(head_dim) <= LARGEST_DESCRIPTOR_BLOCK
+    operands = "descriptors" if tma else "addresses"
+    return Configuration(held, stepped, head_dim, dtype, causal, backward, stages, warps, operands)
+
+
+def default_set(target: str) -> tuple[Configuration, ...]:
+    """The kernels of a target such as "sm_90" whose machine code is watched; those up to head_dim 128 do not spill.
+
+    Raises ValueError for what is not a target.
+    """
+    wanted = (
+        *((head_dim, causal, False) for head_dim in (64, 128) for causal in (False, True)),
+        *((head_dim, True, False) for head_dim in (80, 256)),
+        *((head_dim, True, True) for head_dim in (64, 128)),
+    )
+    return tuple(default_configuration(target, head_dim, "bfloat16", *passes) for head_dim, *passes in wanted)
+
+
+def generation_of(target: str) -> str:
+    """The generation whose shared memory and instructions a target has. Raises ValueError for what is not a target."""
+    architecture = architecture_of(target)
+    if not 90 <= architecture < 120:  # sm_120 has those of sm_80
+        return "Ampere"
+    return "Hopper" if architecture < 100 else "Blackwell"

@@ -1,0 +1,282 @@
+"""Triton's attention: right in the interpreter for shapes that break things, and compiled for GPUs not here."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.kernels import attention_backward, occupancy
+from pyperf_suite.kernels.attention import Attention, Configuration, Shape, compile_for
+from pyperf_suite.kernels.attention_backward import Gradients
+from pyperf_suite.kernels.attention_defaults import default_configuration, default_set
+from pyperf_suite.kernels.attention_schedule import key_steps, place, query_steps
+from pyperf_suite.kernels.disassembly import NoDisassembler, disassemble, disassembler
+
+# seq_q × seq_k around blocks of 16 × 32: decode, a single key, one less and one more than a block, several blocks.
+SEQUENCES = [(1, 1), (1, 37), (15, 31), (16, 32), (17, 33), (33, 97)]
+# Errors in units of rounding of what an element is summed from, absolute values taken. Weights, their gradients and
+# results are rounded once each; in float32 what exponentials make of their arguments' errors counts instead.
+LIMITS = {"float32": 32, "float16": 4, "bfloat16": 4}
+
+
+@pytest.fixture(scope="module")
+def interpreted(interpreter) -> Callable[..., dict]:
+    """Runs an attention in a process where Triton interprets."""
+    ask = interpreter("interpreted_attention.py")
+
+    def run(seq_q: int, seq_k: int, heads=2, kv_heads=2, batch=1, together=None, **configuration: object) -> dict:
+        shape = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_q": seq_q, "seq_k": seq_k}
+        asked = {"block_m": 16, "block_n": 32, "head_dim": 16, "dtype": "float16", **configuration}
+        return ask({"shape": shape, "configuration": asked, "together": together})
+
+    return run
+
+
+def assert_right(outcome: dict, dtype: str = "float16") -> None:
+    """Every element of every output within its limit, and the same bits from a second launch."""
+    assert "failed" not in outcome, outcome["failed"]
+    limits = dict.fromkeys(outcome["errors"], LIMITS[dtype]) | {"lse": LIMITS["float32"]}
+    assert {name: error for name, error in outcome["errors"].items() if not error <= limits[name]} == {}
+    assert outcome["same_again"]
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("sequences", SEQUENCES, ids=lambda each: "x".join(map(str, each)))
+def test_sequences_that_break_things_come_out_right(interpreted, sequences, causal, backward):
+    assert_right(interpreted(*sequences, causal=causal, backward=backward))
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_more_queries_than_keys_come_out_right_without_a_mask(interpreted, backward):
+    assert_right(interpreted(37, 21, backward=backward))
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("operands", ["addresses", "descriptors"])
+@pytest.mark.parametrize("head_dim", [40, 72, 80])
+def test_a_head_dim_that_is_no_power_of_two_is_padded_unseen(interpreted, head_dim, operands, backward):
+    assert_right(interpreted(19, 41, head_dim=head_dim, operands=operands, causal=True, backward=backward))
+
+
+@pytest.mark.parametrize("head_dim", [1, 7, 33])
+def test_a_head_dim_that_tma_cannot_take_comes_out_right_by_addresses(interpreted, head_dim):
+    assert_right(interpreted(19, 41, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_grouped_heads_read_their_own_key_head_and_sum_its_gradients(interpreted, kv_heads, backward):
+    assert_right(interpreted(18, 35, heads=6, kv_heads=kv_heads, batch=2, causal=True, backward=backward))
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("operands", ["addresses", "descriptors"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_all_dtypes_come_out_right(interpreted, dtype, operands, backward):
+    outcome = interpreted(33, 53, head_dim=24, dtype=dtype, operands=operands, causal=True, backward=backward)
+    assert_right(outcome, dtype)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("together", [1, 3, 100])
+def test_how_many_heads_are_visited_together_changes_nothing(interpreted, together, backward):
+    assert_right(interpreted(40, 40, heads=4, kv_heads=2, together=together, causal=True, backward=backward))
+
+
+@pytest.mark.parametrize("blocks", [(64, 16), (16, 16), (32, 64)], ids=lambda blocks: "x".join(map(str, blocks)))
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_blocks_of_any_proportion_come_out_right(interpreted, blocks, backward):
+    assert_right(interpreted(50, 75, block_m=blocks[0], block_n=blocks[1], causal=True, backward=backward))
+
+
+SIZES = st.integers(1, 70)
+SIDES = st.sampled_from([1, 4, 16])
+
+
+def mask_of(seq_q: int, seq_k: int, causal: bool) -> np.ndarray:
+    """Which keys each query sees."""
+    return np.arange(seq_k)[None, :] <= np.arange(seq_q)[:, None] + (seq_k - seq_q if causal else seq_k)
+
+
+@given(SIZES, SIZES, SIDES, SIDES, st.booleans())
+def test_key_steps_skip_what_no_query_sees_and_mask_only_the_diagonal_and_the_edge(seq_q, extra, held, step, causal):
+    seq_k = seq_q + extra - 1
+    mask = mask_of(seq_q, seq_k, causal)
+    for first in range(0, seq_q, held):
+        seen = mask[first : first + held]
+        whole, end = key_steps(first, held, step, seq_q, seq_k, causal)
+        steps = [seen[:, begin : begin + step] for begin in range(0, seq_k, step)]
+        assert [block.any() for block in steps] == [number < end for number in range(len(steps))]
+        assert [block.all() and block.shape[1] == step for block in steps] == [n < whole for n in range(len(steps))]
+
+
+@given(SIZES, SIZES, SIDES, SIDES, st.booleans())
+def test_query_steps_skip_queries_that_see_no_key_and_mask_only_the_diagonal(seq_q, extra, held, step, causal):
+    seq_k = seq_q + extra - 1
+    mask = mask_of(seq_q, seq_k, causal)
+    for first in range(0, seq_k, held):
+        begin, whole, end = query_steps(first, held, step, seq_q, seq_k, causal)
+        seen = mask[:, first : first + held]
+        steps = [seen[start : start + step] for start in range(0, seq_q, step)]
+        assert [block.any() for block in steps] == [begin <= number < end for number in range(len(steps))]
+        assert all(block.all() for block in steps[whole:end])
+        # A block that hangs over the last key is masked as if the keys went on.
+        if first + held <= seq_k:
+            assert not any(block.all() for block in steps[begin:whole])
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 12), st.booleans())
+def test_programs_visit_each_block_once_and_the_heaviest_of_their_heads_first(blocks, heads, together, descending):
+    places = [place(program, blocks, heads, together, descending) for program in range(blocks * heads)]
+    assert sorted(places) == [(head, block) for head in range(heads) for block in range(blocks)]
+    for (head, block), (next_head, next_block) in itertools.pairwise(places):
+        if head // together == next_head // together:
+            assert next_block <= block if descending else next_block >= block
+        else:
+            assert next_head // together == head // together + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"block_m": 100}, "the nearest are 128x64"),
+        ({"block_n": 8}, "the nearest are 128x16"),
+        ({"block_m": 512, "operands": "descriptors"}, "from 16 to 256"),
+        ({"head_dim": 0}, "at least 1"),
+        ({"head_dim": 320, "operands": "descriptors"}, "padded to 512"),
+        ({"dtype": "int8"}, "choose from float32, float16, bfloat16"),
+        ({"operands": "textures"}, "choose from addresses, descriptors"),
+        ({"stages": 0}, "at least 1 stage"),
+        ({"warps": 6}, "power of two"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(change, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as refusal:
+        Configuration(**{"block_m": 128, "block_n": 64, "head_dim": 64, **change})
+    assert ". " not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ((1, 0, 1, 1, 1), "heads = 0"),
+        ((1, 6, 4, 8, 8), "do not divide 6"),
+        ((2, 1 << 15, 1, 1 << 15, 1), "2147483648 rows"),
+    ],
+    ids=str,
+)
+def test_a_shape_that_cannot_be_is_refused_in_one_sentence(sizes, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as refusal:
+        Shape(*sizes)
+    assert ". " not in str(refusal.value)
+
+
+def test_causal_with_more_queries_than_keys_is_refused_with_how_many_would_see_nothing():
+    pytest.importorskip("torch")
+    for kind, backward in ((Attention, False), (Gradients, True)):
+        configuration = Configuration(16, 16, 16, causal=True, backward=backward)
+        with pytest.raises(ValueError, match="leaves the first 3 without a key"):
+            kind(configuration, Shape(1, 1, 1, 8, 5), "cpu")
+
+
+def test_gradients_of_a_forward_configuration_are_refused():
+    pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="set backward"):
+        Gradients(Configuration(16, 16, 16), Shape(1, 1, 1, 8, 8), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: {"q": t["q"][:, :, :8]}, "Q is bfloat16[2, 4, 8, 20]"),
+        (lambda t: {"k": t["k"].float()}, "this attention takes bfloat16[2, 2, 48, 20]"),
+        (lambda t: {"v": t["v"].transpose(2, 3).contiguous().transpose(2, 3)}, "V has strides"),
+        (lambda t: {"lse": t["lse"].bfloat16()}, "The log-sum-exp is bfloat16"),
+        (lambda t: {}, "rows of 40 bytes"),
+    ],
+    ids=["shape", "dtype", "strides", "log-sum-exp", "rows for TMA"],
+)
+def test_tensors_that_the_kernel_cannot_take_are_refused_in_one_sentence(change, words):
+    torch = pytest.importorskip("torch")
+    operands = "descriptors" if words.startswith("rows") else "addresses"
+    configuration = Configuration(16, 16, 20, operands=operands)
+    shape = Shape(2, 4, 2, 32, 48)
+    tensors = {name: torch.zeros(shape.q(20), dtype=torch.bfloat16) for name in ("q", "o")}
+    tensors |= {name: torch.zeros(shape.k(20), dtype=torch.bfloat16) for name in ("k", "v")}
+    tensors["lse"] = torch.zeros(shape.lse)
+    with pytest.raises(ValueError, match=re.escape(words)) as refusal:
+        Attention(configuration, shape, "cpu").bind(**(tensors | change(tensors)))
+    assert ". " not in str(refusal.value)
+
+
+def test_programs_and_padding_are_counted_as_the_law_counts_them():
+    pytest.importorskip("torch")
+    configuration = Configuration(128, 64, 80)
+    assert (configuration.padded_head_dim, configuration.waste) == (128, 1 - 80 / 128)
+    assert Attention(configuration, Shape(2, 6, 3, 300, 512), "cpu").programs == 2 * 6 * 3
+    gradients = Gradients(Configuration(128, 64, 80, backward=True), Shape(2, 6, 3, 300, 512), "cpu")
+    assert gradients.programs == {"dk_dv": 2 * 3 * 4, "dq": 2 * 6 * 3}
+    assert gradients.workspace_bytes == 4 * 2 * 6 * 300
+
+
+TENSOR_CORE = {"sm_80": ("HMMA",), "sm_90": ("HGMMA",), "sm_100": ("UTCHMMA",)}
+
+
+def cases() -> list[tuple[str, Configuration, str]]:
+    """Each kernel of each default configuration of three generations."""
+    return [
+        (target, asked, kernel)
+        for target in TENSOR_CORE
+        for asked in default_set(target)
+        for kernel in (attention_backward.KERNELS if asked.backward else ("forward",))
+    ]
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case[0]}-{case[1].name}-{case[2]}")
+def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, tmp_path, monkeypatch):
+    pytest.importorskip("triton")
+    try:
+        disassembler()
+    except NoDisassembler as missing:
+        pytest.skip(str(missing))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    target, asked, kernel = case
+    binary = attention_backward.compile_for(target, asked, kernel) if asked.backward else compile_for(target, asked)
+    assert binary.threads % (asked.warps * 32) == 0
+    assert binary.shared_bytes <= occupancy.limits_of(target).shared_block_bytes
+    code = disassemble(binary.cubin, binary.name).instructions
+    assert sum(code.get(opcode, 0) for opcode in TENSOR_CORE[target]) > 0
+    assert code.get("UTMALDG" if asked.descriptors else "LDGSTS", 0) > 0
+    if asked.head_dim <= 128:
+        assert (code.get("LDL", 0), code.get("STL", 0)) == (0, 0)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("head_dim", [1, 16, 40, 64, 72, 128, 256, 512])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_there_is_a_default_configuration_for_every_head_dim_and_dtype(target, head_dim, dtype):
+    for backward in (False, True):
+        asked = default_configuration(target, head_dim, dtype, backward=backward)
+        assert (asked.head_dim, asked.dtype, asked.backward) == (head_dim, dtype, backward)
+        assert asked.descriptors == (
+            target != "sm_80" and head_dim * (4 if dtype == "float32" else 2) % 16 == 0 and head_dim <= 256
+        )
+
+
+def test_few_queries_take_a_block_no_taller_than_a_tensor_core():
+    assert default_configuration("sm_90", 64, "bfloat16", seq_q=1).block_m == 16
+    assert default_configuration("sm_90", 64, "bfloat16", seq_q=40).block_m == 64
+
+
+@pytest.mark.parametrize("target", ["90", "sm_", "gfx942", "sm_9x"])
+def test_what_is_not_a_target_is_refused(target):
+    with pytest.raises(ValueError, match="is not a target"):
+        default_set(target)
