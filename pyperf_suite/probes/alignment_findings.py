@@ -68,11 +68,11 @@ def _setting_sentences(setting: Setting, sweeps: Sequence[Sweep], rungs: Sequenc
     if not paying:
         return [sentence + "padding wins at no divisor beyond its interval." + _at_each_call(sweeps)]
     best = max(paying, key=lambda rung: rung.gain.value)
-    last = {along: max(r.divisor for r in paying if r.along == along) for along in {r.along for r in paying}}
-    until = ", ".join(f"{along.upper()} that divide by {divisor} or less" for along, divisor in sorted(last.items()))
+    where = {rung.along: [str(r.divisor) for r in paying if r.along == rung.along] for rung in paying}
+    told = ", ".join(f"{along.upper()} that divides by {_joined(divisors)}" for along, divisors in where.items())
     return [
-        sentence + f"built larger, products win for {until}, most at {best.along.upper()} = "
-        f"{_some(best.sizes)}: {best.gain} x as fast, net of the extra work." + _at_each_call(sweeps)
+        sentence + f"built with the larger size, products win for {told}; most for {best.along.upper()} = "
+        f"{_some(best.sizes)}, which run {best.gain} x as fast padded, net of the extra work." + _at_each_call(sweeps)
     ]
 
 
@@ -178,6 +178,11 @@ def _kernel(reading: Reading) -> str:
     path = str(reading.kernel.get("path", ""))
     name = str(reading.kernel.get("name", "")) or "a kernel without a name"
     return f"{name} ({path})" if path and path not in name else name
+
+
+def _joined(words: Sequence[str]) -> str:
+    """As a sentence has them: 1, 2 or 4."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _some(sizes: Sequence[int]) -> str:

@@ -15,6 +15,9 @@ from pyperf_suite.probes.shape import Shape
 # The largest power of two of the ladder 1, 2, 4 … of divisors; what divides by more is taken as dividing by this.
 TOP_RUNG = 128
 
+# Tokens of a batch come in multiples of this; one more or less is off by one.
+NAMED_BESIDE = 64
+
 # The layout in which a layer's passes multiply: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x.
 BASE_LAYOUTS = {"square": "TN", "fprop": "TN", "dgrad": "NN", "wgrad": "NT", "skinny": "TN"}
 
@@ -76,7 +79,7 @@ class RealLife:
 
     def has(self, along: str, size: int) -> bool:
         """Whether this size of this dimension is the case's own, not one it would be padded to."""
-        off_by_one = any((size - offset) % TOP_RUNG == 0 for offset in self.beside)
+        off_by_one = any((size - offset) % NAMED_BESIDE == 0 for offset in self.beside)
         return along == self.along and (size in self.sizes or off_by_one)
 
 
@@ -84,10 +87,10 @@ REAL_LIFE = {
     case.name: case
     for case in (
         RealLife("vocabulary", "n", "vocabulary of GPT-2", (64,), sizes=(50257,)),
-        RealLife("ffn", "n", "ffn of 8/3 x 4096", (64, 256), sizes=(10922,)),
-        RealLife("ffn_down", "k", "ffn of 8/3 x 4096, on the way down", (64, 256), sizes=(10922,)),
+        RealLife("ffn", "n", "FFN of 8/3 x 4096", (64, 256), sizes=(10922,)),
+        RealLife("ffn_down", "k", "FFN of 8/3 x 4096, on the way down", (64, 256), sizes=(10922,)),
         RealLife("hidden", "k", "hidden size off by one", (64,), sizes=(4095, 4097)),
-        RealLife("tokens", "m", "batch x sequence off by one", (64,), beside=(-1, 1)),
+        RealLife("tokens", "m", "batch x sequence off by one", (8,), beside=(-1, 1)),
         RealLife("none", "m", "none", ()),
     )
 }

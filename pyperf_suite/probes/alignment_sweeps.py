@@ -24,8 +24,14 @@ LINE_BYTES = {"cpu": 64, "cuda": 128}
 # Rates that differ by less are a slope, not an edge.
 CLIFF = 1.15
 
-# Padding by as much as this is another model; 256 is the widest multiple that people pad to.
-MOST_PADDING = 256
+# Padded by more than this part of itself, a dimension is another one.
+MOST_PADDING = 0.25
+
+# Of larger sizes that take about the same time, the smallest is the one to pad to.
+ABOUT_THE_SAME = 1.02
+
+# A search begins between sizes of which one is at most so many times the other.
+WIDEST_SEARCH = 2.5
 
 # So many edges are closed in on in one round.
 SEARCHES_AT_ONCE = 4
@@ -134,12 +140,14 @@ class Sweep:
         return next((larger for larger in self._to_pad_to(size) if larger % line == 0), None)
 
     def cheapest_above(self, size: int) -> int | None:
-        """The larger measured size, dividing by more, that takes the least time: what to pad to."""
-        return min(self._to_pad_to(size), key=lambda larger: self.readings[larger].seconds, default=None)
+        """The larger measured size, dividing by more, that takes about the least time: what to pad to."""
+        seconds = {larger: self.readings[larger].seconds for larger in self._to_pad_to(size)}
+        return next((larger for larger in seconds if seconds[larger] <= ABOUT_THE_SAME * min(seconds.values())), None)
 
     def _to_pad_to(self, size: int) -> list[int]:
         rung = rung_of(size)
-        return [other for other in self.sizes if size < other < size + MOST_PADDING and rung_of(other) > rung]
+        most = size * (1 + MOST_PADDING)
+        return [other for other in self.sizes if size < other <= most and rung_of(other) > rung]
 
     def faster(self, size: int, other: int) -> Ratio | None:
         """The rate at a size beside that at another; None where no process measured both."""
@@ -157,7 +165,7 @@ class Sweep:
         return Pad(size, padded, once, max((call for call in calls if call), key=lambda call: call.value, default=None))
 
     def edges(self) -> list[Edge]:
-        """Every jump in rate between neighbours that divide alike, beyond the spread of both."""
+        """Every jump in rate between neighbours that divide alike, beyond its interval."""
         found = []
         for rung in sorted({rung_of(size) for size in self.sizes}):
             alike = [size for size in self.sizes if rung_of(size) == rung]
@@ -168,12 +176,11 @@ class Sweep:
         return found
 
     def _edge(self, size: int, size_above: int, step: int) -> Edge | None:
-        below, above = self.readings[size], self.readings[size_above]
         faster = self.faster(size_above, size)
-        if faster is None or abs(math.log(faster.value)) < math.log(CLIFF):
+        if size_above > WIDEST_SEARCH * size or faster is None:
             return None
-        slowest, fastest = sorted((_rates(below), _rates(above)))
-        return Edge(below, above, size, size_above, step, faster) if slowest[1] < fastest[0] else None
+        jumps = abs(math.log(faster.value)) >= math.log(CLIFF) and not faster.low <= 1 <= faster.high
+        return Edge(self.readings[size], self.readings[size_above], size, size_above, step, faster) if jumps else None
 
 
 def rung_of(size: int) -> int:
@@ -213,11 +220,6 @@ def next_of_searches(found: Sequence[Reading], asked: Set[str]) -> list[Case]:
                 wanted.append((abs(math.log(edge.faster_above.value)), replace(edge.below.case, parameters=between)))
     new = {case.case_id: case for _, case in sorted(wanted, key=lambda each: -each[0]) if case.case_id not in asked}
     return list(new.values())[:SEARCHES_AT_ONCE]
-
-
-def _rates(reading: Reading) -> tuple[float, float]:
-    """The least and the greatest rate that the processes saw."""
-    return reading.flop / reading.high, reading.flop / reading.low
 
 
 def _setting(case: Case) -> Setting:

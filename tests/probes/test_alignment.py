@@ -1,0 +1,333 @@
+"""The alignment probe climbs the ladder of divisors, and its findings tell the machine that made the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.cuda_driver import Gpu
+from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.operators import find_operator
+from pyperf_suite.operators.matmul import MatmulParameters
+from pyperf_suite.probes.alignment import Alignment, AlignmentAxes
+from pyperf_suite.probes.alignment_sizes import REAL_LIFE, Base
+from pyperf_suite.probes.findings import Findings, Table
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.profiles import PROFILES
+from pyperf_suite.runner.record import Metric, Record
+
+CPU = resolve("cpu")
+Seconds = Callable[[Case], float]
+
+
+def by_work(case: Case) -> float:
+    """A machine to which divisors are nothing."""
+    p = case.parameters.padded
+    return 2.0 * p.m * p.n * p.k / 100e9
+
+
+def odd_is_half(case: Case) -> float:
+    """A machine on which an odd K halves the speed; padding at each call costs a tenth more."""
+    p = case.parameters
+    slow = 2.0 if p.padded.k % 2 else 1.0
+    return by_work(case) * slow * (1.1 if p.pad_to > 1 else 1.0)
+
+
+def records(cases: list[Case], seconds: Seconds, processes: int = 3, noise: float = 0.002) -> list[Record]:
+    random = np.random.default_rng(0)
+    made = []
+    for process in range(processes):
+        for case in cases:
+            t = seconds(case) * float(np.exp(noise * random.standard_normal()))
+            work = find_operator(case.operator).work(case.parameters)
+            made.append(
+                Record(
+                    run_id="made-up",
+                    kind="timing",
+                    case=case.to_json(),
+                    case_id=case.case_id,
+                    process=process,
+                    position=len(made),
+                    started_at="",
+                    outcome="ok",
+                    probe="alignment",
+                    metrics={"time": Metric("s", t, t, t, t, t, [t])},
+                    work={"flop": work.flop, "bytes": work.bytes},
+                    kernel={"name": "wide" if case.parameters.n > 1300 else "narrow", "path": "16-byte"},
+                    quality={"converged": True},
+                )
+            )
+    return made
+
+
+def axes(**changed: object) -> AlignmentAxes:
+    usual = replace(
+        Alignment().axes("quick", CPU),
+        base=(Base.parse("fprop:256x1024x1024"),),
+        along=("m", "n", "k"),
+        ladder=(1, 2, 8, 64),
+        workers=(1,),
+    )
+    return replace(usual, **changed)  # type: ignore[arg-type]
+
+
+def findings(seconds: Seconds, **changed: object) -> Findings:
+    probe = Alignment()
+    return probe.findings(records(probe.sweep(axes(**changed)), seconds))
+
+
+def table(found: Findings, title: str) -> Table:
+    (table,) = [table for table in found.tables if table.title.startswith(title)]
+    return table
+
+
+def shapes(cases: list[Case], implementation: str) -> set[tuple[int, int, int]]:
+    return {(p.m, p.n, p.k) for case in cases if case.implementation == implementation for p in (case.parameters,)}
+
+
+def test_every_rung_and_offset_stands_beside_the_size_it_would_be_padded_to() -> None:
+    cases = Alignment().sweep(axes(along=("k",), offset=(-3, 0, 17)))
+    sizes = {k for _, _, k in shapes(cases, "torch")}
+    assert sizes == {960, 1016, 1021, 1022, 1023, 1024, 1041, 1088}
+    assert shapes(cases, "torch") == shapes(cases, "native")
+
+
+def test_only_the_varied_dimension_is_padded_at_each_call() -> None:
+    cases = Alignment().sweep(axes(along=("n",)))
+    assert {n for _, n, _ in shapes(cases, "torch_padded")} == {1016, 1022, 1023}
+    assert not shapes(Alignment().sweep(axes(base=(Base.parse("skinny:17x1024x1024"),), along=("n",))), "torch_padded")
+
+
+def test_a_base_has_the_layout_of_its_part_in_a_network_unless_another_is_asked_for() -> None:
+    bases = tuple(Base.parse(f"{part}:64x64x64") for part in ("fprop", "dgrad", "wgrad"))
+    own, asked = (Alignment().sweep(axes(base=bases, layout=(layout,))) for layout in ("own", "TT"))
+    assert {case.parameters.layout for case in own} == {"TN", "NN", "NT"}
+    assert {case.parameters.layout for case in asked} == {"TT"}
+
+
+def test_real_life_sizes_come_with_the_sizes_people_pad_them_to() -> None:
+    real = tuple(REAL_LIFE[name] for name in ("vocabulary", "ffn", "hidden", "tokens"))
+    cases = Alignment().sweep(axes(real=real, ladder=(64,), offset=(0,), span=(1.0,), tokens=(128,)))
+    library = shapes(cases, "torch")
+    assert {(128, 50257, 256), (128, 50304, 256)} <= library
+    assert {(128, 10922, 256), (128, 10944, 256), (128, 11008, 256)} <= library
+    assert {(128, 256, 4095), (128, 256, 4096), (128, 256, 4097)} <= library
+    assert {(127, 256, 256), (128, 256, 256), (129, 256, 256)} <= library
+    assert (128, 50257, 256) in shapes(cases, "torch_padded")
+    assert (128, 50257, 256) not in shapes(cases, "native")
+
+
+def test_a_machine_that_halves_odd_k_is_told_to_pad_k_and_nothing_else() -> None:
+    found = findings(odd_is_half)
+    rows = {(row[1], row[2]): row for row in table(found, "Throughput").rows if row[0].startswith("torch")}
+    assert rows["K", "1"][4].startswith("0.50 [")
+    assert rows["K", "1"][5].startswith("2.00 [")
+    assert rows["K", "2"][4].startswith("1.00 [")
+    said = next(sentence for sentence in found.sentences if sentence.startswith("torch"))
+    assert "0.50 x at odd K" in said
+    assert "1.00 x at odd N" in said
+    assert "products win for K that divides by 1; most for K = 1023, which run 2.00 [" in said
+    assert "1 of 9 sizes win; the best, K = 1023, runs 1.8" in said
+    verdicts = {(row[1], row[2]): row[-1] for row in table(found, "Pad or not").rows if row[0].startswith("torch")}
+    assert verdicts["256 x 1024 x K", "1023"] == "pad, even at each call"
+    assert {verdict for size, verdict in verdicts.items() if size[1] != "1023" or "K" not in size[0]} == {"leave it"}
+
+
+def test_padding_that_costs_more_at_each_call_than_it_wins_is_only_advised_once() -> None:
+    found = findings(lambda case: odd_is_half(case) * (3 if case.parameters.pad_to > 1 else 1), along=("k",))
+    verdicts = {row[2]: row[-1] for row in table(found, "Pad or not").rows if row[0].startswith("torch")}
+    assert verdicts["1023"] == "build it padded, do not pad at each call"
+    assert "0 of 3 sizes win" in " ".join(found.sentences)
+
+
+def test_where_divisors_are_nothing_padding_is_not_advised() -> None:
+    found = findings(by_work)
+    assert "padding wins at no divisor beyond its interval" in found.sentences[1]
+    assert {row[-1] for row in table(found, "Pad or not").rows} == {"leave it"}
+
+
+def test_noise_wider_than_the_gain_leaves_the_advice_undecided() -> None:
+    probe = Alignment()
+    slightly = records(
+        probe.sweep(axes(along=("k",))),
+        lambda case: by_work(case) * (1.1 if case.parameters.k % 2 else 1.0),
+        noise=0.3,
+    )
+    verdicts = {row[2]: row[-1] for row in table(probe.findings(slightly), "Pad or not").rows}
+    assert verdicts["1023"] == "undecided"
+
+
+def test_real_life_sizes_are_told_by_name() -> None:
+    found = findings(by_work, real=(REAL_LIFE["vocabulary"],), ladder=(64,), padded=("torch_padded",))
+    (said,) = [sentence for sentence in found.sentences if sentence.startswith("Vocabulary")]
+    assert said.startswith("Vocabulary of GPT-2, N = 50257 -> 50304 (torch, float32, TN, 64 x N x 256)")
+    assert said.endswith("leave it.")
+
+
+def test_of_sizes_that_take_the_same_time_the_smallest_is_the_one_to_pad_to() -> None:
+    def in_steps_of_256(case: Case) -> float:
+        p = case.parameters
+        return 1e-6 * p.m * p.k * (-(-p.n // 256)) / 1e6
+
+    found = findings(in_steps_of_256, along=("n",), base=(Base.parse("fprop:256x1000x1024"),), offset=(-7, 0, 24))
+    targets = {row[2]: row[4] for row in table(found, "Pad or not").rows}
+    assert targets["993"] == "998"
+
+
+def test_a_size_that_divides_by_more_and_runs_slower_is_held_against_the_folklore() -> None:
+    def slow_eights(case: Case) -> float:
+        return by_work(case) * (1.5 if case.parameters.n % 16 == 8 else 1.0)
+
+    found = findings(slow_eights, along=("n",), implementation=("native",), offset=(-9, 0))
+    said = next(sentence for sentence in found.sentences if sentence.startswith("Folklore fails"))
+    assert "N = 1016 divides by 8 and runs at 0.67 [" in said
+    assert {row[3] for row in table(found, "Where sizes").rows} == {"8"}
+    assert not [table for table in findings(by_work).tables if table.title.startswith("Where sizes")]
+
+
+def search(seconds: Seconds, **changed: object) -> tuple[Findings, int]:
+    """Ask the probe for more until it asks for nothing new, as a run does; findings and how often it asked."""
+    probe = Alignment()
+    cases = probe.sweep(axes(**changed))
+    for rounds in range(20):
+        made = records(cases, seconds)
+        asked = probe.follow_up(made)
+        if not asked:
+            return probe.findings(made), rounds
+        assert not {case.case_id for case in asked} & {case.case_id for case in cases}
+        cases += asked
+    raise AssertionError("the search did not end")
+
+
+def test_a_cliff_is_closed_in_on_to_the_neighbours_of_its_rung() -> None:
+    def another_kernel_above_1300(case: Case) -> float:
+        return by_work(case) * (1.4 if case.parameters.n > 1300 else 1.0)
+
+    found, rounds = search(another_kernel_above_1300, along=("n",), span=(1.0, 2.0), implementation=("native",))
+    rows = table(found, "Cliffs").rows
+    steps = {row[2] for row in rows if row[0].startswith("torch")}
+    assert {"1299 -> 1301", "1280 -> 1408"} <= steps
+    assert all(row[4:] == ("narrow (16-byte)", "wide (16-byte)") for row in rows)
+    said = next(sentence for sentence in found.sentences if sentence.startswith("A cliff"))
+    assert "the kernel changes from narrow (16-byte) to wide (16-byte)" in said
+    assert rounds <= 12
+
+
+def test_a_slope_is_no_cliff_and_its_search_ends() -> None:
+    def ever_faster(case: Case) -> float:
+        return by_work(case) / case.parameters.n**0.4
+
+    found, rounds = search(ever_faster, along=("n",), span=(1.0, 2.0))
+    assert 0 < rounds < 4
+    assert not [table for table in found.tables if table.title.startswith("Cliffs")]
+
+
+def test_a_size_that_cannot_be_measured_is_not_asked_for_again() -> None:
+    probe = Alignment()
+    made = records(
+        probe.sweep(axes(along=("n",), span=(1.0, 2.0))),
+        lambda case: by_work(case) * (2 if case.parameters.n > 1300 else 1),
+    )
+    asked = probe.follow_up(made)
+    failed = [replace(record, outcome="failed") for record in records(asked, by_work)]
+    assert asked
+    assert probe.follow_up(made + failed) == []
+
+
+def test_what_an_implementation_cannot_take_is_told_with_its_reason() -> None:
+    probe = Alignment()
+    reason = "TMA takes rows of whole 16 bytes."
+    made = [
+        replace(record, outcome="unsupported", reason=reason, metrics={})
+        if record.case["implementation"] == "native" and record.parsed_case().parameters.k % 4
+        else record
+        for record in records(probe.sweep(axes(along=("k",))), by_work)
+    ]
+    assert f"native does not take 2 of the float32 products: {reason}" in probe.findings(made).sentences
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2, 9])
+@pytest.mark.parametrize("outcome", ["ok", "failed", "unsupported"])
+def test_few_failed_or_no_records_are_told_without_a_traceback(keep: int, outcome: str) -> None:
+    probe = Alignment()
+    some = records(probe.sweep(axes(real=(REAL_LIFE["hidden"],))), odd_is_half)[:keep]
+    if outcome != "ok":
+        some = [replace(record, outcome=outcome, metrics={}, reason="A fuse blew.") for record in some]
+    assert isinstance(probe.findings(some), Findings)
+    assert all(isinstance(case, Case) for case in probe.follow_up(some))
+
+
+def test_one_process_has_the_interval_of_its_own_samples() -> None:
+    probe = Alignment()
+    found = probe.findings(records(probe.sweep(axes(along=("k",))), odd_is_half, processes=1, noise=0.0))
+    rows = {row[2]: row for row in table(found, "Pad or not").rows if row[0].startswith("torch")}
+    assert rows["1023"][6] == "2.00 [2.00, 2.00]"
+
+
+def test_the_picture_has_a_row_for_each_implementation_and_a_column_for_each_dimension() -> None:
+    (figure,) = findings(by_work, real=(REAL_LIFE["hidden"],)).figures
+    assert [[panel.x_label for panel in row] for row in figure.rows] == [["M", "N", "K"]] * 2
+    labels = [series.label for series in figure.rows[0][2].series]
+    assert labels == ["divides by 1", "divides by 2", "divides by 8", "divides by 64", "divides by 128"]
+
+
+def test_what_an_implementation_never_takes_is_left_out_unless_nothing_is_left() -> None:
+    # Triton chooses no tile itself.
+    mixed = Alignment().sweep(axes(implementation=("native", "triton")))
+    assert {case.implementation for case in mixed} == {"native", "torch", "torch_padded"}
+    with pytest.raises(UserError, match="workers were asked for"):
+        Alignment().cases("quick", CPU, {"workers": "4096"})
+
+
+@pytest.mark.parametrize(
+    ("axis", "value", "said"),
+    [
+        ("along", "x", "along m, n or k"),
+        ("ladder", "3", "powers of two"),
+        ("pad_to", "1", "pad_to is at least 2"),
+        ("span", "0", "between 0 and"),
+        ("base", "fprop:1x2", "not a shape"),
+        ("base", "64x64x64", "PART:MxNxK"),
+        ("real", "vocab", "choose from vocabulary"),
+        ("tokens", "0", "at least 1"),
+    ],
+)
+def test_an_axis_that_cannot_be_is_refused_in_a_sentence(axis: str, value: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Alignment().cases("quick", CPU, {axis: value})
+
+
+def test_axes_are_written_as_they_are_read() -> None:
+    assert str(Base.parse("dgrad:1x2x3")) == "dgrad:1x2x3"
+    cases = Alignment().cases("quick", CPU, {"base": "dgrad:64x64x64", "real": "hidden", "ladder": "1,4"})
+    assert {case.parameters.layout for case in cases if case.parameters.k <= 64} == {"NN"}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("capability", [(9, 0), (8, 0), (10, 0)])
+def test_on_a_gpu_every_profile_is_valid(
+    profile: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(0, "a GPU", "GPU-0", capability, 132, 80 << 30)
+    monkeypatch.setattr("pyperf_suite.probes.alignment.gpus", lambda: [gpu])
+    if profile == "full":
+        # The night's run, with fewer offsets: as many kinds of cases, in a tenth of the time.
+        cases = Alignment().cases(profile, Device("cuda"), {"offset": "0", "ladder": "1"})
+        assert {"int8", "tfloat32", "float8_e4m3fn"} <= {case.parameters.dtype for case in cases}
+    else:
+        cases = Alignment().cases(profile, Device("cuda"))
+    assert {"cublas", "cublas_padded", "cuda_sm90" if capability == (9, 0) else "cuda_sm80"} <= {
+        case.implementation for case in cases
+    }
+    assert len({case.case_id for case in cases}) == len(cases)
+
+
+def test_padded_products_keep_the_work_of_those_asked_for() -> None:
+    (case,) = [c for c in Alignment().cases("quick", CPU) if c.implementation == "torch_padded" and c.parameters.k % 2]
+    p = case.parameters
+    assert isinstance(p, MatmulParameters)
+    assert find_operator("matmul").work(p).flop == 2 * p.m * p.n * p.k
