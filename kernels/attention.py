@@ -280,8 +280,8 @@ def check_operand(
     row_bytes = tensor.shape[-1] * tensor.element_size()
     if descriptors and row_bytes % TMA_ALIGNMENT_BYTES:
         raise ValueError(
-            f"{name} has rows of {row_bytes} bytes, but TMA takes multiples of {TMA_ALIGNMENT_BYTES}: use addresses, or "
-            "pad head_dim."
+            f"{name} has rows of {row_bytes} bytes, but TMA takes multiples of {TMA_ALIGNMENT_BYTES}: use "
+            "addresses, or pad head_dim."
         )
     if descriptors:
         check_descriptor(name, tensor)
