@@ -81,6 +81,17 @@ def test_the_kernel_is_described_as_it_will_run(prepare) -> None:
     assert kernel.details["tile"] == "128x128x64"
 
 
+@pytest.mark.parametrize(
+    ("changed", "path"),
+    [({"k": 252}, "8-byte"), ({"k": 254}, "4-byte"), ({"n": 516}, "8-byte"), ({"n": 519}, "predicated")],
+    ids=str,
+)
+def test_the_narrowest_rows_of_all_operands_decide_the_path(prepare, changed: dict[str, int], path: str) -> None:
+    assert prepare("cuda_sm80", parameters(**changed)).kernel.path == path
+    with pytest.raises(Unsupported, match="TMA needs rows"):
+        prepare("cuda_sm90", parameters(**changed))
+
+
 def test_odd_rows_take_the_predicated_path_of_the_one_kernel_and_are_unsupported_by_the_other(prepare) -> None:
     odd = parameters(k=255)
     assert prepare("cuda_sm80", odd).kernel.path == "predicated"
