@@ -1,0 +1,276 @@
+"""The matrices of real machines read as link graphs, and what is no matrix refused in one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware import links, topology
+from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.hardware.topology import LinkGraph, parse
+
+# Where each text was published; the legends are nvidia-smi's own.
+ORIGINS = {
+    "8xv100_sxm2": "Oneflow-Inc/DLPerf, reports of August 2020",
+    "8xa100_sxm4": "jinluchang/Qlattice, documentation of benchmark_nccl",
+    "8xh200_sxm": "a public record of an 8 x H200 node, driver 570.211.01",
+    "8xhopper_coloured": "an issue report with sglang's environment check, colours as in a terminal",
+    "4xgb200": "NVIDIA/k8s-test-infra, issue 371",
+    "4xl40s": "warpem/miss-alignment, issue 106",
+    "3xa6000_bridged": "a public note on peer bandwidth of RTX A6000",
+}
+FOLDER = Path(__file__).parent / "topologies"
+HOPPER, AMPERE, VOLTA = (9, 0), (8, 0), (7, 0)
+
+
+def text_of(name: str) -> str:
+    return (FOLDER / f"{name}.txt").read_text()
+
+
+def graph_of(name: str) -> LinkGraph:
+    return parse(text_of(name))
+
+
+def test_every_text_names_its_origin():
+    assert {path.stem for path in FOLDER.glob("*.txt")} == ORIGINS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "nics", "paths"),
+    [
+        ("8xv100_sxm2", 8, 1, {"NV1", "NV2", "SYS"}),
+        ("8xa100_sxm4", 8, 2, {"NV12"}),
+        ("8xh200_sxm", 8, 8, {"NV18"}),
+        ("8xhopper_coloured", 8, 9, {"NV18"}),
+        ("4xgb200", 4, 0, {"NV18"}),
+        ("4xl40s", 4, 2, {"NODE", "SYS"}),
+        ("3xa6000_bridged", 3, 0, {"NV4", "NODE"}),
+    ],
+)
+def test_a_real_machine_is_read_whole(name, gpus, nics, paths):
+    graph = graph_of(name)
+    assert graph.gpus == tuple(f"GPU{number}" for number in range(gpus))
+    assert len(graph.nics) == nics
+    assert {str(graph.path(one, other)) for one in range(gpus) for other in range(gpus) if one != other} == paths
+    assert graph.cpus.keys() == set(graph.gpus)
+    assert all(graph.paths[one, other] == graph.paths[other, one] for one, other in graph.paths)
+
+
+def test_single_cells_are_those_printed():
+    volta, hopper = graph_of("8xv100_sxm2"), graph_of("8xh200_sxm")
+    assert str(volta.path(0, 3)) == "NV2"
+    assert str(volta.path(5, "mlx5_0")) == "SYS"
+    assert volta.cpus["GPU7"] == "12-23,36-47"
+    assert not volta.numa  # that driver printed no such column
+    assert str(hopper.path("NIC2", "GPU7")) == "PIX"
+    assert hopper.numa == {f"GPU{number}": "0" if number < 4 else "1" for number in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "nearest"),
+    [
+        ("8xv100_sxm2", 0, ("mlx5_0",)),
+        ("8xa100_sxm4", 7, ("mlx5_1",)),
+        ("8xh200_sxm", 0, ("mlx5_4",)),
+        ("8xhopper_coloured", 7, ("mlx5_17",)),
+        ("4xl40s", 3, ("mlx5_0", "mlx5_1")),
+        ("4xgb200", 0, ()),
+    ],
+)
+def test_the_nearest_network_cards_of_a_gpu_bear_their_systems_names(name, gpu, nearest):
+    assert graph_of(name).nearest_nics(gpu) == nearest
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "pair", "gb_per_s"),
+    [
+        ("8xh200_sxm", HOPPER, ("GPU0", "GPU7"), 450.0),
+        ("8xa100_sxm4", AMPERE, ("GPU0", "GPU1"), 300.0),
+        ("8xv100_sxm2", VOLTA, ("GPU0", "GPU3"), 50.0),
+        ("8xv100_sxm2", VOLTA, ("GPU0", "GPU7"), 15.75),
+        ("4xgb200", (10, 0), ("GPU1", "GPU2"), 900.0),
+        ("4xl40s", (8, 9), ("GPU0", "GPU1"), 31.5),
+        ("3xa6000_bridged", (8, 6), ("GPU0", "GPU1"), 56.25),
+    ],
+)
+def test_a_pair_is_expected_to_carry_what_it_is_wired_for(name, capability, pair, gb_per_s):
+    assert graph_of(name).expected_gb_per_s(capability)[pair] == gb_per_s
+
+
+def test_a_gpu_without_nvlink_stands_out_where_others_have_it():
+    # Seen on a node of eight B200: one of them reached by PCIe alone, its links down.
+    text = text_of("8xh200_sxm")
+    rows = [line.split("\t") for line in text.splitlines()]
+    for number in range(1, 9):
+        for column in range(1, 9):
+            if 3 in (number, column) and number != column:
+                rows[number][column] = "NODE"
+    assert parse("\n".join("\t".join(row) for row in rows)).gpus_without_nvlink() == ("GPU2",)
+    assert graph_of("3xa6000_bridged").gpus_without_nvlink() == ("GPU2",)
+    for whole in ("8xh200_sxm", "8xv100_sxm2", "4xl40s"):
+        assert graph_of(whole).gpus_without_nvlink() == ()
+
+
+def test_a_path_that_the_driver_does_not_tell_is_kept_as_unknown():
+    graph = parse("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tN/A\t0-15\nGPU1\tN/A\t X \tN/A\n")
+    assert str(graph.path(0, 1)) == "unknown"
+    assert graph.expected_gb_per_s(HOPPER) == {("GPU0", "GPU1"): None}
+    assert graph.cpus == {"GPU0": "0-15"}
+
+
+def test_network_cards_without_rows_of_their_own_are_read_from_the_gpus_rows():
+    lines = [line for line in text_of("8xh200_sxm").splitlines() if not line.startswith("NIC")]
+    graph = parse("\n".join(lines))
+    assert str(graph.path("NIC4", 0)) == "PIX"
+    with pytest.raises(UserError, match="between NIC0 and NIC1"):
+        graph.path("NIC0", "NIC1")
+
+
+@pytest.mark.parametrize(
+    ("mangle", "sentence"),
+    [
+        (lambda text: "", "no topology matrix"),
+        (lambda text: "No devices were found\n", "no topology matrix"),
+        (lambda text: text[: text.index("\nGPU6\t")], "no row for GPU6"),
+        (lambda text: text[: text.index("\nGPU6\t") + 21], r"row of GPU6 .* has 3 cells where 16 devices"),
+        # Seen in a pasted report: two cells have run together.
+        (lambda text: text.replace("PIX\tNODE\tSYS", "PIXNODE\tSYS", 1), "'PIXNODE' between GPU2 and NIC0"),
+        (lambda text: text.replace("\t X \t", "\tNV18\t", 1), "'NV18' between GPU0 and GPU0"),
+        (lambda text: text.replace("NV18", "NV0", 1), "'NV0' between GPU0 and GPU1"),
+        (lambda text: text.replace("NIC1\t", "NIC0\t", 1), "names a device twice"),
+    ],
+)
+def test_a_text_that_is_cut_off_or_mangled_is_refused_in_one_sentence(mangle, sentence):
+    with pytest.raises(UserError, match=sentence) as refusal:
+        parse(mangle(text_of("8xh200_sxm")))
+    assert str(refusal.value).count("\n") == 0
+
+
+def test_a_device_that_is_not_there_is_refused_with_those_there_are():
+    with pytest.raises(UserError, match=r"GPU0 and GPU4 .* GPU0, GPU1, GPU2, GPU3\."):
+        graph_of("4xgb200").path(0, 4)
+
+
+def read_or_refused(text: str) -> str:
+    """The sentence that the text is refused with, or the first GPU of its matrix."""
+    try:
+        return parse(text).gpus[0]
+    except UserError as refusal:
+        return str(refusal)
+
+
+words = st.sampled_from(["GPU0", "GPU1", "NIC0", "X", "NV18", "NV", "SYS", "N/A", "CPU Affinity", "\t", "\n", "\x1b["])
+
+
+@given(st.lists(st.one_of(words, st.text(max_size=5)), max_size=60).map("".join))
+def test_no_text_whatever_makes_more_than_a_sentence(text):
+    assert read_or_refused(text).endswith((".", "GPU0"))
+
+
+@given(st.sampled_from(sorted(ORIGINS)), st.data())
+def test_a_matrix_cut_anywhere_is_read_or_refused(name, data):
+    text = text_of(name)
+    assert read_or_refused(text[: data.draw(st.integers(0, len(text)))]).endswith((".", "GPU0"))
+
+
+@pytest.fixture
+def nvidia_smi(monkeypatch: pytest.MonkeyPatch):
+    """Replace the run of nvidia-smi by an answer or an exception; returns what it was asked with."""
+
+    def replace(answer: Any) -> list[tuple[Any, dict[str, Any]]]:
+        asked = []
+
+        def run(command: Any, **options: Any) -> Any:
+            asked.append((command, options))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(subprocess, "run", run)
+        return asked
+
+    return replace
+
+
+def answered(code: int, printed: bytes, said: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.CompletedProcess([], code, printed, said)
+
+
+def test_this_machine_is_asked_without_a_shell_and_with_a_time_limit(nvidia_smi):
+    asked = nvidia_smi(answered(0, text_of("8xhopper_coloured").encode()))
+    graph = topology.read()
+    assert isinstance(graph, LinkGraph)
+    assert len(graph.gpus) == 8
+    [(command, options)] = asked
+    assert command == ("nvidia-smi", "topo", "-m")
+    assert options["timeout"] > 0
+    assert not options.get("shell")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (FileNotFoundError(2, "No such file or directory"), "cannot be run (No such file or directory)"),
+        (subprocess.TimeoutExpired("nvidia-smi", 30), "did not answer within 30 s"),
+        (
+            answered(9, b"", b"couldn't communicate with the NVIDIA driver\n"),
+            "couldn't communicate with the NVIDIA driver",
+        ),
+        (answered(6, b"No devices were found\n"), "No devices were found"),
+        (answered(255, b""), "code 255"),
+        (answered(0, b"\xff\xfe"), "no topology matrix"),
+    ],
+)
+def test_a_machine_that_cannot_be_asked_says_why(nvidia_smi, answer, reason):
+    nvidia_smi(answer)
+    said = topology.read()
+    assert isinstance(said, Unavailable)
+    assert reason in str(said)
+
+
+def test_the_catalogue_of_links_is_consistent():
+    for nvlink, per_gpu in zip(links.NVLINK.values(), (6, 12, 18, 18), strict=True):
+        assert nvlink.per_link_gb_per_s is not None
+        assert nvlink.nccl_gb_per_s is not None
+        assert nvlink.gb_per_s == per_gpu * nvlink.per_link_gb_per_s
+        # NCCL's model is what was seen to remain after protocol overhead.
+        assert 0.78 < nvlink.nccl_gb_per_s / nvlink.gb_per_s < 0.85
+    for peaks in (links.NVLINK, links.PCIE, links.INFINIBAND):
+        rates = [peak.gb_per_s for peak in peaks.values()]
+        assert rates == sorted(rates)
+        assert all(peak.source for peak in peaks.values())
+
+
+@pytest.mark.parametrize(
+    ("capability", "nvlink", "pcie"),
+    [
+        ((6, 1), None, "PCIe 3 x16"),
+        ((7, 0), "NVLink 2", "PCIe 3 x16"),
+        ((8, 0), "NVLink 3", "PCIe 4 x16"),
+        ((8, 6), "NVLink 3 bridge", "PCIe 4 x16"),
+        ((9, 0), "NVLink 4", "PCIe 5 x16"),
+        ((10, 0), "NVLink 5", "PCIe 5 x16"),
+        ((10, 3), "NVLink 5", "PCIe 6 x16"),
+    ],
+)
+def test_a_gpus_links_follow_from_its_compute_capability(capability, nvlink, pcie):
+    found = links.nvlink_of(capability)
+    assert (found and found.name) == nvlink
+    assert links.pcie_of(capability).name == pcie
+
+
+@pytest.mark.parametrize(("rate", "gb_per_s"), [("NDR", 50.0), ("hdr", 25.0), ("400Gbps", 50.0), (" 100 gbit/s", 12.5)])
+def test_a_network_is_called_by_its_name_or_its_rate(rate, gb_per_s):
+    assert links.network(rate).gb_per_s == gb_per_s
+
+
+@pytest.mark.parametrize("rate", ["", "fast", "0Gbps", "400", "-1 Gbps"])
+def test_what_is_no_rate_of_a_network_is_refused(rate):
+    with pytest.raises(UserError, match="not the rate of a network"):
+        links.network(rate)
