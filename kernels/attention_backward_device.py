@@ -21,7 +21,7 @@ from pyperf_suite.kernels.attention_device import (
     store_rows,
     visible,
 )
-from pyperf_suite.kernels.matmul_device import shared_with_host
+from pyperf_suite.kernels.triton_host import shared_with_host
 
 query_steps = shared_with_host(attention_schedule.query_steps)
 

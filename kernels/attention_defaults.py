@@ -60,12 +60,8 @@ def default_set(target: str) -> tuple[Configuration, ...]:
 
     Raises ValueError for what is not a target.
     """
-    wanted = (
-        *((head_dim, causal, False) for head_dim in (64, 128) for causal in (False, True)),
-        *((head_dim, True, False) for head_dim in (80, 256)),
-        *((head_dim, True, True) for head_dim in (64, 128)),
-    )
-    return tuple(default_configuration(target, head_dim, "bfloat16", *passes) for head_dim, *passes in wanted)
+    wanted = (*((head_dim, False) for head_dim in (64, 80, 128)), *((head_dim, True) for head_dim in (64, 128)))
+    return tuple(default_configuration(target, head_dim, "bfloat16", True, backward) for head_dim, backward in wanted)
 
 
 def generation_of(target: str) -> str:

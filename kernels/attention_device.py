@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from pyperf_suite.kernels import attention_schedule
-from pyperf_suite.kernels.matmul_device import shared_with_host
+from pyperf_suite.kernels.triton_host import shared_with_host
 
 place = shared_with_host(attention_schedule.place)
 key_steps = shared_with_host(attention_schedule.key_steps)

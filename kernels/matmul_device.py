@@ -10,13 +10,7 @@ import triton
 import triton.language as tl
 
 from pyperf_suite.kernels import schedule
-
-
-def shared_with_host(function):
-    """The device's form of a function of `schedule`; the interpreter calls it as the Python it is."""
-    compiled = triton.jit(function)
-    return compiled if isinstance(compiled, triton.runtime.JITFunction) else function
-
+from pyperf_suite.kernels.triton_host import shared_with_host
 
 boundary = shared_with_host(schedule.boundary)
 visits = shared_with_host(schedule.visits)

@@ -5,7 +5,7 @@ torch and Triton are imported when something is run or compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,14 @@ class Launch:
                 f"{self._asked} needs {error.required} of this device's {error.limit} of {error.name}: take "
                 "a smaller tile or fewer stages."
             ) from None
+
+
+def shared_with_host(function: Callable[..., Any]) -> Any:
+    """The device's form of a function that the host calls too; the interpreter calls it as the Python it is."""
+    import triton
+
+    compiled = triton.jit(function)
+    return function if interprets(compiled) else compiled
 
 
 def interprets(kernel: Any) -> bool:

@@ -6,18 +6,33 @@ Nothing is timed; the figures are exact, so a kernel that starts to spill is see
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from types import ModuleType
 from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.kernels import disassembly, gemm_sm80, gemm_sm90, matmul, nvrtc, static
+from pyperf_suite.kernels import (
+    attention,
+    attention_backward,
+    attention_defaults,
+    disassembly,
+    gemm_sm80,
+    gemm_sm90,
+    matmul,
+    nvrtc,
+    static,
+)
 from pyperf_suite.operators.operator import Inspected, InspectingImplementation, Inspection, Kernel
 
 CUDA_TARGETS: Mapping[str, ModuleType] = {"sm_80": gemm_sm80, "sm_90a": gemm_sm90}
 TRITON_TARGETS = ("sm_80", "sm_90", "sm_100")
+
+# What a Triton kernel is compiled from.
+MATMUL_SOURCES = ("matmul_device.py", "schedule.py")
+FORWARD_SOURCES = ("attention_device.py", "attention_schedule.py")
+BACKWARD_SOURCES = ("attention_backward_device.py", *FORWARD_SOURCES)
 
 
 @dataclass(frozen=True)
@@ -53,9 +68,11 @@ class CompiledTriton(InspectingImplementation[CompiledKernelParameters]):
 
     def inspect(self, parameters: CompiledKernelParameters) -> Inspection:
         """Compile and read. Raises Unsupported where Triton or a disassembler is missing."""
-        source = (files("pyperf_suite.kernels") / "matmul_device.py").read_text("utf-8")
+        kernel = triton_kernels(parameters.target)[parameters.kernel]
+        folder = files("pyperf_suite.kernels")
+        source = "\0".join((folder / name).read_text("utf-8") for name in kernel.sources)
         try:
-            binary = matmul.compile_for(parameters.target, triton_kernels(parameters.target)[parameters.kernel])
+            binary = kernel.compile_for(parameters.target)
             return _inspection(static.of_triton(parameters.kernel, binary, source))
         except (ImportError, disassembly.NoDisassembler) as reason:
             raise Unsupported(str(reason)) from None
@@ -90,10 +107,32 @@ def cuda_kernels(target: str) -> dict[str, Any]:
     return {kernel.name: kernel for kernel in module.default_set()} if module is not None else {}
 
 
+@dataclass(frozen=True)
+class TritonKernel:
+    """How one Triton kernel becomes machine code for a target, and the files of kernels/ that it is compiled from."""
+
+    compile_for: Callable[[str], Any]
+    sources: tuple[str, ...]
+
+
 @functools.cache
-def triton_kernels(target: str) -> dict[str, matmul.Configuration]:
-    """The default set of our Triton kernels for a target, by name."""
-    return {triton_name(each): each for each in matmul.default_set(target)} if target in TRITON_TARGETS else {}
+def triton_kernels(target: str) -> dict[str, TritonKernel]:
+    """The default sets of our Triton kernels for a target, by name; none for a target that is not watched."""
+    if target not in TRITON_TARGETS:
+        return {}
+    kernels = {}
+    for product in matmul.default_set(target):
+        compile_product = functools.partial(matmul.compile_for, configuration=product)
+        kernels[triton_name(product)] = TritonKernel(compile_product, MATMUL_SOURCES)
+    for each in attention_defaults.default_set(target):
+        if not each.backward:
+            compile_forward = functools.partial(attention.compile_for, configuration=each)
+            kernels[each.name] = TritonKernel(compile_forward, FORWARD_SOURCES)
+            continue
+        for kernel in attention_backward.KERNELS:
+            compile_backward = functools.partial(attention_backward.compile_for, configuration=each, kernel=kernel)
+            kernels[f"{each.name}_{kernel}"] = TritonKernel(compile_backward, BACKWARD_SOURCES)
+    return kernels
 
 
 def triton_name(configuration: matmul.Configuration) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.kernels import attention_backward, occupancy
 from pyperf_suite.kernels.attention import Attention, Configuration, Shape, compile_for
-from pyperf_suite.kernels.attention_backward import Gradients
+from pyperf_suite.kernels.attention_backward import KERNELS, Gradients
 from pyperf_suite.kernels.attention_defaults import default_configuration, default_set
 from pyperf_suite.kernels.attention_schedule import key_steps, place, query_steps
 from pyperf_suite.kernels.disassembly import NoDisassembler, disassemble, disassembler
@@ -231,12 +232,12 @@ TENSOR_CORE = {"sm_80": ("HMMA",), "sm_90": ("HGMMA",), "sm_100": ("UTCHMMA",)}
 
 
 def cases() -> list[tuple[str, Configuration, str]]:
-    """Each kernel of each default configuration of three generations."""
+    """Each kernel of each default configuration of three generations, and the forward ones without a mask."""
+    defaults = [(target, asked) for target in TENSOR_CORE for asked in default_set(target)]
     return [
-        (target, asked, kernel)
-        for target in TENSOR_CORE
-        for asked in default_set(target)
-        for kernel in (attention_backward.KERNELS if asked.backward else ("forward",))
+        *((target, asked, kernel) for target, asked in defaults if asked.backward for kernel in KERNELS),
+        *((target, asked, "forward") for target, asked in defaults if not asked.backward),
+        *((target, replace(asked, causal=False), "forward") for target, asked in defaults if not asked.backward),
     ]
 
 
@@ -255,8 +256,7 @@ def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, tmp_p
     code = disassemble(binary.cubin, binary.name).instructions
     assert sum(code.get(opcode, 0) for opcode in TENSOR_CORE[target]) > 0
     assert code.get("UTMALDG" if asked.descriptors else "LDGSTS", 0) > 0
-    if asked.head_dim <= 128:
-        assert (code.get("LDL", 0), code.get("STL", 0)) == (0, 0)
+    assert (code.get("LDL", 0), code.get("STL", 0)) == (0, 0)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])

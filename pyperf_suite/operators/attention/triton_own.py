@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from pyperf_suite.operators.attention.parameters import AttentionParameters
 from pyperf_suite.operators.device_tensors import DeviceTensors
 from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
 
-# What parameters are checked against before the device is known: as TMA's limits are the tighter, the wider.
+# What parameters are checked for before the device is known: addresses take all that any target takes.
 ANY_TARGET = "sm_80"
 
 
@@ -66,8 +67,12 @@ class TritonLaunches(Launches):
         self._parameters = parameters
         self._written = GRADIENTS if parameters.backward else ("o",)
         configuration = configuration_of(parameters, target)
-        bind = bind_backward if parameters.backward else bind_forward
-        self._bound = [bind(parameters, configuration, target, tensors, each) for each in tensors.sets]
+        # Its own blocks are asked of the backward pass alone.
+        forward = configuration_of(replace(parameters, backward=False, blocks=None), target)
+        self._bound: list[Callable[[], Any]] = [
+            self._backward(configuration, forward, each) if parameters.backward else self._forward(configuration, each)
+            for each in tensors.sets
+        ]
         compiled = self.launch(0)
         tensors.torch.cuda.synchronize(tensors.device)
         kernels = compiled if isinstance(compiled, dict) else {"forward": compiled}
@@ -85,6 +90,29 @@ class TritonLaunches(Launches):
                 "kernels": costs,
             },
         )
+
+    def _forward(self, configuration: Configuration, operands: Mapping[str, Any]) -> Callable[[], Any]:
+        """A launch that writes O of an operand set."""
+        return self._bind_forward(configuration, operands, self._new_lse())
+
+    def _backward(
+        self, configuration: Configuration, forward: Configuration, operands: Mapping[str, Any]
+    ) -> Callable[[], Any]:
+        """A launch that writes dQ, dK and dV of an operand set, whose forward pass is done here."""
+        lse = self._new_lse()
+        self._bind_forward(forward, operands, lse)()
+        named = (operands[name] for name in ("q", "k", "v", "o"))
+        gradients = (operands[name] for name in ("do", *GRADIENTS))
+        shape = shape_of(self._parameters)
+        return Gradients(configuration, shape, self._tensors.device).bind(*named, lse, *gradients)
+
+    def _bind_forward(self, configuration: Configuration, operands: Mapping[str, Any], lse: Any) -> Callable[[], Any]:
+        attention = Attention(configuration, shape_of(self._parameters), self._tensors.device)
+        return attention.bind(*(operands[name] for name in ("q", "k", "v", "o")), lse)
+
+    def _new_lse(self) -> Any:
+        torch = self._tensors.torch
+        return torch.empty(shape_of(self._parameters).lse, dtype=torch.float32, device=self._tensors.device)
 
     @property
     def stopwatch(self) -> CudaStopwatch:
@@ -144,39 +172,6 @@ def blocks_of(configuration: Configuration) -> Blocks:
     return Blocks(configuration.block_m, configuration.block_n, configuration.stages, configuration.warps)
 
 
-def bind_forward(
-    parameters: AttentionParameters,
-    configuration: Configuration,
-    target: str,
-    tensors: DeviceTensors,
-    operands: Mapping[str, Any],
-) -> Callable[[], Any]:
-    """A launch that writes O of an operand set."""
-    q, k, v, o = (operands[name] for name in ("q", "k", "v", "o"))
-    return Attention(configuration, shape_of(parameters), tensors.device).bind(q, k, v, o, new_lse(parameters, tensors))
-
-
-def bind_backward(
-    parameters: AttentionParameters,
-    configuration: Configuration,
-    target: str,
-    tensors: DeviceTensors,
-    operands: Mapping[str, Any],
-) -> Callable[[], Any]:
-    """A launch that writes dQ, dK and dV of an operand set, whose forward pass is done here."""
-    shape, lse = shape_of(parameters), new_lse(parameters, tensors)
-    forward = configuration_of(replace(parameters, backward=False, blocks=None), target)
-    q, k, v, o, do = (operands[name] for name in ("q", "k", "v", "o", "do"))
-    Attention(forward, shape, tensors.device).bind(q, k, v, o, lse)()
-    gradients = (operands[name] for name in GRADIENTS)
-    return Gradients(configuration, shape, tensors.device).bind(q, k, v, o, lse, do, *gradients)
-
-
-def new_lse(parameters: AttentionParameters, tensors: DeviceTensors) -> Any:
-    """Room for the log-sum-exp of one operand set."""
-    return tensors.torch.empty(shape_of(parameters).lse, dtype=tensors.torch.float32, device=tensors.device)
-
-
 def gpu_of(tensors: DeviceTensors) -> tuple[str, int]:
     """The target that the device is, as in "sm_90", and its multiprocessors."""
     major, minor = tensors.torch.cuda.get_device_capability(tensors.device)
@@ -189,14 +184,12 @@ def costs_of(compiled: Any, target: str, multiprocessors: int) -> dict[str, int 
     Slots are the programs that the whole device holds at once.
     """
     registers = getattr(compiled, "n_regs", None)
-    metadata = getattr(compiled, "metadata", None)
-    shared_bytes = getattr(metadata, "shared", None)
+    shared_bytes = None if compiled is None else compiled.metadata.shared
     resident = None
     if registers is not None and shared_bytes is not None:
-        try:
-            resident = occupancy(target, 32 * metadata.num_warps, registers, shared_bytes).blocks
-        except ValueError:
-            resident = None  # a target whose limits are not in the table
+        # ValueError for a target whose limits are not in the table.
+        with suppress(ValueError):
+            resident = occupancy(target, 32 * compiled.metadata.num_warps, registers, shared_bytes).blocks
     return {
         "registers": registers,
         "spills": getattr(compiled, "n_spills", None),
