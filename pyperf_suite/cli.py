@@ -5,8 +5,11 @@ Everything heavy is imported inside the command that needs it, so that `--help` 
 
 from __future__ import annotations
 
+import itertools
+import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,43 +55,97 @@ def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""
 
 
+def measuring_options(command: Command) -> Command:
+    """The options of every command that measures."""
+    options = (
+        click.option("--profile", default="quick", show_default=True, metavar="NAME", help=", ".join(PROFILE_NAMES)),
+        click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, or cuda:N."),
+        click.option(
+            "-a",
+            "--axis",
+            "axes",
+            multiple=True,
+            metavar="[PROBE.]AXIS=VALUE[,VALUE]",
+            help="Replace an axis of the sweep, as in tile=64x64x256 or workers=1,2.",
+        ),
+        click.option(
+            "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
+        ),
+        click.option("--seed", default=0, show_default=True, help="Seed of the order in which cases are visited."),
+        click.option(
+            "--resume",
+            is_flag=False,
+            flag_value="latest",
+            metavar="[RUN]",
+            help="Go on with the newest run of the same cases, or with RUN; what it holds is not measured again.",
+        ),
+        click.option(
+            "--deadline",
+            "deadline_s",
+            default=120.0,
+            show_default=True,
+            type=click.FloatRange(0, min_open=True),
+            metavar="SECONDS",
+            help="For one case, and for each step that several ranks take together.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @main.command()
 @click.argument("probes", nargs=-1, metavar="[PROBE]...")
 @click.option("--list", "list_probes", is_flag=True, help="List the probes, with cases and time of each profile here.")
-@click.option("--profile", default="quick", show_default=True, metavar="NAME", help=f"{', '.join(PROFILE_NAMES)}.")
-@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, or cuda:N.")
+@measuring_options
+def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any) -> None:
+    """Measure PROBEs, or all that are timed, and tell what was found.
+
+    \b
+    Examples:
+      pyperf-suite run tile_wave
+      pyperf-suite run tile_wave -a tile=64x64x256 -a schedule=data_parallel,stream_k --profile standard
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    if list_probes:
+        from rich.console import Console
+
+        _print_probes(Console(), device)
+        return
+    _run(probes, device=device, **options)
+
+
+@main.command()
+@click.option("--ranks", type=click.IntRange(1), metavar="N", help="Processes on this machine; else as the probe has.")
 @click.option(
-    "-a",
-    "--axis",
-    "axes",
-    multiple=True,
-    metavar="[PROBE.]AXIS=VALUE[,VALUE]",
-    help="Replace an axis of the sweep, as in tile=64x64x256 or workers=1,2.",
+    "--soak",
+    "soak_min",
+    default=0.0,
+    type=click.FloatRange(0),
+    metavar="MINUTES",
+    help="Then repeat the cases for so long: how stable is a shared network?",
 )
-@click.option(
-    "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
-)
-@click.option("--seed", default=0, show_default=True, help="Seed of the order in which cases are visited.")
-@click.option(
-    "--resume",
-    is_flag=False,
-    flag_value="latest",
-    metavar="[RUN]",
-    help="Go on with the newest run of the same cases, or with RUN; what it holds is not measured again.",
-)
-@click.option(
-    "--deadline",
-    "deadline_s",
-    default=120.0,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    metavar="SECONDS",
-    help="For one case.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
-def run(
+@click.option("--no-peer-to-peer", is_flag=True, help="Beside each case the same without NVLink and PCIe peer access.")
+@measuring_options
+def collectives(
+    ranks: int | None, soak_min: float, no_peer_to_peer: bool, axes: tuple[str, ...], **options: Any
+) -> None:
+    """Measure raw collective bandwidth: `run collectives`, and what torchrun and SLURM start.
+
+    \b
+    Examples:
+      pyperf-suite collectives --ranks 2 -a op=all_reduce -a size=1KiB,1MiB
+      torchrun --nproc-per-node=8 -m pyperf_suite collectives --profile standard
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    if ranks is not None:
+        axes = (*axes, f"ranks={ranks}")
+    if no_peer_to_peer:
+        axes = (*axes, "peer_to_peer=true,false")
+    _run(("collectives",), axes=axes, soak_min=soak_min, **options)
+
+
+def _run(
     probes: tuple[str, ...],
-    list_probes: bool,
     profile: str,
     device: str,
     axes: tuple[str, ...],
@@ -97,33 +154,50 @@ def run(
     resume: str | None,
     deadline_s: float,
     as_json: bool,
+    soak_min: float = 0.0,
 ) -> None:
-    """Measure PROBEs, or all that are timed, and tell what was found.
-
-    \b
-    Examples:
-      pyperf-suite run tile_wave
-      pyperf-suite run tile_wave -a tile=64x64x256 -a schedule=data_parallel,stream_k --profile standard
-    """  # noqa: D301 - click keeps the lines below \b as they are
+    """Measure and tell; in ranks other than the first of a launcher's, do what the first one asks."""
     from rich.console import Console
 
+    from pyperf_suite.ranks.environment import rank_environment
     from pyperf_suite.runner.session import Session
 
-    if list_probes:
-        _print_probes(Console(), device)
-        return
+    workers = None
+    if rank_environment().launched:
+        workers = _workers_of_the_launcher(device, deadline_s)
+        if workers is None:
+            return
     plan = _plan(probes, profile, device, axes, seed)
     plan.validate()
-    folder = _folder(plan, results, resume)
-    session = Session(plan, folder, deadline_s)
-    _measure_all(session, Console(stderr=True))
+    session = Session(plan, _folder(plan, results, resume), deadline_s, workers)
+    _measure_all(session, Console(stderr=True), soak_min)
     _tell(session, as_json)
+
+
+def _workers_of_the_launcher(device: str, deadline_s: float) -> Any:
+    """Rank 0's hold on all ranks; None in the others once the run is over, for they have nothing to tell."""
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.ranks.group import Group, RanksMissing
+    from pyperf_suite.runner.group_workers import GroupWorkers
+    from pyperf_suite.runner.worker import follow
+
+    group = Group()
+    if group.rank == 0:
+        return GroupWorkers(group, resolve(device), deadline_s)
+    try:
+        follow(group)
+    except RanksMissing as missing:
+        raise UserError(f"rank {group.rank}: {missing}") from None
+    finally:
+        group.close()
+    return None
 
 
 def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.probes import PROBES, find_probe
     from pyperf_suite.probes.axes import overrides_for, parse_overrides
+    from pyperf_suite.ranks.environment import rank_environment
     from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
     from pyperf_suite.runner.profiles import find_profile
 
@@ -135,6 +209,9 @@ def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, .
         for name in dict.fromkeys(probes or (name for name, probe in PROBES.items() if probe.is_timed))
         for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
     ]
+    if rank_environment().launched:
+        # Fresh processes are the launcher's to start, so one visit is all that each case can get.
+        chosen = replace(chosen, processes=1)
     return Plan(in_random_order(cases, seed), chosen, where, seed)
 
 
@@ -146,7 +223,7 @@ def _folder(plan: Plan, results: Path, resume: str | None) -> RunFolder:
     return find_run(results, machine, plan, resume) if resume else create_run(results, machine, plan)
 
 
-def _measure_all(session: Session, console: Any) -> None:
+def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
     """Measure every case under a progress bar; what is interrupted can be resumed."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -166,6 +243,12 @@ def _measure_all(session: Session, console: Any) -> None:
                 progress.update(task, total=count)
                 records = session.measure(planned)
                 progress.update(task, advance=1, description=f"following up: {_speed(records[-1])}")
+            end = time.monotonic() + 60 * soak_min
+            for count, planned in enumerate(itertools.cycle(plan.cases), len(plan.cases) + 1):
+                if time.monotonic() >= end:
+                    break
+                progress.update(task, total=count)
+                progress.update(task, advance=1, description=f"soaking: {_speed(session.visit_again(planned))}")
         session.finish()
     except KeyboardInterrupt:
         raise UserError(

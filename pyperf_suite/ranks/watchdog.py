@@ -109,10 +109,10 @@ class Watchdog:
         sentence = sentence or otherwise or _who_is_behind(after, self._step, doing, waited_s)
         return str(self._store.compare_set(_ABORT, "", sentence).decode())
 
-    def end(self, sentence: str) -> None:
-        """Say the sentence and end this process, on this and through the abort key on all other ranks."""
+    def announce(self, sentence: str) -> None:
+        """End all other ranks with this sentence; this one goes on alone."""
+        self.hand_over()
         self._store.compare_set(_ABORT, "", sentence)
-        self._finish(sentence)
 
     def _watch(self) -> None:
         while not self._stopped.is_set():

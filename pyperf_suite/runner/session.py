@@ -82,17 +82,23 @@ class Session:
         """
         records = []
         for process in self._processes(planned):
-            visit = (planned.probe, planned.case.case_id, process)
+            visit = (*_case_of(planned), process)
             if visit not in self._finished:
                 self._finished[visit] = self._measure(planned, process)
             records.append(self._finished[visit])
         return records
 
+    def visit_again(self, planned: PlannedCase) -> Record:
+        """One more visit by the first worker, numbered after those there are: what a soak repeats for minutes."""
+        visits = [process for probe, case_id, process in self._finished if (probe, case_id) == _case_of(planned)]
+        answer = self._workers.measure(0, planned.case, self.plan.profile.effort)
+        record = self._record(planned, max(visits, default=-1) + 1, answer)
+        self._finished[_visit(record)] = record
+        return record
+
     def is_finished(self, planned: PlannedCase) -> bool:
         """Whether a resumed run already holds the case from every process."""
-        return all(
-            (planned.probe, planned.case.case_id, process) in self._finished for process in self._processes(planned)
-        )
+        return all((*_case_of(planned), process) in self._finished for process in self._processes(planned))
 
     def _processes(self, planned: PlannedCase) -> range:
         """Exact figures are the same in every process, so one is asked."""
@@ -138,6 +144,10 @@ class Session:
 
 def _is_exact(planned: PlannedCase) -> bool:
     return isinstance(find_operator(planned.case.operator), Inspected)
+
+
+def _case_of(planned: PlannedCase) -> tuple[str, str]:
+    return (planned.probe, planned.case.case_id)
 
 
 def _visit(record: Record) -> tuple[str, str, int]:
