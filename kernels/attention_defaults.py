@@ -12,6 +12,7 @@ from pyperf_suite.kernels.triton_host import (
     SMALLEST_BLOCK,
     TMA_ALIGNMENT_BYTES,
     architecture_of,
+    check_known,
 )
 
 # The largest padded head_dim that a row is for: rows held, rows a step, stages, warps.
@@ -24,7 +25,7 @@ FORWARD: dict[str, Rows] = {
 }
 BACKWARD: dict[str, Rows] = {
     "Ampere": {64: (128, 32, 2, 8), 128: (64, 32, 2, 8), 256: (32, 32, 1, 8), 512: (16, 16, 1, 8)},
-    "Hopper": {64: (128, 64, 2, 8), 128: (128, 64, 2, 8), 256: (64, 32, 1, 8), 512: (16, 16, 1, 8)},
+    "Hopper": {64: (128, 64, 2, 8), 128: (128, 32, 3, 8), 256: (64, 32, 1, 8), 512: (16, 16, 1, 8)},
     "Blackwell": {64: (128, 64, 2, 8), 128: (64, 64, 2, 8), 256: (64, 32, 1, 8), 512: (16, 16, 1, 8)},
 }
 # Tensor cores do not take float32, so that blocks are bounded by registers on every generation.
@@ -39,8 +40,10 @@ def default_configuration(
 ) -> Configuration:
     """What to begin with on a target such as "sm_90": through TMA where it and the rows allow.
 
-    A block of the forward pass is no taller than `seq_q` queries need. Raises ValueError for what is not a target.
+    A block of the forward pass is no taller than `seq_q` queries need. Raises ValueError for what is not a target, a
+    dtype or a head_dim.
     """
+    check_known("attention", "dtype", dtype, ELEMENT_BYTES)
     generation = generation_of(target)
     rows = FLOAT32[backward] if dtype == "float32" else (BACKWARD if backward else FORWARD)[generation]
     held, stepped, stages, warps = rows[min((most for most in rows if most >= padded(head_dim)), default=max(rows))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,9 +71,9 @@ def test_a_head_dim_that_tma_cannot_take_comes_out_right_by_addresses(interprete
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("kv_heads", [1, 2])
 def test_grouped_heads_read_their_own_key_head_and_sum_its_gradients(interpreted, kv_heads, backward):
-    assert_right(interpreted(18, 35, heads=6, kv_heads=kv_heads, batch=2, causal=True, backward=backward))
+    assert_right(interpreted(18, 35, heads=4, kv_heads=kv_heads, batch=2, causal=True, backward=backward))
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
@@ -86,9 +85,9 @@ def test_all_dtypes_come_out_right(interpreted, dtype, operands, backward):
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("together", [1, 3, 100])
+@pytest.mark.parametrize("together", [3, 100])
 def test_how_many_heads_are_visited_together_changes_nothing(interpreted, together, backward):
-    assert_right(interpreted(40, 40, heads=4, kv_heads=2, together=together, causal=True, backward=backward))
+    assert_right(interpreted(20, 20, heads=4, kv_heads=2, together=together, causal=True, backward=backward))
 
 
 @pytest.mark.parametrize("blocks", [(64, 16), (16, 16), (32, 64)], ids=lambda blocks: "x".join(map(str, blocks)))
@@ -232,12 +231,12 @@ TENSOR_CORE = {"sm_80": ("HMMA",), "sm_90": ("HGMMA",), "sm_100": ("UTCHMMA",)}
 
 
 def cases() -> list[tuple[str, Configuration, str]]:
-    """Each kernel of each default configuration of three generations, and the forward ones without a mask."""
+    """Each kernel of each default configuration of three generations, and one of them without a mask."""
     defaults = [(target, asked) for target in TENSOR_CORE for asked in default_set(target)]
     return [
         *((target, asked, kernel) for target, asked in defaults if asked.backward for kernel in KERNELS),
         *((target, asked, "forward") for target, asked in defaults if not asked.backward),
-        *((target, replace(asked, causal=False), "forward") for target, asked in defaults if not asked.backward),
+        *((target, default_configuration(target, 128, "bfloat16"), "forward") for target in TENSOR_CORE),
     ]
 
 
