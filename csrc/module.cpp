@@ -5,6 +5,7 @@
 #include "cpu/default_tile.h"
 #include "cpu/gemm.h"
 #include "cuda_bindings.h"
+#include "nccl_bindings.h"
 #include "schedule.cuh"
 
 #include <pybind11/pybind11.h>
@@ -141,4 +142,5 @@ PYBIND11_MODULE(_native, module) {
 
     bind_attention(module);
     bind_cuda(module);
+    bind_nccl(module);
 }

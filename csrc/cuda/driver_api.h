@@ -124,10 +124,12 @@ constexpr unsigned int host_memory_mapped = 2;
     X(cuStreamCreate, CUresult(CUstream*, unsigned int flags))                                                       \
     X(cuStreamDestroy_v2, CUresult(CUstream))                                                                        \
     X(cuStreamSynchronize, CUresult(CUstream))                                                                       \
+    X(cuStreamQuery, CUresult(CUstream))                                                                             \
     X(cuStreamBeginCapture_v2, CUresult(CUstream, int mode))                                                         \
     X(cuStreamEndCapture, CUresult(CUstream, CUgraph*))                                                              \
     X(cuEventCreate, CUresult(CUevent*, unsigned int flags))                                                         \
     X(cuEventDestroy_v2, CUresult(CUevent))                                                                          \
+    X(cuEventQuery, CUresult(CUevent))                                                                               \
     X(cuEventRecordWithFlags, CUresult(CUevent, CUstream, unsigned int flags))                                       \
     X(cuEventElapsedTime, CUresult(float* milliseconds, CUevent begin, CUevent end))                                 \
     X(cuGraphInstantiateWithFlags, CUresult(CUgraphExec*, CUgraph, unsigned long long flags))                        \

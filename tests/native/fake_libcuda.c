@@ -331,6 +331,7 @@ int cuStreamCreate(void** stream, unsigned flags) {
 }
 int cuStreamDestroy_v2(void* stream) { return discarded(stream); }
 int cuStreamSynchronize(void* stream) { (void)stream; IN_CONTEXT(); return drain(); }
+int cuStreamQuery(void* stream) { return cuStreamSynchronize(stream); }
 int cuEventCreate(Event** event, unsigned flags) {
     (void)flags;
     IN_CONTEXT();
@@ -338,6 +339,7 @@ int cuEventCreate(Event** event, unsigned flags) {
     return SUCCESS;
 }
 int cuEventDestroy_v2(Event* event) { return discarded(event); }
+int cuEventQuery(Event* event) { (void)event; IN_CONTEXT(); return drain(); }
 int cuEventRecordWithFlags(Event* event, void* stream, unsigned flags) {
     (void)stream;
     IN_CONTEXT();

@@ -1,0 +1,220 @@
+// Communicators never block (ncclConfig_t::blocking = 0): only those can be aborted safely while they wait.
+//
+// ncclCommGetAsyncError does not see a peer that was killed on the same host, hence the deadline beside it.
+#include "nccl/communicator.h"
+
+#include "check.h"
+#include "nccl/errors.h"
+
+#include <condition_variable>
+#include <utility>
+
+namespace pyperf::nccl {
+namespace {
+
+constexpr auto abort_grace = std::chrono::seconds(1);
+constexpr auto between_async_checks = std::chrono::milliseconds(1);
+
+// ncclCommAbort may wait for ranks that are gone, so it has a thread of its own to wait in. Returns whether it is done.
+bool abort_within_grace(const std::shared_ptr<const Library>& library, const std::shared_ptr<Device>& device,
+                        ncclComm_t handle) {
+    struct Progress {
+        std::mutex mutex;
+        std::condition_variable wake;
+        bool done = false;
+    };
+    const auto progress = std::make_shared<Progress>();
+    std::thread([library, device, handle, progress] {
+        try {
+            const auto current = device->current();
+            library->api().ncclCommAbort(handle);
+        } catch (const std::runtime_error&) {  // the device is lost, and the communicator with it
+        }
+        const std::lock_guard<std::mutex> locked(progress->mutex);
+        progress->done = true;
+        progress->wake.notify_all();
+    }).detach();
+    std::unique_lock<std::mutex> locked(progress->mutex);
+    return progress->wake.wait_for(locked, abort_grace, [&] { return progress->done; });
+}
+
+// What was queued ends by itself once its communicator is aborted.
+bool idle_within_grace(Device& device, Stream stream) {
+    const Clock::time_point end = Clock::now() + abort_grace;
+    try {
+        while (!device.idle(stream)) {
+            if (Clock::now() >= end) return false;
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
+        }
+    } catch (const std::runtime_error&) {  // the device is lost: nothing runs on it
+    }
+    return true;
+}
+
+ncclConfig_t without_blocking() {
+    ncclConfig_t config;
+    config.blocking = 0;
+    return config;
+}
+
+}  // namespace
+
+Communicator::Communicator(std::shared_ptr<const Library> library, std::shared_ptr<Device> device,
+                           const ncclUniqueId& unique_id, int rank, int ranks, double deadline_s)
+    : library_(std::move(library)), device_(std::move(device)), rank_(rank), ranks_(ranks) {
+    CHECK_INPUT(ranks >= 1 && rank >= 0 && rank < ranks, "Rank ", rank, " of ", ranks,
+                " was asked for: there must be at least one rank, and they count from 0.");
+    const Deadline deadline(deadline_s);
+    const auto current = device_->current();
+    stream_ = device_->create_stream();
+    try {
+        ncclConfig_t config = without_blocking();
+        check(api().ncclCommInitRankConfig(&handle_, ranks, unique_id, rank, &config), "ncclCommInitRankConfig");
+        settle("the meeting of all ranks (ncclCommInitRankConfig)", deadline);
+    } catch (...) {
+        abort();
+        if (!lost_) device_->destroy_stream(stream_);
+        throw;
+    }
+}
+
+Communicator::Communicator(const Communicator& parent, ncclComm_t handle)
+    : library_(parent.library_), device_(parent.device_), handle_(handle) {
+    library_->check(api().ncclCommCount(handle_, &ranks_), "ncclCommCount");
+    library_->check(api().ncclCommUserRank(handle_, &rank_), "ncclCommUserRank");
+    stream_ = device_->create_stream();
+}
+
+Communicator::~Communicator() {
+    abort();
+    if (!lost_) device_->destroy_stream(stream_);
+}
+
+std::shared_ptr<Communicator> Communicator::split(int color, int key, double deadline_s) {
+    if (!api().ncclCommSplit)
+        throw NotAvailable(text("NCCL ", library_->version_text(), " cannot split a communicator, 2.18 or later can: ",
+                                "update it, or make one from a new unique id."));
+    const Deadline deadline(deadline_s);
+    const auto current = device_->current();
+    ncclConfig_t config = without_blocking();
+    child_ = nullptr;
+    const ncclResult_t result =
+        api().ncclCommSplit(handle(), color < 0 ? -1 : color, key, &child_, &config);
+    if (result != success && result != in_progress) give_up(result, "ncclCommSplit");
+    settle("the split (ncclCommSplit)", deadline);
+    if (!child_) return nullptr;
+    wait("the new communicator of a split (ncclCommSplit)", [&] {
+        const ncclResult_t state = async_result(child_);
+        if (state != success && state != in_progress) give_up(state, "ncclCommSplit");
+        return state == success;
+    }, deadline);
+    std::shared_ptr<Communicator> child(new Communicator(*this, child_));
+    child_ = nullptr;
+    return child;
+}
+
+void Communicator::finalize(double deadline_s) {
+    const Deadline deadline(deadline_s);
+    const auto current = device_->current();
+    while (!registrations_.empty()) deregister(*registrations_.begin());
+    const ncclResult_t result = api().ncclCommFinalize(handle());
+    if (result != success && result != in_progress) give_up(result, "ncclCommFinalize");
+    settle("the end of the communicator on all ranks (ncclCommFinalize)", deadline);
+    const ncclComm_t handle = handle_;
+    handle_ = nullptr;
+    ended_ = "finalized";
+    library_->check(api().ncclCommDestroy(handle), "ncclCommDestroy");
+}
+
+void Communicator::abort() noexcept {
+    if (!handle_) return;
+    ended_ = "aborted";
+    registrations_.clear();  // they go with it
+    for (ncclComm_t* handle : {&child_, &handle_})  // the child of a split that failed
+        if (*handle) lost_ |= !abort_within_grace(library_, device_, std::exchange(*handle, nullptr));
+    lost_ = lost_ || !idle_within_grace(*device_, stream_);
+}
+
+void Communicator::request_abort(const std::string& reason) {
+    const std::lock_guard<std::mutex> locked(reason_mutex_);
+    reason_ = reason;
+    abort_requested_.store(true, std::memory_order_release);
+}
+
+ncclComm_t Communicator::handle() const {
+    if (!handle_)
+        throw Aborted(text("The communicator of ", me(), " was ", ended_, " and takes no more work: make a new one."));
+    return handle_;
+}
+
+ncclResult_t Communicator::async_result(ncclComm_t handle) const {
+    ncclResult_t state = success;
+    const ncclResult_t result = api().ncclCommGetAsyncError(handle, &state);
+    return result == success ? state : result;
+}
+
+std::optional<std::string> Communicator::async_error() const {
+    const ncclResult_t result = async_result(handle());
+    if (result == success || result == in_progress) return std::nullopt;
+    try {
+        library_->fail(result, "A collective in the background", handle_);
+    } catch (const NcclError& error) {
+        return error.what();
+    }
+}
+
+void Communicator::settle(const char* what, const Deadline& deadline) {
+    wait(what, [&] {
+        const ncclResult_t state = async_result(handle());
+        if (state != success && state != in_progress) give_up(state, what);
+        return state == success;
+    }, deadline);
+}
+
+void Communicator::give_up(ncclResult_t result, const char* what) {
+    try {
+        library_->fail(result, what, handle_);
+    } catch (...) {
+        abort();
+        throw;
+    }
+}
+
+void Communicator::watch(const char* what, Clock::time_point now, const Deadline& deadline) {
+    if (abort_requested_.load(std::memory_order_acquire)) {
+        abort();
+        const std::lock_guard<std::mutex> locked(reason_mutex_);
+        throw Aborted(text("On ", me(), ", ", what, " was given up: ", reason_));
+    }
+    if (deadline.passed(now)) {
+        abort();
+        throw DeadlineExceeded(text("On ", me(), ", ", what, " did not end within ", deadline.seconds(),
+                                    " s and was aborted: another rank has died, hangs, or is somewhere else."));
+    }
+    if (now - asked_ < between_async_checks) return;
+    asked_ = now;
+    const ncclResult_t state = async_result(handle());
+    if (state != success && state != in_progress) give_up(state, what);
+}
+
+void* Communicator::register_memory(Address address, std::int64_t bytes) {
+    if (!api().ncclCommRegister || !api().ncclCommDeregister) return nullptr;
+    const auto current = device_->current();
+    void* registration = nullptr;
+    check(api().ncclCommRegister(handle(), reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes),
+                                 &registration),
+          "ncclCommRegister");
+    if (registration) registrations_.insert(registration);
+    return registration;
+}
+
+void Communicator::deregister(void* registration) noexcept {
+    if (registrations_.erase(registration) == 0) return;
+    try {
+        const auto current = device_->current();
+        api().ncclCommDeregister(handle_, registration);
+    } catch (const std::runtime_error&) {  // the device is lost, and what was registered with it
+    }
+}
+
+}  // namespace pyperf::nccl

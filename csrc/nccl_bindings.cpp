@@ -1,0 +1,227 @@
+// Python bindings of csrc/nccl and nothing else; what each function means is said where it is implemented.
+#include "nccl_bindings.h"
+
+#include "check.h"
+#include "nccl/collective.h"
+#include "nccl/cuda_device.h"
+#include "nccl/errors.h"
+#include "nccl/host_device.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace pyperf {
+namespace {
+
+using namespace nccl;
+using without_gil = py::gil_scoped_release;
+using Pattern = std::vector<std::pair<int, int>>;
+
+ncclUniqueId unique_id_of(const std::string& bytes) {
+    ncclUniqueId id{};
+    CHECK_INPUT(bytes.size() == sizeof id, "A unique id of ", bytes.size(), " bytes was given: it has ", sizeof id, ".");
+    std::memcpy(&id, bytes.data(), sizeof id);
+    return id;
+}
+
+CollectiveOptions options_of(const std::string& operation, std::int64_t count, const std::string& dtype,
+                             const std::string& reduction, double factor, int root, bool in_place,
+                             const Pattern& pattern) {
+    CollectiveOptions options;
+    options.operation = operation_named(operation);
+    options.count = count;
+    options.type = &data_type_named(dtype);
+    options.reduction = reduction;
+    options.factor = factor;
+    options.root = root;
+    options.in_place = in_place;
+    for (const auto& [first, second] : pattern) options.pattern.push_back({first, second});
+    return options;
+}
+
+void write(Buffer& buffer, const py::buffer& data, std::int64_t offset) {
+    const py::buffer_info info = data.request();
+    std::int64_t contiguous = info.itemsize;
+    for (py::ssize_t axis = info.ndim - 1; axis >= 0; --axis) {
+        CHECK_INPUT(info.shape[axis] <= 1 || info.strides[axis] == contiguous,
+                    "An array with gaps was given to write: give a contiguous one.");
+        contiguous *= info.shape[axis];
+    }
+    const without_gil released;
+    buffer.write(info.ptr, contiguous, offset);
+}
+
+py::bytes read(const Buffer& buffer, const std::optional<std::int64_t>& bytes, std::int64_t offset) {
+    const std::int64_t rest = buffer.bytes() - std::clamp<std::int64_t>(offset, 0, buffer.bytes());
+    const std::int64_t count = bytes.value_or(rest);
+    const auto out = py::reinterpret_steal<py::bytes>(
+        PyBytes_FromStringAndSize(nullptr, std::clamp<std::int64_t>(count, 0, rest)));
+    if (!out) throw py::error_already_set();
+    char* memory = PyBytes_AS_STRING(out.ptr());
+    const without_gil released;
+    buffer.read(memory, count, offset);
+    return out;
+}
+
+template <typename Value> py::array_t<Value> array_of(const std::vector<Value>& values) {
+    return py::array_t<Value>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+void bind_errors(py::module_& module) {
+    // The one registered last is tried first, so the base comes first.
+    const auto base = py::register_exception<NcclError>(module, "NcclError", PyExc_RuntimeError);
+    py::register_exception<DeadlineExceeded>(module, "DeadlineExceeded", base);
+    py::register_exception<Aborted>(module, "Aborted", base);
+}
+
+void bind_library(py::module_& module) {
+    py::class_<Library, std::shared_ptr<Library>>(
+        module, "Library",
+        "libnccl: $PYPERF_LIBNCCL, the copy in the process, one of the candidate paths, or the system's. Raises "
+        "NotAvailable.")
+        .def(py::init<const std::vector<std::string>&>(), py::arg("candidates") = std::vector<std::string>{})
+        .def_property_readonly("version", &Library::version, "As NCCL codes it: 22809 is 2.28.9.")
+        .def_property_readonly("version_text", &Library::version_text)
+        .def_property_readonly("path", &Library::path)
+        .def_property_readonly("optional", &Library::optional_symbols,
+                               "Whether each symbol that came after NCCL 2.14 is there.")
+        .def(
+            "unique_id",
+            [](const Library& library) {
+                const ncclUniqueId id = library.unique_id();
+                return py::bytes(id.internal, sizeof id);
+            },
+            "128 bytes that all ranks of one new communicator are to be given.");
+}
+
+void bind_devices(py::module_& module) {
+    py::class_<Device, std::shared_ptr<Device>>(module, "Device").def_property_readonly("name", &Device::name);
+    py::class_<HostDevice, Device, std::shared_ptr<HostDevice>>(
+        module, "HostDevice", "The host's own memory and streams, for a double of libnccl.")
+        .def(py::init<>());
+    py::class_<CudaDevice, Device, std::shared_ptr<CudaDevice>>(module, "CudaDevice", "A GPU: the one of a context.")
+        .def(py::init([](std::shared_ptr<cuda::Context> context) {
+                 return std::make_shared<CudaDevice>(std::move(context));
+             }),
+             py::arg("context"));
+}
+
+void bind_communicator(py::module_& module) {
+    py::class_<Communicator, std::shared_ptr<Communicator>>(
+        module, "Communicator",
+        "One rank's part of a communicator; every wait ends at its deadline, and the communicator is then aborted. "
+        "Raises DeadlineExceeded, NcclError, ValueError.")
+        .def(py::init([](std::shared_ptr<Library> library, std::shared_ptr<Device> device, const py::bytes& unique_id,
+                         int rank, int ranks, double deadline_s) {
+                 const ncclUniqueId id = unique_id_of(unique_id);
+                 const without_gil released;
+                 return std::make_shared<Communicator>(std::move(library), std::move(device), id, rank, ranks,
+                                                       deadline_s);
+             }),
+             py::arg("library"), py::arg("device"), py::arg("unique_id"), py::arg("rank"), py::arg("ranks"),
+             py::arg("deadline_s"))
+        .def_property_readonly("rank", &Communicator::rank)
+        .def_property_readonly("ranks", &Communicator::ranks)
+        .def_property_readonly("alive", &Communicator::alive, "Neither aborted nor finalized.")
+        .def_property_readonly("lost", &Communicator::lost,
+                               "The library did not give it up within a second: end the process without cleaning up.")
+        .def("split", &Communicator::split, py::arg("color"), py::arg("key"), py::arg("deadline_s"),
+             py::call_guard<without_gil>(),
+             "The communicator of the ranks that gave the same colour, ordered by key; None for a negative colour. "
+             "Raises NotAvailable before NCCL 2.18.")
+        .def("finalize", &Communicator::finalize, py::arg("deadline_s"), py::call_guard<without_gil>(),
+             "Ends it together with all other ranks.")
+        .def("abort", &Communicator::abort, py::call_guard<without_gil>(), "Ends it whatever other ranks do.")
+        .def("request_abort", &Communicator::request_abort, py::arg("reason"),
+             "Makes what it waits for, now or next, raise Aborted with that reason. From any thread.")
+        .def("async_error", &Communicator::async_error,
+             "What went wrong in the background, as a sentence, or None. It aborts nothing.");
+
+    py::class_<Buffer, std::shared_ptr<Buffer>>(
+        module, "Buffer",
+        "Device memory of a communicator; registered with it if asked and the library can. Raises ValueError.")
+        .def(py::init<std::shared_ptr<Communicator>, std::int64_t, bool>(), py::arg("communicator"), py::arg("bytes"),
+             py::arg("registered") = false)
+        .def_property_readonly("address", &Buffer::address)
+        .def_property_readonly("bytes", &Buffer::bytes)
+        .def_property_readonly("registered", &Buffer::registered, "Whether it was, where that was asked for.")
+        .def("write", &write, py::arg("data"), py::arg("offset") = 0, "Copies a contiguous buffer's bytes into it.")
+        .def("read", &read, py::arg("bytes") = py::none(), py::arg("offset") = 0, "Its bytes, all from offset on.")
+        .def("fill", &Buffer::fill, py::arg("value"), py::call_guard<without_gil>(), "Sets every byte.");
+}
+
+void bind_collective(py::module_& module) {
+    module.def(
+        "buffer_bytes",
+        [](const std::string& operation, std::int64_t count, const std::string& dtype, int rank, int ranks, int root,
+           bool in_place, const Pattern& pattern) {
+            CHECK_INPUT(ranks >= 1 && rank >= 0 && rank < ranks, "Rank ", rank, " of ", ranks,
+                        " was asked for: there must be at least one rank, and they count from 0.");
+            const CollectiveOptions options = options_of(operation, count, dtype, "sum", 1, root, in_place, pattern);
+            check_options(options, ranks);
+            const Needs needs = needs_of(options, rank, ranks);
+            return std::pair(needs.send, needs.receive);
+        },
+        py::arg("operation"), py::arg("count"), py::arg("dtype"), py::arg("rank"), py::arg("ranks"), py::kw_only(),
+        py::arg("root") = 0, py::arg("in_place") = false, py::arg("pattern") = Pattern{},
+        "(send, receive): the bytes that rank needs of each buffer of a Collective, 0 for none.");
+
+    py::class_<Collective>(
+        module, "Collective",
+        "A collective made ready. operation: all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, "
+        "gather, scatter, send_receive (a ring), ping_pong, bisection, pairs. count: what one rank sends to one other. "
+        "reduction: sum, prod, max, min, avg, premulsum. In place there is `send` alone. pattern: (source, "
+        "destination) ranks of ping_pong and pairs. Raises ValueError.")
+        .def(py::init([](std::shared_ptr<Communicator> communicator, const std::string& operation, std::int64_t count,
+                         const std::string& dtype, std::shared_ptr<Buffer> send, std::shared_ptr<Buffer> receive,
+                         const std::string& reduction, double factor, int root, bool in_place, const Pattern& pattern) {
+                 return std::make_unique<Collective>(
+                     std::move(communicator),
+                     options_of(operation, count, dtype, reduction, factor, root, in_place, pattern), std::move(send),
+                     std::move(receive));
+             }),
+             py::arg("communicator"), py::arg("operation"), py::arg("count"), py::arg("dtype"),
+             py::arg("send") = py::none(), py::arg("receive") = py::none(), py::kw_only(),
+             py::arg("reduction") = "sum", py::arg("factor") = 1.0, py::arg("root") = 0, py::arg("in_place") = false,
+             py::arg("pattern") = Pattern{})
+        .def("run", &Collective::run, py::arg("deadline_s"), py::call_guard<without_gil>(), "Once, and waits.")
+        .def(
+            "time",
+            [](Collective& collective, std::int64_t iterations, double deadline_s, bool synchronise_each, bool graph) {
+                const Timing timing = [&] {
+                    const without_gil released;
+                    return collective.time(iterations, deadline_s, synchronise_each, graph);
+                }();
+                return py::make_tuple(array_of(timing.seconds), array_of(timing.arrival_ns),
+                                      array_of(timing.completion_ns));
+            },
+            py::arg("iterations"), py::arg("deadline_s"), py::kw_only(), py::arg("synchronise_each") = true,
+            py::arg("graph") = false,
+            "(seconds, arrival_ns, completion_ns), one of each per iteration: seconds by events of the device, host "
+            "stamps of CLOCK_MONOTONIC; a completion is seen at once only if each is waited for. Runs it once before "
+            "if it never ran; with graph it is captured once and replayed.")
+        .def("simulated_seconds", &Collective::simulated_seconds, py::arg("deadline_s"), py::call_guard<without_gil>(),
+             "What the library's own model says it takes, or None. It must have run.");
+}
+
+}  // namespace
+
+void bind_nccl(py::module_& parent) {
+    py::module_ module = parent.def_submodule("nccl", "NCCL's collectives, each wait with a deadline.");
+    module.attr("NotAvailable") = parent.attr("cuda").attr("NotAvailable");
+    bind_errors(module);
+    bind_library(module);
+    bind_devices(module);
+    bind_communicator(module);
+    bind_collective(module);
+}
+
+}  // namespace pyperf
