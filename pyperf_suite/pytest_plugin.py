@@ -7,6 +7,7 @@ pairs of calls return 0.0 and then the sample, and `pedantic`.
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -64,6 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known and the run ready; nothing is opened before a case of the suite is collected."""
     config.addinivalue_line("markers", "probe(name): the cases of this probe of pyperf_suite, one item each.")
     config.stash[_RUN] = SuiteRun(config)
+    if config.getoption("benchmark_only", False) and int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0):
+        # One rank of several records and tells; what the others would print is the same lines again.
+        config.option.verbose, config.option.no_header, config.option.no_summary = -2, True, True
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -121,6 +125,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
     """Say how much is ahead."""
     return config.stash[_RUN].outlook()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """In ranks of a launcher other than the first: do what the first one asks, which alone records and tells."""
+    return session.config.stash[_RUN].follow_the_first_rank() or None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -223,6 +233,24 @@ class SuiteRun:
                 self._collected[probe_name] = {case.label: PlannedCase(probe_name, case) for case in cases}
         return self._collected[probe_name]
 
+    def follow_the_first_rank(self) -> bool:
+        """Whether this is another rank of a run of ours, whose part is over when this returns."""
+        if not self.planned or self._config.getoption("benchmark_disable", False):
+            return False
+        from pyperf_suite.ranks.environment import rank_environment
+
+        if rank_environment().rank == 0:
+            return False
+        from pyperf_suite.ranks.group import Group, RanksMissing
+        from pyperf_suite.runner.worker import follow
+
+        with _SpokenErrors(), Group() as group:
+            try:
+                follow(group)
+            except RanksMissing as missing:
+                raise UserError(f"rank {group.rank}: {missing}") from None
+        return True
+
     def heading(self, planned: PlannedCase) -> str:
         """The group of a case in pytest-benchmark's table."""
         from pyperf_suite.probes import find_probe
@@ -318,9 +346,21 @@ class SuiteRun:
         with warnings.catch_warnings():
             # Where a project turns warnings into errors, a torn last line must still not stop a resume.
             warnings.simplefilter("always", TornJournal)
-            session = Session(plan, folder)
+            session = Session(plan, folder, workers=self._workers_of_the_launcher(plan))
             session.open()
         return session
+
+    def _workers_of_the_launcher(self, plan: Plan) -> Any:
+        """All ranks that torchrun or SLURM started, seen from the first; None where there is no launcher."""
+        from pyperf_suite.ranks.environment import rank_environment
+
+        if not rank_environment().launched:
+            return None
+        from pyperf_suite.ranks.group import Group
+        from pyperf_suite.runner.group_workers import GroupWorkers
+        from pyperf_suite.runner.worker_pool import DEADLINE_S
+
+        return GroupWorkers(Group(), plan.device, DEADLINE_S)
 
     def _plan(self) -> Plan:
         from pyperf_suite.hardware.devices import resolve
