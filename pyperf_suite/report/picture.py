@@ -43,6 +43,9 @@ def draw(figure: Figure, folder: Path) -> Path:
                 )
             else:
                 axes[row][column].set_visible(False)
+    for row_of_axes in axes:
+        # Only now, when every panel of the row has had its say in how high it is.
+        row_of_axes[0].set_ylim(bottom=0)
     named = {
         label: handle for each in axes.flat for handle, label in zip(*each.get_legend_handles_labels(), strict=True)
     }
@@ -101,7 +104,6 @@ def _draw_panel(  # type: ignore[no-untyped-def]
                 label=series.label,
                 zorder=3,
             )
-    axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     if top:
         axes.set_title(panel.title, fontsize=10)

@@ -84,6 +84,19 @@ def test_a_figure_becomes_a_png(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_each_set_of_points_has_a_colour_of_its_own(tmp_path: Path) -> None:
+    def colours(labels: int) -> int:
+        sets = tuple(Series(f"set {n}", [n], [1.0], "points", [0.9], [1.1]) for n in range(labels))
+        path = draw(Figure(f"{labels}", "title", "caption", ((Panel("panel", "x", "y", sets),),)), tmp_path)
+        pixels = pyplot.imread(path)[..., :3].reshape(-1, 3)
+        saturated = pixels[pixels.max(axis=1) - pixels.min(axis=1) > 0.6]
+        return len({tuple((pixel * 4).round()) for pixel in saturated})
+
+    from matplotlib import pyplot
+
+    assert 0 < colours(1) < colours(4)
+
+
 def test_a_picture_that_cannot_be_written_is_a_warning_and_not_the_end(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="a_figure could not be written"):
         assert draw_all({"a_probe": Findings(figures=(FIGURE,))}, tmp_path / "absent") == []
