@@ -14,12 +14,13 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.alignment import largest_power_of_two
+from pyperf_suite.laws.alignment import elements_in, largest_power_of_two
 from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.alignment_findings import explain
 from pyperf_suite.probes.alignment_sizes import REAL_LIFE, TOP_RUNG, Base, RealLife, Varied, around, in_real_life
-from pyperf_suite.probes.alignment_sweeps import next_of_searches
+from pyperf_suite.probes.alignment_sweeps import LINE_BYTES, next_of_searches
 from pyperf_suite.probes.baseline import CHOSEN
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
@@ -103,17 +104,21 @@ class Alignment(Probe):
         for workers, dtype, mode in itertools.product(axes.workers, axes.dtype, axes.mode):
             library = MatmulParameters(1, 1, 1, Schedule("library", workers), dtype=dtype)
             for varied in _around_bases(axes):
-                ours = [
-                    replace(library, schedule=Schedule.parse(f"{schedule}@{workers}"), tile=_tile(tile))
-                    for tile, schedule in itertools.product(axes.tile, axes.schedule)
-                ]
-                for parameters in ours:
-                    found.add(varied, parameters, axes.implementation, mode)
-                found.add(varied, library, axes.library, mode)
+                for implementation, tile, schedule in itertools.product(axes.implementation, axes.tile, axes.schedule):
+                    ours = Schedule.parse(f"{schedule}@{workers}")
+                    found.add(
+                        varied,
+                        replace(library, schedule=ours, tile=_tile(tile, implementation, dtype)),
+                        implementation,
+                        mode,
+                    )
+                for implementation in axes.library:
+                    found.add(varied, library, implementation, mode)
                 found.add_padded(varied, library, axes.padded, mode)
             for case, tokens, hidden in itertools.product(axes.real, axes.tokens, axes.hidden):
                 varied = in_real_life(case, tokens, hidden)
-                found.add(varied, library, axes.library, mode)
+                for implementation in axes.library:
+                    found.add(varied, library, implementation, mode)
                 found.add_padded(varied, library, axes.padded, mode)
         return found.all()
 
@@ -201,7 +206,7 @@ def _cuda_axes(profile: str, device: Device) -> AlignmentAxes:
         dtype=("bfloat16",),
         layout=(OWN_LAYOUT,),
         workers=(gpu.multiprocessors,),
-        tile=("128x128x64" if hopper else "128x128x32",),
+        tile=(CHOSEN,),
         schedule=("data_parallel",),
     )
     if profile == "quick":
@@ -210,22 +215,26 @@ def _cuda_axes(profile: str, device: Device) -> AlignmentAxes:
     standard = replace(
         quick,
         implementation=tuple(dict.fromkeys((own, "cuda_sm80", "triton"))),
-        base=(*quick.base, Base("fprop", Shape(4096, 14336, 4096))),
         along=("m", "n", "k"),
-        offset=(-1, 0, 1, 8),
+        offset=(0, 1, 8),
         ladder=LADDER,
+        span=(0.5, 1.0),
         real=tuple(case for case in REAL_LIFE.values() if case.pad_to),
         dtype=("bfloat16", "float16"),
     )
     if profile == "standard":
         return standard
-    shapes = {"dgrad": (4096, 4096, 14336), "wgrad": (14336, 4096, 4096), "skinny": (64, 8192, 8192)}
+    # A night's work: the layouts are those of the bases' parts, and -a layout=TT is there for the fourth.
+    shapes = {
+        "fprop": (4096, 14336, 4096),
+        "dgrad": (4096, 4096, 14336),
+        "wgrad": (14336, 4096, 4096),
+        "skinny": (64, 8192, 8192),
+    }
     return replace(
         standard,
         base=(*standard.base, *(Base(part, Shape(*shape)) for part, shape in shapes.items())),
         offset=EVERY_OFFSET,
-        span=(0.5, 1.0),
-        pad_to=(8, 64),
         dtype=("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "int8"),
     )
 
@@ -236,8 +245,13 @@ def _around_bases(axes: AlignmentAxes) -> Iterator[Varied]:
         yield around(base, layout, along, axes.offset, axes.ladder, axes.span, axes.pad_to)
 
 
-def _tile(word: str) -> Tile | None:
-    return None if word == CHOSEN else Tile.parse(word)
+def _tile(word: str, implementation: str, dtype: str) -> Tile | None:
+    if word != CHOSEN:
+        return Tile.parse(word)
+    if implementation == "triton":
+        # Our Triton kernel chooses none itself; steps of 128 bytes of K are what the others choose on Hopper.
+        return Tile(128, 128, elements_in(LINE_BYTES["cuda"], element_type(dtype).size_bytes))
+    return None
 
 
 class _Cases:
@@ -247,8 +261,8 @@ class _Cases:
         self._cases: dict[str, Case] = {}
         self._refusals: dict[tuple[str, str, str], UserError | None] = {}
 
-    def add(self, varied: Varied, parameters: MatmulParameters, implementations: Iterable[str], mode: str) -> None:
-        for implementation, shape in itertools.product(implementations, varied.shapes()):
+    def add(self, varied: Varied, parameters: MatmulParameters, implementation: str, mode: str) -> None:
+        for shape in varied.shapes():
             self._add(replace(parameters, **vars(shape), layout=varied.layout), implementation, mode)
 
     def add_padded(

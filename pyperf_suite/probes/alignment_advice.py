@@ -60,7 +60,12 @@ def pads_of(sweep: Sweep) -> list[Pad]:
 
 
 def pad_table(sweeps: Sequence[Sweep]) -> Table | None:
-    """One row a size, those with a name first; None where nothing could be padded."""
+    """One row a size, those with a name first; None where nothing could be padded.
+
+    A person pads for the library: kernels of ours have rows of their own only where they were measured alone.
+    """
+    libraries = [sweep for sweep in sweeps if sweep.setting.is_library]
+    sweeps = libraries or sweeps
     rows = [(pad.size not in sweep.names, _row(sweep, pad)) for sweep in sweeps for pad in pads_of(sweep)]
     ordered = tuple(row for _, row in sorted(rows, key=lambda each: each[0]))
     return Table("Pad or not, net of the padding's own work", COLUMNS, ordered) if rows else None
