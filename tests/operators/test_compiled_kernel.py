@@ -27,6 +27,32 @@ def test_every_target_has_kernels_under_names_of_their_own() -> None:
     assert cuda_kernels("sm_100") == {}
 
 
+def test_the_attention_kernels_of_each_target_stand_beside_its_products() -> None:
+    for target in ("sm_80", "sm_90", "sm_100"):
+        names = triton_kernels(target)
+        assert any(name.startswith("triton_bf16_tn_") for name in names)
+        for head_dim in (64, 128):
+            attention = [name for name in names if name.startswith(f"triton_attention_bf16_d{head_dim}_causal_")]
+            for ending in (("addresses", "descriptors"), ("_dk_dv",), ("_dq",)):
+                assert sum(name.endswith(ending) for name in attention) == 1
+    assert triton_kernels("sm_70") == {}
+
+
+@pytest.mark.parametrize("ending", ["addresses", "dq"])
+def test_an_attention_kernel_becomes_exact_figures_of_its_own_source(ending: str) -> None:
+    pytest.importorskip("triton")
+    kernels = triton_kernels("sm_80")
+    named = [name for name in kernels if name.startswith("triton_attention") and name.endswith(ending)]
+    answer = measure_case(
+        Case("compiled_kernel", CompiledKernelParameters(named[0], "sm_80"), "triton"), None, resolve("cpu")
+    )
+    if answer["outcome"] == "unsupported":
+        pytest.skip(answer["reason"])
+    assert answer["kernel"]["name"] == named[0]
+    assert answer["metrics"]["instructions_HMMA"]["value"] > 0
+    assert answer["metrics"]["instructions_STL"]["value"] == 0
+
+
 def test_a_case_becomes_a_static_record_with_exact_figures() -> None:
     answer = measure_case(Case("compiled_kernel", PARAMETERS, "nvrtc"), None, resolve("cpu"))
     if answer["outcome"] == "unsupported":
