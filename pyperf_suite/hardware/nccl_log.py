@@ -47,8 +47,9 @@ _WARNING = re.compile(r"NCCL WARN (.{1,500})")
 class Choice:
     """How NCCL runs one operation at one size.
 
-    `operation` is None where an older version did not log it, and NCCL's own word where this suite has none. `size_bytes` is as logged: of one rank's block for named
-    operations of `COUNTED_BY_RANK`, else of the whole message. `channels` is None where they were not logged.
+    `operation` is None where an older version did not log it, and NCCL's own word where this suite has none.
+    `size_bytes` is as logged: of one rank's block for named operations of `COUNTED_BY_RANK`, else of the whole
+    message. `channels` is None where they were not logged.
     """
 
     operation: str | None
@@ -79,7 +80,7 @@ class NcclLog:
     warnings: tuple[str, ...] = ()
 
     def choice(self, operation: str, size_bytes: int, ranks: int) -> Choice | None:
-        """The last choice logged for a message of `size_bytes`, the S of nccl-tests, among `ranks`; None without one."""
+        """The last choice logged for messages of `size_bytes`, the S of nccl-tests, among `ranks`; None without one."""
         logged_bytes = size_bytes // ranks if operation in COUNTED_BY_RANK else size_bytes
         fitting = {(operation, logged_bytes), (None, size_bytes)}
         return next((one for one in reversed(self.choices) if (one.operation, one.size_bytes) in fitting), None)
