@@ -211,15 +211,16 @@ def test_a_key_that_is_not_a_number_reaches_every_query_that_sees_it(native: Mod
     assert np.isnan(case.run(case.attention(native))).all()
 
 
-def test_what_one_call_left_behind_does_not_reach_the_next(native: ModuleType, isa: str) -> None:
+def test_an_infinite_value_stays_infinite_past_a_block_that_hangs_over_the_keys(native: ModuleType, isa: str) -> None:
     keys = native.micro_tile(isa)[1]
-    options = {"isa": isa, "blocks": (8, 2 * keys)}
-    case = Case(1, 1, 1, 5, keys - 3, 24, options=options)
-    attention = case.attention(native)
-    clean, case.operands = case.operands, [np.full_like(each, np.nan) for each in case.operands]
-    assert np.isnan(case.run(attention)).all()
-    case.operands = clean
-    case.assert_right(case.run(attention))
+    case = Case(1, 1, 1, 5, 2 * keys - 5, 3 * keys // 2, options={"isa": isa, "blocks": (8, keys)})
+    # In the first and the last column: whole panels of V and the narrow one. What the second block leaves free of the
+    # first would make it 0 · ∞.
+    case.values[2][0, 0, keys - 2, [0, -1]] = np.inf
+    case.store()
+    result = case.run(case.attention(native))
+    assert (result[..., [0, -1]] == np.inf).all()
+    assert np.isfinite(result[..., 1:-1]).all()
 
 
 def test_a_mask_one_key_off_would_be_seen(native: ModuleType) -> None:
