@@ -188,7 +188,7 @@ void Attention::pack_keys(const Tile& tile, std::int64_t key, const Scratch& scr
 }
 
 // Keys are the depth of this product. Where they end inside the block, zeros make it whole: the weights there are 0,
-// and 0 times what an earlier block left could be a NaN.
+// and 0 times an infinite value that an earlier block left would be a NaN.
 void Attention::pack_values(const Tile& tile, std::int64_t key, const Scratch& scratch) const {
     const int type = static_cast<int>(options_.type), lanes = kernels_.attention.lanes;
     const std::int64_t n = options_.blocks.n, inside = std::min(options_.seq_k - key, n), d = options_.head_dim;
