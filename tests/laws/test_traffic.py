@@ -1,0 +1,246 @@
+"""Parameters of published models, bytes of published formulas, and verdicts that follow the curve they are given."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws import network_guides
+from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.traffic import (
+    BUCKET_BYTES,
+    Traffic,
+    Transfer,
+    Workload,
+    ddp,
+    expert_parallel,
+    pipeline_bubble,
+    pipeline_parallel,
+    tensor_and_sequence_parallel,
+    tensor_parallel,
+    verdict,
+    zero_1,
+    zero_2,
+    zero_3,
+)
+
+GPT2 = {"vocab": 50257, "positions": 1024, "bias": True, "tied": True}
+MODELS = {
+    "gpt2": ModelDimensions(layers=12, hidden=768, ffn=3072, heads=12, **GPT2),
+    "gpt2-xl": ModelDimensions(layers=48, hidden=1600, ffn=6400, heads=25, **GPT2),
+    "llama-2-7b": ModelDimensions(layers=32, hidden=4096, ffn=11008, heads=32, vocab=32000, gated=True),
+    "llama-3-8b": ModelDimensions(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True),
+    "llama-3-70b": ModelDimensions(layers=80, hidden=8192, ffn=28672, heads=64, kv_heads=8, vocab=128256, gated=True),
+    "mixtral-8x7b": ModelDimensions(
+        layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=32000, gated=True, experts=8, top_k=2
+    ),
+}
+LLAMA = MODELS["llama-2-7b"]
+WORK = Workload(seq=4096, micro_batch=2, micro_batches=4)
+ACTIVATION_BYTES = 2 * 4096 * 4096 * 2
+
+models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
+works = st.builds(Workload, seq=st.integers(1, 8192), micro_batch=st.integers(1, 8), micro_batches=st.integers(1, 16))
+ranks_of_data = st.integers(2, 1024)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gpt2", 124_439_808),
+        ("gpt2-xl", 1_557_611_200),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3-70b", 70_553_706_496),
+        ("mixtral-8x7b", 46_702_792_704),
+    ],
+)
+def test_dimensions_add_up_to_the_parameters_of_the_published_weights(name: str, parameters: int) -> None:
+    assert MODELS[name].parameters == parameters
+
+
+def test_a_token_meets_its_experts_only() -> None:
+    assert MODELS["mixtral-8x7b"].active_parameters == 12_879_925_248
+    assert LLAMA.active_parameters == LLAMA.parameters
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"layers": 0}, "layers of at least 1"),
+        ({"heads": 7}, "divided into 7 heads"),
+        ({"kv_heads": 5}, "share 5 key-value heads"),
+        ({"top_k": 2}, "2 of 1 experts"),
+        ({"positions": -1}, "cannot be negative"),
+    ],
+)
+def test_dimensions_that_no_model_can_have_are_refused(wrong: dict[str, int], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ModelDimensions(**{"layers": 2, "hidden": 64, "ffn": 256, "heads": 4, "vocab": 100, **wrong})
+
+
+def sent(traffic: Traffic, operation: str) -> float:
+    """Bytes of all calls of one operation."""
+    return sum(t.calls * t.size_bytes for t in traffic.transfers if t.operation == operation)
+
+
+@given(models, works, ranks_of_data)
+def test_data_parallel_traffic_is_that_of_the_zero_paper(model: ModelDimensions, work: Workload, ranks: int) -> None:
+    # In units of the bytes of all parameters: DDP and ZeRO-1 move 2, ZeRO-3 moves 3 for each micro-batch.
+    psi = model.parameters * 2 * (ranks - 1) / ranks
+    m = work.micro_batches
+    expected = {ddp: 2, zero_1: 2, zero_2: m + 1, zero_3: 3 * m}
+    for parallelism, times in expected.items():
+        assert parallelism(model, work, ranks).bus_bytes == pytest.approx(times * psi)
+
+
+def test_gradients_travel_in_buckets_and_layers_one_by_one() -> None:
+    [gradients] = ddp(LLAMA, WORK, 8).transfers
+    assert gradients.size_bytes <= BUCKET_BYTES
+    assert gradients.calls * gradients.size_bytes == pytest.approx(LLAMA.parameters * 2)
+    layers = [t for t in zero_3(LLAMA, WORK, 8).transfers if "layers" in t.purpose]
+    assert {t.size_bytes for t in layers} == {LLAMA.layer_parameters * 2}
+    assert {t.calls for t in layers} == {32 * 4}
+
+
+def test_gradients_in_another_type_than_parameters_are_counted_as_such() -> None:
+    work = Workload(seq=1, gradient_bytes=4)
+    assert sent(ddp(LLAMA, work, 8), "all_reduce") == pytest.approx(LLAMA.parameters * 4)
+    assert sent(zero_1(LLAMA, work, 8), "all_gather") == pytest.approx(LLAMA.parameters * 2)
+
+
+def test_tensor_parallelism_reduces_four_times_a_layer() -> None:
+    traffic = tensor_parallel(LLAMA, WORK, 8)
+    activations = [t for t in traffic.transfers if t.size_bytes == ACTIVATION_BYTES]
+    # 4 in each of 32 layers, 2 for the embedding and the output, for each of 4 micro-batches.
+    assert sum(t.calls for t in activations) == (4 * 32 + 2) * 4
+    assert {t.behind for t in traffic.transfers} == {None}
+    recomputed = tensor_parallel(LLAMA, WORK, 8, recompute=True)
+    assert recomputed.bus_bytes / traffic.bus_bytes == pytest.approx(6 / 4, rel=0.01)
+
+
+@given(works, st.sampled_from([2, 4, 8]), st.booleans())
+def test_sequence_parallelism_waits_for_as_many_bytes_and_gathers_some_beside(
+    work: Workload, ranks: int, recompute: bool
+) -> None:
+    whole = tensor_parallel(LLAMA, work, ranks, recompute)
+    split = tensor_and_sequence_parallel(LLAMA, work, ranks, recompute)
+    waited_for = sum(t.bus_bytes for t in split.transfers if t.behind is None)
+    assert waited_for == pytest.approx(whole.bus_bytes)
+    assert split.bus_bytes > whole.bus_bytes
+
+
+def test_a_pipeline_stage_sends_each_micro_batch_on_and_its_gradient_back() -> None:
+    traffic = pipeline_parallel(LLAMA, WORK, stages=4)
+    assert [(t.operation, t.calls, t.size_bytes) for t in traffic.transfers] == [
+        ("send_receive", 4, ACTIVATION_BYTES),
+        ("send_receive", 4, ACTIVATION_BYTES),
+    ]
+    assert pipeline_parallel(LLAMA, WORK, stages=4, chunks=2).bus_bytes == 2 * traffic.bus_bytes
+    assert pipeline_parallel(LLAMA, WORK, stages=4, tensor_ranks=8).bus_bytes == traffic.bus_bytes / 8
+    assert pipeline_parallel(LLAMA, WORK, stages=1).bus_bytes == 0
+    assert {t.behind for t in pipeline_parallel(LLAMA, Workload(seq=1), 2).transfers} == {None}
+
+
+def test_the_bubble_of_a_pipeline_shrinks_with_micro_batches_and_chunks() -> None:
+    assert pipeline_bubble(4, 8) == 3 / 8
+    assert pipeline_bubble(4, 8, chunks=2) == 3 / 16
+    assert pipeline_bubble(1, 1) == 0
+
+
+def test_tokens_go_to_their_experts_and_back_both_ways() -> None:
+    mixtral = MODELS["mixtral-8x7b"]
+    traffic = expert_parallel(mixtral, WORK, 8)
+    assert sent(traffic, "all_to_all") == 4 * 32 * 4 * 2 * ACTIVATION_BYTES
+    assert expert_parallel(mixtral, WORK, 8, capacity_factor=1.25).bus_bytes == 1.25 * traffic.bus_bytes
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (lambda: tensor_parallel(LLAMA, WORK, 3), "TP over 3 ranks cannot divide heads = 32"),
+        (lambda: pipeline_parallel(LLAMA, WORK, 64), "32 layers cannot be cut into 64 stages"),
+        (lambda: expert_parallel(LLAMA, WORK, 8), "1 experts cannot be spread over 8 ranks"),
+        (lambda: ddp(LLAMA, WORK, 0), "at least 1 rank"),
+        (lambda: Workload(seq=0), "sizes of at least 1"),
+        (lambda: verdict(ddp(LLAMA, WORK, 8), -1.0, lambda *_: 0.0), "cannot compute for -1.0 s"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(ask, sentence) -> None:
+    with pytest.raises(UserError, match=sentence):
+        assert ask().bus_bytes
+
+
+def over_a_link(gb_per_s: float):
+    """The curve of a link of that busbw and no latency."""
+
+    def seconds_of(operation: str, size_bytes: float, ranks: int) -> float:
+        return Transfer("", operation, 1, size_bytes, ranks).bus_bytes / (gb_per_s * 1e9)
+
+    return seconds_of
+
+
+def test_a_fast_network_is_enough_and_a_slow_one_is_not() -> None:
+    traffic = zero_3(LLAMA, Workload(seq=4096), 64)
+    fast, slow = (verdict(traffic, 1.0, over_a_link(gb_per_s)) for gb_per_s in (400, 5))
+    assert not fast.network_bound
+    assert fast.exposed_s == 0
+    assert str(fast).startswith("ZeRO-3 is not network-bound")
+    assert slow.network_bound
+    assert slow.exposed_s == pytest.approx(slow.communication_s - 1.0)
+    assert str(slow).startswith("ZeRO-3 is network-bound")
+
+
+def test_only_what_is_longer_than_the_pass_it_runs_beside_is_exposed() -> None:
+    traffic = Traffic(
+        "made up",
+        (
+            Transfer("beside forward", "broadcast", 1, 0.5e9, 2, "forward"),
+            Transfer("beside backward", "broadcast", 1, 0.5e9, 2, "backward"),
+            Transfer("waited for", "broadcast", 2, 0.1e9, 2),
+        ),
+    )
+    judged = verdict(traffic, 0.9, over_a_link(1.0))
+    # Forward takes 0.3 s and hides 0.3 of 0.5 s; backward takes 0.6 s and hides all; 0.2 s are waited for.
+    assert judged.exposed_s == pytest.approx(0.4)
+    assert judged.step_s == pytest.approx(1.3)
+    assert judged.communication_s == pytest.approx(1.2)
+
+
+@given(models, works, ranks_of_data, st.floats(0, 10), st.floats(1, 1000), st.floats(1, 10))
+def test_a_faster_network_or_more_computing_never_exposes_more(
+    model: ModelDimensions, work: Workload, ranks: int, compute_s: float, gb_per_s: float, times: float
+) -> None:
+    traffic = zero_3(model, work, ranks)
+    judged = verdict(traffic, compute_s, over_a_link(gb_per_s))
+    assert 0 <= judged.exposed_s <= judged.communication_s * (1 + 1e-9)
+    assert 0 <= judged.exposed_share <= 1
+    assert verdict(traffic, compute_s, over_a_link(gb_per_s * times)).exposed_s <= judged.exposed_s * (1 + 1e-9)
+    assert verdict(traffic, compute_s * times, over_a_link(gb_per_s)).exposed_s <= judged.exposed_s * (1 + 1e-9)
+
+
+def test_one_rank_alone_sends_nothing() -> None:
+    assert ddp(LLAMA, WORK, 1).seconds(over_a_link(1.0)) == 0
+    assert not verdict(tensor_parallel(LLAMA, WORK, 1), 0.0, over_a_link(1.0)).network_bound
+
+
+@pytest.mark.parametrize(
+    ("busbw_gb_per_s", "judged"),
+    [
+        (100.0, "800 Gbps (all_reduce busbw), at or above the 400 Gbps"),
+        (50.0, "at or above the 400 Gbps"),
+        (25.0, "200 Gbps (all_reduce busbw), below the 400 Gbps that are wanted .* BLOOM was trained on 50"),
+        (1.0, "below the 50 Gbps that BLOOM was trained on"),
+        (0.1, "less than any of the 5 to 1600 Gbps"),
+    ],
+)
+def test_a_network_is_placed_among_the_guides_thresholds(busbw_gb_per_s: float, judged: str) -> None:
+    assert judged.split(" .* ")[0] in network_guides.sentence(busbw_gb_per_s)
+    assert judged.split(" .* ")[-1] in network_guides.sentence(busbw_gb_per_s)
+
+
+@pytest.mark.parametrize(("nodes", "warned"), [(1, False), (2, True), (3, True), (4, False), (64, False)])
+def test_fewer_nodes_than_the_guide_recommends_are_warned_of(nodes: int, warned: bool) -> None:
+    assert (network_guides.warning(nodes) is not None) == warned
