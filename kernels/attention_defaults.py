@@ -25,7 +25,7 @@ FORWARD: dict[str, Rows] = {
 }
 BACKWARD: dict[str, Rows] = {
     "Ampere": {64: (128, 32, 2, 8), 128: (64, 32, 2, 8), 256: (32, 32, 1, 8), 512: (16, 16, 1, 8)},
-    "Hopper": {64: (128, 64, 2, 8), 128: (128, 32, 3, 8), 256: (64, 32, 1, 8), 512: (16, 16, 1, 8)},
+    "Hopper": {64: (128, 64, 2, 8), 128: (128, 32, 2, 8), 256: (64, 32, 1, 8), 512: (16, 16, 1, 8)},
     "Blackwell": {64: (128, 64, 2, 8), 128: (64, 64, 2, 8), 256: (64, 32, 1, 8), 512: (16, 16, 1, 8)},
 }
 # Tensor cores do not take float32, so that blocks are bounded by registers on every generation.
