@@ -15,6 +15,11 @@ from pyperf_suite.runner.record import Record
 # Later ones are smaller, and sentences have an end; the tables hold them all.
 MOST_NAMED = 3
 
+ONE_PROCESS = (
+    "One process measured this, and its intervals know nothing of how processes differ: take it as a first look, and "
+    "the standard profile, with three, for advice."
+)
+
 RUNG_COLUMNS = (
     "implementation, dtype, layout",
     "along",
@@ -30,7 +35,8 @@ DEFIANCE_COLUMNS = ("implementation, dtype, layout", "M x N x K", "size", "divid
 
 def explain(records: Sequence[Record]) -> Findings:
     """Sentences with the advice first, then tables of what stands behind them, and a picture of each base."""
-    sweeps = sweeps_of(readings(records))
+    found = readings(records)
+    sweeps = sweeps_of(found)
     rungs = rungs_of(sweeps)
     edges = [(sweep, edge) for sweep in sweeps for edge in sweep.edges() if edge.is_found]
     edges.sort(key=lambda found: max(found[1].faster_above.value, found[1].faster_above.inverse.value), reverse=True)
@@ -42,6 +48,8 @@ def explain(records: Sequence[Record]) -> Findings:
     sentences += [_edge_sentence(sweep, edge) for sweep, edge in edges[:MOST_NAMED]]
     sentences += [_defiance_sentence(defiance) for defiance in defiances[:MOST_NAMED]]
     sentences += _refusals(records)
+    if rungs and all(len(reading.by_process) == 1 for reading in found):
+        sentences.append(ONE_PROCESS)
     tables = (
         _rung_table(rungs),
         pad_table(sweeps),

@@ -266,6 +266,8 @@ def test_one_process_has_the_interval_of_its_own_samples() -> None:
     found = probe.findings(records(probe.sweep(axes(along=("k",))), odd_is_half, processes=1, noise=0.0))
     rows = {row[2]: row for row in table(found, "Pad or not").rows if row[0].startswith("torch")}
     assert rows["1023"][6] == "2.00 [2.00, 2.00]"
+    assert found.sentences[-1].startswith("One process measured this")
+    assert not findings(odd_is_half, along=("k",)).sentences[-1].startswith("One process measured this")
 
 
 def test_the_picture_has_a_row_for_each_implementation_and_a_column_for_each_dimension() -> None:
