@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, held_out_errors
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, held_out_errors, seconds_of
 
 SIZES = 2.0 ** np.arange(3, 34)
 CURVE = ("gpu", "file", "lib", "lib_version", "kernel_source", "op_name", "dtype")
@@ -149,3 +150,11 @@ def test_what_is_no_measurement_is_refused(size_bytes: list[float], seconds: lis
 def test_a_law_over_ranks_needs_two_ranks_at_least() -> None:
     with pytest.raises(ValueError, match="No times of all_gather"):
         AlphaBetaOverRanks.fit("all_gather", [8], [1], [1e-6])
+
+
+def test_an_operation_without_a_law_is_refused_with_those_that_have_one() -> None:
+    law = AlphaBetaOverRanks.fit("broadcast", SIZES, np.full(SIZES.size, 2), 1e-5 + SIZES / 1e9)
+    seconds = seconds_of({"broadcast": law})
+    assert seconds("broadcast", 1e9, 2) == pytest.approx(1, rel=1e-3)
+    with pytest.raises(UserError, match="all_to_all was not measured, only broadcast"):
+        seconds("all_to_all", 1e9, 2)
