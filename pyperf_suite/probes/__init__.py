@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.probes.alignment import Alignment
+from pyperf_suite.probes.attention_heads import AttentionHeads
 from pyperf_suite.probes.baseline import Baseline
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.static_kernels import StaticKernels
 from pyperf_suite.probes.tile_wave import TileWave
 
-PROBES: dict[str, Probe] = {probe.name: probe for probe in (TileWave(), Baseline(), Alignment(), StaticKernels())}
+PROBES: dict[str, Probe] = {
+    probe.name: probe for probe in (TileWave(), Baseline(), Alignment(), AttentionHeads(), StaticKernels())
+}
 
 
 def find_probe(name: str) -> Probe:
