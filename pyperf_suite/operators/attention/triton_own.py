@@ -85,6 +85,7 @@ class TritonLaunches(Launches):
                 "blocks": str(blocks_of(configuration)),
                 "padded_head_dim": configuration.padded_head_dim,
                 "padding_waste": configuration.waste,
+                "heads_together": self._heads_together,
                 "target": target,
                 **next(iter(costs.values())),
                 "kernels": costs,
@@ -108,6 +109,7 @@ class TritonLaunches(Launches):
 
     def _bind_forward(self, configuration: Configuration, operands: Mapping[str, Any], lse: Any) -> Callable[[], Any]:
         attention = Attention(configuration, shape_of(self._parameters), self._tensors.device)
+        self._heads_together = attention.together
         return attention.bind(*(operands[name] for name in ("q", "k", "v", "o")), lse)
 
     def _new_lse(self) -> Any:
