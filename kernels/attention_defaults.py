@@ -63,7 +63,9 @@ def default_set(target: str) -> tuple[Configuration, ...]:
 
     Raises ValueError for what is not a target.
     """
-    wanted = (*((head_dim, False) for head_dim in (64, 80, 128)), *((head_dim, True) for head_dim in (64, 128)))
+    # Through TMA the padding is the copy engine's: the code is that of the padded head_dim.
+    head_dims = (64, 80, 128) if generation_of(target) == "Ampere" else (64, 128)
+    wanted = (*((head_dim, False) for head_dim in head_dims), *((head_dim, True) for head_dim in (64, 128)))
     return tuple(default_configuration(target, head_dim, "bfloat16", True, backward) for head_dim, backward in wanted)
 
 
