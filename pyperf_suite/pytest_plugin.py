@@ -74,7 +74,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Mod
     """Collect the suite's own bench_*.py, whatever `python_files` says, so that it runs from an empty folder too."""
     if file_path.parent != BENCHMARKS or not file_path.match("bench_*.py"):
         return None
-    if any(file_path.match(pattern) for pattern in parent.config.getini("python_files")):
+    by_pattern = any(file_path.match(pattern) for pattern in parent.config.getini("python_files"))
+    if by_pattern or parent.session.isinitpath(file_path):
         return None  # pytest collects it by itself
     module: pytest.Module = pytest.Module.from_parent(parent, path=file_path)
     return module

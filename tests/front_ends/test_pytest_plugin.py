@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.pytest_plugin import ReplayClock
+from pyperf_suite.pytest_plugin import BENCHMARKS, ReplayClock
 from pyperf_suite.runner.journal import read_journal
 
 pytest_plugins = ("pytester",)
@@ -70,6 +70,12 @@ def test_a_saved_run_can_be_compared_with_by_pytest_benchmark(suite: pytest.Pyte
     result.stdout.fnmatch_lines(["*(0001_before)*"])
     saved = json.loads(next((suite.path / ".benchmarks").glob("*/*before.json")).read_text())
     assert all(benchmark["stats"]["data"] for benchmark in saved["benchmarks"])
+
+
+def test_a_benchmark_file_named_by_its_path_is_collected_once(suite: pytest.Pytester) -> None:
+    named = str(BENCHMARKS / "bench_baseline.py")
+    result = suite.runpytest_subprocess(named, "-p", "no:cacheprovider", "--benchmark-only", *SMALL)
+    result.assert_outcomes(passed=4)
 
 
 def test_disabled_benchmarks_are_verified_once_and_leave_no_results(suite: pytest.Pytester) -> None:
