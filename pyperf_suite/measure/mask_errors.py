@@ -19,10 +19,11 @@ MISTAKES = (
 _LARGEST_WEIGHT = 0.5
 
 # The mistake made has a share of 1 and a right mask one of 0; in between, noise must be as unlikely as this many of
-# its standard deviations, each at most a quarter of an element's limit.
+# its standard deviations. Those are a tenth of an element's limit or less: a nineteenth where scores and
+# probabilities are rounded to bf16, near a thirtieth where only probabilities are, or in fp32.
 _DECISIVE_SHARE = 0.5
 _CERTAINTY = 6.0
-_DEVIATIONS_IN_LIMIT = 4.0
+_DEVIATIONS_IN_LIMIT = 10.0
 
 
 class MaskErrors:

@@ -15,6 +15,7 @@ from pyperf_suite.operators.attention.native_cpu import NativeCpuAttention
 from pyperf_suite.operators.attention.operands import INPUTS, operand_shapes, split_output
 from pyperf_suite.operators.attention.parameters import AttentionParameters
 from pyperf_suite.operators.attention.torch_sdpa import SdpaCudnn, SdpaDefault, SdpaEfficient, SdpaFlash, SdpaMath
+from pyperf_suite.operators.attention.triton_own import TritonAttention
 from pyperf_suite.operators.attention.two_gemm import TwoGemm, TwoGemmProducts
 from pyperf_suite.operators.dtypes import aligned_empty, element_type, round_to, widen
 from pyperf_suite.operators.operator import Array, Operator, TimedImplementation, Work
@@ -34,6 +35,7 @@ class Attention(Operator[AttentionParameters]):
         implementation.name: implementation
         for implementation in (
             NativeCpuAttention(),
+            TritonAttention(),
             SdpaDefault(),
             SdpaFlash(),
             SdpaCudnn(),

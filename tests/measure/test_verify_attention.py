@@ -1,0 +1,236 @@
+"""Correct attention passes in every dtype; each mistake that kernels of attention make is found, also among samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pyperf_suite.measure.verify_attention import verify_attention
+
+# (batch, heads, kv_heads, seq_q, seq_k, head_dim)
+Shape = tuple[int, int, int, int, int, int]
+
+SHAPES: list[Shape] = [
+    (1, 1, 1, 1, 1, 1),
+    (2, 4, 2, 33, 65, 40),
+    (1, 3, 1, 97, 97, 16),
+    (1, 2, 2, 1, 300, 64),
+]
+MANY: Shape = (2, 6, 2, 192, 256, 24)
+FEW_PAIRS = 60_000  # less than MANY has, enough for some of its groups in full
+NO_GROUP = 6_000  # so few that no group of MANY is compared in full
+
+
+def to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """Round to the nearest bfloat16, ties to even, kept as float32."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+ROUND: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "float32": lambda values: values.astype(np.float32),
+    "float16": lambda values: values.astype(np.float16).astype(np.float32),
+    "bfloat16": to_bfloat16,
+}
+
+
+class Attention:
+    """A plain attention with a mask [seq_q, seq_k] and a key head for each head, both open to mistakes."""
+
+    def __init__(self, shape: Shape, causal: bool, dtype: str = "bfloat16", seed: int = 0) -> None:
+        batch, heads, kv_heads, queries, keys, head_dim = shape
+        random = np.random.default_rng(seed)
+        self.dtype, self.causal = dtype, causal
+        self.q, self.do = (ROUND[dtype](random.standard_normal((batch, heads, queries, head_dim))) for _ in "ab")
+        self.k, self.v = (ROUND[dtype](random.standard_normal((batch, kv_heads, keys, head_dim))) for _ in "ab")
+        self.offset = keys - queries
+        self.mask = np.tri(queries, keys, self.offset if causal else keys, dtype=bool)
+        self.key_head = np.arange(heads) // (heads // kv_heads)
+        self.scale = 1 / np.sqrt(head_dim)
+        self.between: Callable[[np.ndarray], np.ndarray] = lambda values: values
+
+    def outputs(self, backward: bool) -> dict[str, np.ndarray]:
+        """What a kernel with these mistakes would write; `between` rounds its scores and probabilities."""
+        q, do = self.q.astype(np.float64), self.do.astype(np.float64)
+        k, v = (each.astype(np.float64)[:, self.key_head] for each in (self.k, self.v))
+        scores = self.between(self.scale * q @ k.swapaxes(2, 3))
+        weights = np.exp(np.where(self.mask, scores - scores.max(axis=-1, keepdims=True), -np.inf))
+        p = self.between(weights / weights.sum(axis=-1, keepdims=True))
+        if not backward:
+            return {"o": ROUND[self.dtype](p @ v)}
+        dp = self.between(do @ v.swapaxes(2, 3))
+        ds = self.scale * self.between(p * (dp - (p * dp).sum(axis=-1, keepdims=True)))
+        dk, dv = np.zeros(self.k.shape), np.zeros(self.v.shape)
+        for head, key_head in enumerate(self.key_head):
+            dk[:, key_head] += ds[:, head].swapaxes(1, 2) @ q[:, head]
+            dv[:, key_head] += p[:, head].swapaxes(1, 2) @ do[:, head]
+        return {name: ROUND[self.dtype](each) for name, each in (("dq", ds @ k), ("dk", dk), ("dv", dv))}
+
+    def verify(self, outputs: dict[str, np.ndarray], **options: int):
+        """The verdict on them."""
+        gradient = None if "o" in outputs else self.do
+        return verify_attention(outputs, self.q, self.k, self.v, gradient, self.causal, self.dtype, **options)
+
+
+def sees_one_key_too_many(attention: Attention) -> None:
+    attention.mask = np.tri(*attention.mask.shape, attention.offset + 1, dtype=bool)
+
+
+def misses_the_newest_key(attention: Attention) -> None:
+    attention.mask = np.tri(*attention.mask.shape, attention.offset - 1, dtype=bool)
+
+
+def is_aligned_at_the_top_left(attention: Attention) -> None:
+    attention.mask = np.tri(*attention.mask.shape, 0, dtype=bool)
+
+
+def masks_nothing(attention: Attention) -> None:
+    attention.mask = np.ones_like(attention.mask)
+
+
+def drops_a_block_of_keys(attention: Attention) -> None:
+    attention.mask[:, 32:64] = False
+
+
+def strides_over_key_heads(attention: Attention) -> None:
+    attention.key_head = np.arange(len(attention.key_head)) % attention.k.shape[1]
+
+
+def scales_by_the_padded_head_dim(attention: Attention) -> None:
+    attention.scale = 1 / np.sqrt(32)
+
+
+MISTAKES = [
+    sees_one_key_too_many,
+    misses_the_newest_key,
+    is_aligned_at_the_top_left,
+    masks_nothing,
+    drops_a_block_of_keys,
+    strides_over_key_heads,
+    scales_by_the_padded_head_dim,
+]
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", ROUND)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_right_outputs_pass_to_the_last_element(shape: Shape, dtype: str, causal: bool, backward: bool) -> None:
+    attention = Attention(shape, causal, dtype)
+    verdict = attention.verify(attention.outputs(backward))
+    assert verdict.passed, verdict.message
+    assert verdict.method == "full"
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scores_and_probabilities_may_be_rounded_to_the_dtype(dtype: str, backward: bool) -> None:
+    attention = Attention(MANY, True, dtype)
+    attention.between = lambda values: ROUND[dtype](values).astype(np.float64)
+    verdict = attention.verify(attention.outputs(backward))
+    assert verdict.passed, verdict.message
+
+
+@pytest.mark.parametrize("budget", [FEW_PAIRS, NO_GROUP])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("dtype", ROUND)
+def test_right_outputs_pass_where_only_samples_are_compared(dtype: str, backward: bool, budget: int) -> None:
+    for seed in range(4):
+        attention = Attention(MANY, seed % 2 == 0, dtype, seed)
+        verdict = attention.verify(attention.outputs(backward), pair_budget=budget, seed=seed)
+        assert verdict.passed, verdict.message
+        assert verdict.method == "sampled"
+
+
+@pytest.mark.parametrize("budget", [1 << 25, FEW_PAIRS, NO_GROUP])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_kernel_fails_that(mistake: Callable[[Attention], None], backward: bool, budget: int) -> None:
+    attention = Attention(MANY, causal=True)
+    mistake(attention)
+    assert not attention.verify(attention.outputs(backward), pair_budget=budget).passed
+
+
+@pytest.mark.parametrize(
+    ("column", "told"), [(0, "misses the first key"), (-1, "misses the last key")], ids=["first", "last"]
+)
+def test_one_key_missed_of_thousands_is_seen_though_each_output_is_within_its_limit(column: int, told: str) -> None:
+    attention = Attention((1, 4, 4, 1, 4096, 64), causal=True)
+    attention.mask[:, column] = False
+    verdict = attention.verify(attention.outputs(backward=False))
+    assert verdict.worst_element_ratio < 1
+    assert not verdict.passed
+    assert told in verdict.message
+
+
+def test_one_key_too_many_among_thousands_is_seen() -> None:
+    attention = Attention((1, 4, 4, 16, 4096, 32), causal=True)
+    sees_one_key_too_many(attention)
+    verdict = attention.verify(attention.outputs(backward=False))
+    assert not verdict.passed
+    assert "one key too many" in verdict.message
+
+
+@pytest.mark.parametrize("name", ["dk", "dv"])
+def test_a_key_block_nobody_wrote_in_a_group_that_is_not_compared_breaks_its_identity(name: str) -> None:
+    attention = Attention(MANY, causal=False)
+    outputs = attention.outputs(backward=True)
+    outputs[name][1, 0, 64:96] = 0
+    verdict = attention.verify(outputs, pair_budget=NO_GROUP)
+    assert not verdict.passed
+    assert "batch 1, key head 0" in verdict.message
+    assert ("Qᵀ·dQ = dKᵀ·K" if name == "dk" else "Σⱼ dVⱼ = Σᵢ dOᵢ") in verdict.message
+
+
+@pytest.mark.parametrize("name", ["o", "dq", "dk", "dv"])
+def test_one_wrong_element_is_named_with_its_place(name: str) -> None:
+    attention = Attention((2, 4, 2, 33, 65, 40), causal=True)
+    outputs = attention.outputs(backward=name != "o")
+    outputs[name][1, 1, 20, 7] += 1.0
+    verdict = attention.verify(outputs)
+    assert not verdict.passed
+    assert verdict.worst_at == (1, 1, 20, 7)
+    assert f"{name}[1, 1, 20, 7] is" in verdict.message
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_fails_with_its_place_wherever_it_stands(value: float) -> None:
+    attention = Attention(MANY, causal=True)
+    outputs = attention.outputs(backward=False)
+    outputs["o"][1, 3, 101, 5] = value
+    verdict = attention.verify(outputs, pair_budget=NO_GROUP)
+    assert not verdict.passed
+    assert f"o[1, 3, 101, 5] is {value}" in verdict.message
+
+
+def test_an_error_everywhere_fails_by_its_norm_though_each_element_is_within_its_limit() -> None:
+    attention = Attention(MANY, causal=False)
+    outputs = attention.outputs(backward=False)
+    outputs["o"] = to_bfloat16(outputs["o"] * 1.03)
+    verdict = attention.verify(outputs)
+    assert not verdict.passed
+    assert "relative norm" in verdict.message
+
+
+def test_a_block_of_queries_twice_as_long_as_the_samples_are_apart_cannot_be_wrong_unseen() -> None:
+    attention = Attention((1, 2, 2, 1024, 64, 16), causal=False)
+    right = attention.outputs(backward=False)["o"]
+    budget = 2 * 2 * 64 * 16  # sixteen queries of each head
+    for begin in range(0, 1024 - 128, 64):
+        wrong = {"o": right.copy()}
+        wrong["o"][0, 1, begin : begin + 128] = 0
+        assert not attention.verify(wrong, pair_budget=budget, seed=begin).passed
+
+
+def test_shapes_that_do_not_fit_and_operands_that_are_not_finite_are_errors() -> None:
+    attention = Attention((1, 4, 2, 8, 8, 16), causal=False)
+    outputs = attention.outputs(backward=False)
+    with pytest.raises(ValueError, match="do not fit together"):
+        attention.verify({"o": outputs["o"][..., :8]})
+    with pytest.raises(ValueError, match="do not fit together"):
+        attention.verify({"dq": outputs["o"]})
+    attention.v[0, 0, 0, 0] = np.nan
+    with pytest.raises(ValueError, match="operand v holds a NaN"):
+        attention.verify(outputs)
