@@ -180,7 +180,7 @@ def _cpu_axes(profile: str) -> AttentionHeadsAxes:
         quick,
         beside=("two_gemm", "two_gemm_products"),
         heads=(12, 6, 8, 16),
-        head_dim=(72, 128, 136),
+        head_dim=(72, 136),
         mask=("full", "causal"),
         seq=(256, 512),
     )

@@ -70,9 +70,11 @@ def _recommendation(sweep: Sweep, fitted: FittedLaw | None) -> str:
     if not any(wins(ratio) for ratio in faster.values()):
         told = _in_passes(sweep, best, worst)
         return head + f"no split is faster than another beyond the intervals, by enough to act on ({told})."
+    # Both passes together make the order; where they disagree, one of them is slower.
+    relation = "faster than" if all(ratio.value >= 1 for ratio in faster.values()) else "as fast as"
     parameters = "" if sweep.setting.kv == "all" else "; same parameters"
     return (
-        head + f"{sweep.split(best)} is {_in_passes(sweep, best, worst, 'faster than')}{parameters}"
+        head + f"{sweep.split(best)} is {_in_passes(sweep, best, worst, relation)}{parameters}"
         f"{_close_seconds(sweep, order)}. {_cause(sweep, best, worst, fitted)}"
     )
 

@@ -187,6 +187,16 @@ def test_the_recommendation_names_both_passes_the_parameters_and_the_interval() 
     assert "x in backward; same parameters. Cause not told apart." in said
 
 
+def test_a_split_that_only_its_backward_pass_makes_the_best_is_not_called_faster_in_both() -> None:
+    class Backwards(Machine):
+        def seconds(self, case: Case) -> float:
+            p = case.parameters
+            return 1e-3 * (100 / p.heads if p.backward else p.heads)
+
+    (said,) = sentences(Backwards(), "hidden 512 (sdpa_default")
+    assert "8 x 64 is 0.50 [0.50, 0.50] x as fast as 4 x 128 in forward, 2.00 [2.00, 2.00] x in backward" in said
+
+
 def test_multi_query_attention_is_not_said_to_have_the_same_parameters() -> None:
     (said,) = sentences(Machine(), "hidden 512 (sdpa_default", kv_ratio=("all",))
     assert "4 x 128 is" in said
