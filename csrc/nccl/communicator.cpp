@@ -157,7 +157,7 @@ std::optional<std::string> Communicator::async_error() const {
     const ncclResult_t result = async_result(handle());
     if (result == success || result == in_progress) return std::nullopt;
     try {
-        library_->fail(result, "A collective in the background", handle_);
+        fail(result, "a collective in the background");
     } catch (const NcclError& error) {
         return error.what();
     }
@@ -171,9 +171,13 @@ void Communicator::settle(const char* what, const Deadline& deadline) {
     }, deadline);
 }
 
+void Communicator::fail(ncclResult_t result, const char* what) const {
+    library_->fail(result, text("On ", me(), ", ", what).c_str(), handle_);
+}
+
 void Communicator::give_up(ncclResult_t result, const char* what) {
     try {
-        library_->fail(result, what, handle_);
+        fail(result, what);
     } catch (...) {
         abort();
         throw;

@@ -62,7 +62,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     // Throws where the result of a function given the handle is neither success nor in_progress. It does not abort:
     // a group may be open.
     void check(ncclResult_t result, const char* call) const {
-        if (result != success && result != in_progress) library_->fail(result, call, handle_);
+        if (result != success && result != in_progress) fail(result, call);
     }
 
     // Waits until `done()`; `what` is the subject of the sentence thrown instead.
@@ -90,7 +90,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     // Throws if the wait is to end; called at each of its turns.
     void watch(const char* what, Clock::time_point now, const Deadline& deadline);
     ncclResult_t async_result(ncclComm_t handle) const;
-    // Aborts, and throws what the library says of that result.
+    // Throws what the library says of that result, and on which rank.
+    [[noreturn]] void fail(ncclResult_t result, const char* what) const;
+    // The same, and aborts.
     [[noreturn]] void give_up(ncclResult_t result, const char* what);
     std::string me() const { return text("rank ", rank_, " of ", ranks_); }
 

@@ -24,7 +24,7 @@ constexpr Advice advices[] = {
      "NCCL failed in itself: run again with NCCL_DEBUG=WARN; every rank must have the same version of it"},
     {4, "ncclInvalidArgument", "NCCL refused an argument: run again with NCCL_DEBUG=WARN, which names it"},
     {5, "ncclInvalidUsage",
-     "NCCL was used as it cannot be: is each rank on a GPU of its own, and does every rank ask for the same?"},
+     "NCCL was used as it cannot be: each rank needs a GPU of its own, and all must ask for the same"},
     {6, "ncclRemoteError", "another rank was lost or its connection broke: look at what the other ranks say"},
     {8, "ncclTimeout", "another rank did not answer NCCL in time: look at what the other ranks say"},
 };

@@ -1,14 +1,17 @@
-"""The native module for the tests that ask for it, and a double of libcuda; where either is missing they skip."""
+"""The native module and doubles of libcuda and libnccl for tests that ask for them; where one is missing they skip."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,16 +66,25 @@ class FakeLibcuda:
         return lines
 
 
+def built(double: str, folder: Path, *options: str) -> Path:
+    """A double, built in that folder; a skip where there is no C compiler."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip(f"no C compiler builds {double}: set CC")
+    here = Path(__file__).parent
+    library = folder / f"{double}.so"  # no name that the real one would be found by
+    strict = ["-O1", "-Wall", "-Wextra", "-Werror", "-I", here.parents[1] / "csrc"]
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", *strict, *options, "-o", library, here / f"{double}.c", "-lm", "-lrt"],
+        check=True,
+    )
+    return library
+
+
 @pytest.fixture(scope="session")
 def fake_libcuda_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The double, built; a skip where there is no C compiler."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        pytest.skip("no C compiler builds the double of libcuda: set CC")
-    library = tmp_path_factory.mktemp("double") / "fake_libcuda.so"  # no name that a driver would be found by
-    source = Path(__file__).parent / "fake_libcuda.c"
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", library, source], check=True)
-    return library
+    return built("fake_libcuda", tmp_path_factory.mktemp("double"))
 
 
 @pytest.fixture
@@ -102,3 +114,55 @@ def nvrtc() -> str:
         for library in Path(folder).glob("nvidia/*/lib/libnvrtc.so.1?"):
             return str(library)
     pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
+
+
+@pytest.fixture(scope="session")
+def fake_libnccl(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The double of libnccl as a version of it has its symbols: fake_libnccl(21400), or with more options."""
+    return functools.cache(
+        lambda version=23203, *options: built(
+            "fake_libnccl", tmp_path_factory.mktemp("double"), f"-DFAKE_VERSION={version}", *options
+        )
+    )
+
+
+@pytest.fixture
+def nccl(native: ModuleType, fake_libnccl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """`pyperf_suite._native.nccl`, and PYPERF_LIBNCCL naming the newest double."""
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl()))
+    return native.nccl
+
+
+class Ranks:
+    """Ranks as threads of this process, each with a communicator of its own over the double."""
+
+    def __init__(self, nccl: ModuleType) -> None:
+        self._nccl = nccl
+
+    def outcomes(self, count: int, program: Callable[[Any], Any], deadline_s: float = 20) -> list[Any]:
+        """What `program(communicator)` returned or raised on each rank."""
+        library, device = self._nccl.Library(), self._nccl.HostDevice()
+        unique_id = library.unique_id()
+
+        def one(rank: int) -> Any:
+            try:
+                return program(self._nccl.Communicator(library, device, unique_id, rank, count, deadline_s))
+            except Exception as failure:
+                return failure
+
+        with ThreadPoolExecutor(count) as threads:
+            return list(threads.map(one, range(count)))
+
+    def results(self, count: int, program: Callable[[Any], Any]) -> list[Any]:
+        """What it returned on each rank. Raises what it raised on the lowest that failed."""
+        outcomes = self.outcomes(count, program)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return outcomes
+
+
+@pytest.fixture
+def ranks(nccl: ModuleType) -> Ranks:
+    """Ranks over the double that PYPERF_LIBNCCL names."""
+    return Ranks(nccl)

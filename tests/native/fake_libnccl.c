@@ -1,0 +1,487 @@
+// A double of libnccl for a few ranks, threads or processes, that meet in POSIX shared memory named by the unique id.
+//
+// It takes streams of host_stream.h, computes exactly, and never blocks. FAKE_VERSION (a macro, NCCL's code of a
+// version) decides which symbols there are. The environment variable FAKE_NCCL_FAULT, "kind@operation:rank", makes one
+// rank fail at its n-th operation, counted from 0; the kinds are those of `enum Fault`.
+#include "nccl/host_stream.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef FAKE_VERSION
+#define FAKE_VERSION 23203
+#endif
+
+enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
+enum { MOST_RANKS = 8, SLOT_BYTES = 4096, MOST_SPLITS = 16, MOST_FACTORS = 64 };
+enum Fault {
+    NO_FAULT,
+    FAULT_INIT,        // joining fails at once
+    FAULT_INIT_LATER,  // joining fails in the background
+    FAULT_DIE,         // the process is killed
+    FAULT_WRONG,       // one bit of what is received is wrong
+    FAULT_ERROR,       // an error in the background; the operation never ends
+    FAULT_LATE,        // an error in the background, half a second after the operation
+    FAULT_HANG,        // the operation never ends
+    FAULT_REFUSE,      // the call is refused
+    FAULT_STUCK,       // the operation never ends and not even an abort ends it
+};
+static const char* const fault_names[] = {"", "init", "init_later", "die", "wrong", "error", "late", "hang",
+                                          "refuse", "stuck"};
+
+typedef struct { char internal[128]; } UniqueId;
+typedef struct {
+    size_t size;
+    unsigned magic, version;
+    int blocking, cga_cluster_size, min_ctas, max_ctas;
+    const char* net_name;
+    int split_share;
+} Config;
+typedef struct { size_t size; unsigned magic, version; float estimated_us; } SimInfo;
+
+// What ranks share: zeros when made. A phase is a rank's own count of the barriers it has come to.
+typedef struct { atomic_size_t filled; char bytes[SLOT_BYTES]; } Mailbox;
+typedef struct {
+    atomic_int joined[MOST_RANKS], finalized[MOST_RANKS], left[MOST_RANKS];
+    atomic_ulong phase[MOST_RANKS];
+    struct { atomic_int there; int color, key; } split[MOST_SPLITS][MOST_RANKS];
+    char slot[MOST_RANKS][SLOT_BYTES];
+    Mailbox mailbox[MOST_RANKS][MOST_RANKS];
+} Shared;
+
+enum State { JOINING, READY, SPLITTING, FINALIZING, FINALIZED };
+typedef struct Comm {
+    int rank, ranks;
+    char name[96];
+    Shared* shared;
+    atomic_int references, aborted, error, running;
+    atomic_llong fails_at_ns;  // 0 for never
+    int state, operations, splits, factors;
+    double factor[MOST_FACTORS];
+    struct Comm** child;
+} Comm;
+
+static _Thread_local char last_error[128];
+static _Thread_local int depth;
+
+static long long now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+static int fault(const Comm* comm, int operation) {
+    const char* asked = getenv("FAKE_NCCL_FAULT");
+    char kind[16];
+    int at, rank;
+    if (!asked || sscanf(asked, "%15[a-z_]@%d:%d", kind, &at, &rank) != 3) return NO_FAULT;
+    if (rank != comm->rank || at != operation) return NO_FAULT;
+    for (int each = 1; each <= FAULT_STUCK; ++each)
+        if (strcmp(kind, fault_names[each]) == 0) return each;
+    return NO_FAULT;
+}
+static int failed(int result, const char* words) {
+    snprintf(last_error, sizeof last_error, "%s", words);
+    return result;
+}
+static void drop(Comm* comm) {
+    if (atomic_fetch_sub(&comm->references, 1) > 1) return;
+    munmap(comm->shared, sizeof(Shared));
+    free(comm);
+}
+
+// Whether a wait may go on; where it may not the operation ends as it stands.
+static int patient(Comm* comm) {
+    if (atomic_load(&comm->aborted)) return 0;
+    sched_yield();
+    return 1;
+}
+static int barrier(Comm* comm) {
+    const unsigned long mine = atomic_fetch_add(&comm->shared->phase[comm->rank], 1) + 1;
+    for (int rank = 0; rank < comm->ranks; ++rank)
+        while (atomic_load(&comm->shared->phase[rank]) < mine)
+            if (!patient(comm)) return 0;
+    return 1;
+}
+
+// ---- Elements, as doubles: exact for numbers that tests use, and what is too large for 8 to 32 bits wraps.
+enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, HALF, FLOAT, DOUBLE, BFLOAT16, FP8_E4M3, FP8_E5M2 };
+enum { SUM, PROD, MAX, MIN, AVG, FIRST_FACTOR };
+static const size_t type_bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+
+static double from_half(uint16_t bits) {
+    const int exponent = bits >> 10 & 31;
+    const double units = exponent ? 1024 + (bits & 1023) : bits & 1023;
+    return (bits & 0x8000 ? -1 : 1) * ldexp(units, (exponent ? exponent : 1) - 25);
+}
+static uint16_t to_half(double value) {  // of numbers in its range
+    int exponent = value == 0 ? -14 : ilogb(value);
+    if (exponent < -14) exponent = -14;
+    const uint16_t units = (uint16_t)nearbyint(ldexp(fabs(value), 10 - exponent));
+    return (uint16_t)((value < 0 ? 0x8000 : 0) + ((exponent + 14) << 10) + units);
+}
+static double load(const void* at, int type) {
+    union { int8_t i8; uint8_t u8; int32_t i32; uint32_t u32; int64_t i64; uint64_t u64; uint16_t u16; float f; double d; } v;
+    memcpy(&v, at, type_bytes[type]);
+    switch (type) {
+        case INT8: return v.i8;
+        case UINT8: return v.u8;
+        case INT32: return v.i32;
+        case UINT32: return v.u32;
+        case INT64: return (double)v.i64;
+        case UINT64: return (double)v.u64;
+        case HALF: return from_half(v.u16);
+        case FLOAT: return v.f;
+        case DOUBLE: return v.d;
+        default: v.u32 = (uint32_t)v.u16 << 16; return v.f;
+    }
+}
+static void store(void* at, int type, double value) {
+    union { int8_t i8; uint8_t u8; int32_t i32; uint32_t u32; int64_t i64; uint64_t u64; uint16_t u16; float f; double d; } v;
+    switch (type) {
+        case INT8: case UINT8: case INT32: case UINT32: case INT64: v.i64 = (int64_t)value; break;
+        case UINT64: v.u64 = (uint64_t)value; break;
+        case HALF: v.u16 = to_half(value); break;
+        case FLOAT: v.f = (float)value; break;
+        case DOUBLE: v.d = value; break;
+        default: v.f = (float)value; v.u16 = (uint16_t)((v.u32 + 0x7fff + (v.u32 >> 16 & 1)) >> 16);
+    }
+    memcpy(at, &v, type_bytes[type]);
+}
+static double reduce(double a, double b, int reduction) {
+    switch (reduction) {
+        case PROD: return a * b;
+        case MAX: return a > b ? a : b;
+        case MIN: return a < b ? a : b;
+        default: return a + b;
+    }
+}
+
+// ---- Operations, queued on a stream
+enum Kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, ALL_TO_ALL, GATHER, SCATTER, POINT_TO_POINT };
+typedef struct { int sends, peer; char* at; size_t bytes, done; } Transfer;
+typedef struct {
+    Comm* comm;
+    int kind, type, reduction, root, fault;
+    const char* send;
+    char* receive;
+    size_t count;
+    Transfer* transfers;
+    int transfer_count;
+} Work;
+
+// Every rank shows its whole send buffer, a slot at a time; each takes what is for it.
+static void exchange(Work* work) {
+    Comm* comm = work->comm;
+    const int ranks = comm->ranks, rank = comm->rank, kind = work->kind;
+    const size_t element = type_bytes[work->type], part = work->count * element;
+    const int parts = kind == REDUCE_SCATTER || kind == ALL_TO_ALL || kind == SCATTER;
+    const int reduces = kind == ALL_REDUCE || kind == REDUCE_SCATTER || kind == REDUCE;
+    const int from_root = kind == BROADCAST || kind == SCATTER, to_root = kind == REDUCE || kind == GATHER;
+    const size_t shown = parts ? part * (size_t)ranks : part;
+    for (size_t offset = 0; offset < shown; offset += SLOT_BYTES) {
+        const size_t bytes = shown - offset < SLOT_BYTES ? shown - offset : SLOT_BYTES;
+        char* mine = comm->shared->slot[rank];
+        if (!from_root || rank == work->root) memcpy(mine, work->send + offset, bytes);
+        if (work->reduction >= FIRST_FACTOR)
+            for (size_t at = 0; at < bytes; at += element)
+                store(mine + at, work->type, load(mine + at, work->type) * comm->factor[work->reduction - FIRST_FACTOR]);
+        if (!barrier(comm)) return;
+        for (size_t at = 0; at < bytes && (!to_root || rank == work->root); at += element) {
+            const size_t position = offset + at;
+            if (parts && position / part != (size_t)rank) continue;  // for another rank
+            const size_t within = position % part;
+            if (reduces) {
+                double total = load(comm->shared->slot[0] + at, work->type);
+                for (int each = 1; each < ranks; ++each)
+                    total = reduce(total, load(comm->shared->slot[each] + at, work->type), work->reduction);
+                store(work->receive + within, work->type, work->reduction == AVG ? total / ranks : total);
+            } else {
+                for (int each = 0; each < ranks; ++each) {
+                    if (from_root && each != work->root) continue;
+                    char* to = work->receive + within + (from_root ? 0 : (size_t)each * part);
+                    memcpy(to, comm->shared->slot[each] + at, element);
+                }
+            }
+        }
+        if (!barrier(comm)) return;
+    }
+}
+
+// All of a group at once; those with the same peer and direction in order.
+static void transfer(Work* work) {
+    Comm* comm = work->comm;
+    for (int left = work->transfer_count, index = 0; index < left; ++index) work->transfers[index].done = 0;
+    while (1) {
+        int pending = 0;
+        for (int index = 0; index < work->transfer_count; ++index) {
+            Transfer* each = &work->transfers[index];
+            if (each->done == each->bytes) continue;
+            ++pending;
+            int first = 1;
+            for (int before = 0; before < index; ++before) {
+                const Transfer* other = &work->transfers[before];
+                if (other->sends == each->sends && other->peer == each->peer && other->done < other->bytes) first = 0;
+            }
+            if (!first) continue;
+            Mailbox* box = each->sends ? &comm->shared->mailbox[comm->rank][each->peer]
+                                       : &comm->shared->mailbox[each->peer][comm->rank];
+            const size_t filled = atomic_load(&box->filled), left = each->bytes - each->done;
+            if (each->sends ? filled != 0 : filled == 0) continue;
+            const size_t bytes = each->sends ? (left < SLOT_BYTES ? left : SLOT_BYTES) : filled;
+            if (each->sends) memcpy(box->bytes, each->at + each->done, bytes);
+            else memcpy(each->at + each->done, box->bytes, bytes);
+            atomic_store(&box->filled, each->sends ? bytes : 0);
+            each->done += bytes;
+        }
+        if (!pending || !patient(comm)) return;
+    }
+}
+
+static void run(void* argument) {
+    Work* work = argument;
+    Comm* comm = work->comm;
+    if (atomic_load(&comm->aborted)) return;
+    atomic_store(&comm->running, 1);
+    if (work->fault == FAULT_DIE) kill(getpid(), SIGKILL);
+    if (work->fault == FAULT_ERROR) atomic_store(&comm->error, REMOTE_ERROR);
+    if (work->fault == FAULT_LATE) atomic_store(&comm->fails_at_ns, now_ns() + 500000000);
+    if (work->fault == FAULT_STUCK) while (1) pause();
+    if (work->fault == FAULT_ERROR || work->fault == FAULT_HANG) while (patient(comm)) {}
+    else if (work->kind == POINT_TO_POINT) transfer(work);
+    else exchange(work);
+    if (work->fault == FAULT_WRONG && work->receive) work->receive[0] ^= 1;
+    atomic_store(&comm->running, 0);
+}
+static void release(void* argument) {
+    Work* work = argument;
+    drop(work->comm);
+    free(work->transfers);
+    free(work);
+}
+
+static _Thread_local Work* group;  // sends and receives of the group that is open
+static _Thread_local HostStreamHead* group_stream;
+static _Thread_local int simulated;
+
+static int enqueue(Work asked, HostStreamHead* stream) {
+    Comm* comm = asked.comm;
+    if (comm->state != READY) return failed(INVALID_ARGUMENT, "the communicator is not ready");
+    asked.fault = fault(comm, comm->operations++);
+    if (asked.fault == FAULT_REFUSE) return failed(INVALID_USAGE, "told to refuse this operation");
+    if (depth > 0 && asked.kind != POINT_TO_POINT) { ++simulated; return SUCCESS; }  // only simulations group these
+    Work* work = malloc(sizeof *work);
+    *work = asked;
+    atomic_fetch_add(&comm->references, 1);
+    stream->enqueue(stream, run, release, work);
+    return SUCCESS;
+}
+static int add_transfer(Comm* comm, HostStreamHead* stream, Transfer each) {
+    if (comm->state != READY || each.peer < 0 || each.peer >= comm->ranks)
+        return failed(INVALID_ARGUMENT, "no such peer, or the communicator is not ready");
+    if (!group) { group = calloc(1, sizeof *group); group->kind = POINT_TO_POINT; }
+    group->comm = comm;
+    group_stream = stream;
+    if (!each.sends && !group->receive) group->receive = each.at;
+    group->transfers = realloc(group->transfers, (size_t)(group->transfer_count + 1) * sizeof each);
+    group->transfers[group->transfer_count++] = each;
+    return SUCCESS;
+}
+static int close_group(void) {
+    if (!group) return SUCCESS;
+    Work* work = group;
+    group = NULL;
+    const int result = enqueue(*work, group_stream);
+    if (result) free(work->transfers);
+    free(work);
+    return result;
+}
+
+// ---- The API
+int ncclGetVersion(int* version) { *version = FAKE_VERSION; return SUCCESS; }
+const char* ncclGetErrorString(int result) {
+    return result == REMOTE_ERROR ? "remote process exited or there was a network error" : "told to fail";
+}
+const char* ncclGetLastError(Comm* comm) { (void)comm; return last_error; }
+int ncclGetUniqueId(UniqueId* id) {
+    static atomic_uint made;
+    memset(id, 0, sizeof *id);
+    snprintf(id->internal, sizeof id->internal, "/fake-nccl-%d-%u-%lld", getpid(), atomic_fetch_add(&made, 1), now_ns());
+    return SUCCESS;
+}
+
+static int join(Comm** out, int ranks, const char* name, int rank) {
+    Comm* comm = calloc(1, sizeof *comm);
+    comm->rank = rank;
+    comm->ranks = ranks;
+    comm->references = 1;
+    snprintf(comm->name, sizeof comm->name, "%s", name);
+    const int file = shm_open(name, O_CREAT | O_RDWR, 0600);
+    if (file < 0 || ftruncate(file, sizeof(Shared)) != 0) { free(comm); return failed(SYSTEM_ERROR, "no shared memory"); }
+    comm->shared = mmap(NULL, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    atomic_store(&comm->shared->joined[rank], 1);
+    if (fault(comm, 0) == FAULT_INIT_LATER) atomic_store(&comm->error, SYSTEM_ERROR);
+    *out = comm;
+    return IN_PROGRESS;
+}
+int ncclCommInitRankConfig(Comm** out, int ranks, UniqueId id, int rank, Config* config) {
+    if (config->magic != 0xcafebeef || config->size < 48 || config->version < 21400 || config->blocking != 0)
+        return failed(INVALID_ARGUMENT, "the configuration is none");
+    if (ranks > MOST_RANKS) return failed(INVALID_ARGUMENT, "the double has no room for so many ranks");
+    const Comm self = {.rank = rank};
+    if (fault(&self, 0) == FAULT_INIT) return failed(SYSTEM_ERROR, "told to fail at init");
+    return join(out, ranks, id.internal, rank);
+}
+
+static int all(const atomic_int* flags, int ranks) {
+    for (int rank = 0; rank < ranks; ++rank)
+        if (!atomic_load(&flags[rank])) return 0;
+    return 1;
+}
+// Ranks of a colour are ordered by key, then by their rank before. Null for a negative colour.
+static void finish_split(Comm* comm) {
+    const int number = comm->splits++ % MOST_SPLITS;
+    const int color = comm->shared->split[number][comm->rank].color, key = comm->shared->split[number][comm->rank].key;
+    int rank = 0, ranks = 0;
+    for (int each = 0; each < comm->ranks; ++each) {
+        if (comm->shared->split[number][each].color != color) continue;
+        const int other = comm->shared->split[number][each].key;
+        ++ranks;
+        rank += other < key || (other == key && each < comm->rank);
+    }
+    char name[96];
+    snprintf(name, sizeof name, "%.70s-%d-%d", comm->name, comm->splits, color);
+    if (color >= 0) join(comm->child, ranks, name, rank);
+    comm->state = READY;
+}
+int ncclCommGetAsyncError(Comm* comm, int* result) {
+    Shared* shared = comm->shared;
+    if (comm->state == JOINING && all(shared->joined, comm->ranks)) {
+        comm->state = READY;
+        shm_unlink(comm->name);
+    }
+    if (comm->state == SPLITTING) {
+        int there = 1;
+        for (int rank = 0; rank < comm->ranks; ++rank)
+            there &= atomic_load(&shared->split[comm->splits % MOST_SPLITS][rank].there);
+        if (there) finish_split(comm);
+    }
+    if (comm->state == FINALIZING && all(shared->finalized, comm->ranks)) comm->state = FINALIZED;
+    const long long fails_at_ns = atomic_load(&comm->fails_at_ns);
+    if (fails_at_ns && now_ns() >= fails_at_ns) atomic_store(&comm->error, REMOTE_ERROR);
+    const int error = atomic_load(&comm->error);
+    if (error) snprintf(last_error, sizeof last_error, "told to fail in the background");
+    *result = error ? error : comm->state == READY || comm->state == FINALIZED ? SUCCESS : IN_PROGRESS;
+    return SUCCESS;
+}
+int ncclCommFinalize(Comm* comm) {
+    comm->state = FINALIZING;
+    atomic_store(&comm->shared->finalized[comm->rank], 1);
+    return IN_PROGRESS;
+}
+int ncclCommDestroy(Comm* comm) {
+    if (comm->state != FINALIZED) return failed(INVALID_USAGE, "destroyed before it was finalized");
+    drop(comm);
+    return SUCCESS;
+}
+int ncclCommAbort(Comm* comm) {
+    atomic_store(&comm->aborted, 1);
+    while (atomic_load(&comm->running)) sched_yield();
+    if (comm->state == JOINING) shm_unlink(comm->name);
+    drop(comm);
+    return SUCCESS;
+}
+int ncclCommCount(const Comm* comm, int* ranks) { *ranks = comm->ranks; return SUCCESS; }
+int ncclCommUserRank(const Comm* comm, int* rank) { *rank = comm->rank; return SUCCESS; }
+
+int ncclRedOpCreatePreMulSum(int* reduction, void* factor, int type, int residence, Comm* comm) {
+    if (residence != 1 || comm->factors == MOST_FACTORS) return failed(INVALID_ARGUMENT, "no such factor");
+    comm->factor[comm->factors] = load(factor, type);
+    *reduction = FIRST_FACTOR + comm->factors++;
+    return SUCCESS;
+}
+int ncclRedOpDestroy(int reduction, Comm* comm) {
+    return reduction >= FIRST_FACTOR && reduction < FIRST_FACTOR + comm->factors ? SUCCESS : INVALID_ARGUMENT;
+}
+
+int ncclGroupStart(void) { ++depth; return SUCCESS; }
+int ncclGroupEnd(void) {
+    if (depth == 0) return failed(INVALID_USAGE, "no group is open");
+    return --depth > 0 ? SUCCESS : close_group();
+}
+#define COLLECTIVE(...) return enqueue((Work){.comm = comm, .send = send, .receive = receive, .count = count, \
+                                              .type = type, __VA_ARGS__}, stream)
+#define ARGUMENTS const void *send, void *receive, size_t count, int type
+#define PLACE Comm *comm, HostStreamHead *stream
+int ncclAllReduce(ARGUMENTS, int reduction, PLACE) { COLLECTIVE(.kind = ALL_REDUCE, .reduction = reduction); }
+int ncclAllGather(ARGUMENTS, PLACE) { COLLECTIVE(.kind = ALL_GATHER); }
+int ncclReduceScatter(ARGUMENTS, int reduction, PLACE) { COLLECTIVE(.kind = REDUCE_SCATTER, .reduction = reduction); }
+int ncclBroadcast(ARGUMENTS, int root, PLACE) { COLLECTIVE(.kind = BROADCAST, .root = root); }
+int ncclReduce(ARGUMENTS, int reduction, int root, PLACE) {
+    COLLECTIVE(.kind = REDUCE, .reduction = reduction, .root = root);
+}
+int ncclRecv(void* receive, size_t count, int type, int peer, PLACE) {
+    const int result = add_transfer(comm, stream, (Transfer){0, peer, receive, count * type_bytes[type], 0});
+    return result || depth > 0 ? result : close_group();
+}
+#ifndef FAKE_WITHOUT_SEND
+int ncclSend(const void* send, size_t count, int type, int peer, PLACE) {
+    const int result = add_transfer(comm, stream, (Transfer){1, peer, (char*)send, count * type_bytes[type], 0});
+    return result || depth > 0 ? result : close_group();
+}
+#endif
+
+#if FAKE_VERSION >= 21800
+int ncclCommSplit(Comm* comm, int color, int key, Comm** child, Config* config) {
+    if (config->blocking != 0) return failed(INVALID_ARGUMENT, "the configuration is none");
+    const int number = comm->splits % MOST_SPLITS;
+    comm->shared->split[number][comm->rank].color = color;
+    comm->shared->split[number][comm->rank].key = key;
+    atomic_store(&comm->shared->split[number][comm->rank].there, 1);
+    comm->child = child;
+    comm->state = SPLITTING;
+    return IN_PROGRESS;
+}
+#endif
+#if FAKE_VERSION >= 21900
+static atomic_int live_memory, live_registrations;
+int fake_live(void) { return atomic_load(&live_memory) + atomic_load(&live_registrations); }
+int ncclMemAlloc(void** address, size_t bytes) { ++live_memory; *address = malloc(bytes); return SUCCESS; }
+int ncclMemFree(void* address) { --live_memory; free(address); return SUCCESS; }
+int ncclCommRegister(Comm* comm, void* address, size_t bytes, void** registration) {
+    if (comm->state != READY || !address || !bytes) return failed(INVALID_ARGUMENT, "nothing to register");
+    ++live_registrations;
+    *registration = malloc(1);
+    return SUCCESS;
+}
+int ncclCommDeregister(Comm* comm, void* registration) {
+    if (comm->state != READY) return failed(INVALID_ARGUMENT, "the communicator is not ready");
+    --live_registrations;
+    free(registration);
+    return SUCCESS;
+}
+#endif
+#if FAKE_VERSION >= 22200
+int ncclGroupSimulateEnd(SimInfo* info) {
+    if (info->magic != 0x74685283 || info->size < 20) return failed(INVALID_ARGUMENT, "no place for a prediction");
+    info->estimated_us = 12.5f * (float)simulated;
+    simulated = 0;
+    --depth;
+    return SUCCESS;
+}
+#endif
+#if FAKE_VERSION >= 22800
+int ncclAlltoAll(ARGUMENTS, PLACE) { COLLECTIVE(.kind = ALL_TO_ALL); }
+int ncclGather(ARGUMENTS, int root, PLACE) { COLLECTIVE(.kind = GATHER, .root = root); }
+int ncclScatter(ARGUMENTS, int root, PLACE) { COLLECTIVE(.kind = SCATTER, .root = root); }
+#endif

@@ -1,0 +1,312 @@
+"""What every collective leaves in every rank's buffers, exactly: operations, types, reductions, ways to run it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+COUNTS = (1, 1031)  # one element; a prime that fills several of the double's slots, and the last in part
+DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
+IN_PLACE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter")
+OPERATIONS = (*IN_PLACE, "all_to_all", "send_receive", "bisection", "pairs", "ping_pong")
+OF_TWO = ("pairs", "ping_pong")  # which need a second rank
+DEADLINE_S = 20
+REDUCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "sum": lambda stacked: stacked.sum(0),
+    "prod": lambda stacked: stacked.prod(0),
+    "max": lambda stacked: stacked.max(0),
+    "min": lambda stacked: stacked.min(0),
+    "avg": lambda stacked: stacked.sum(0) / len(stacked),
+}
+
+
+def encoded(values: np.ndarray, dtype: str) -> bytes:
+    """Whole numbers small enough for any type, as bytes of that type."""
+    if dtype == "bfloat16":
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return values.astype(dtype).tobytes()
+
+
+def decoded(data: bytes, dtype: str) -> np.ndarray:
+    if dtype == "bfloat16":
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return np.frombuffer(data, dtype).astype(np.float64)
+
+
+def sent(rank: int, count: int) -> np.ndarray:
+    """What a rank sends: 1 to 3, other on each rank, and of another period than the double's slots."""
+    return (np.arange(count) * 7 + np.arange(count) // 5 + 2 * rank) % 3 + 1.0
+
+
+def pattern_of(operation: str, ranks: int) -> list[tuple[int, int]]:
+    if operation == "ping_pong":
+        return [(0, ranks - 1)]
+    if operation == "pairs":  # two to the same rank, and one back
+        return [(0, ranks - 1), *([(1, ranks - 1), (ranks - 1, 0)] if ranks > 2 else [(1, 0)])]
+    return []
+
+
+def expected(operation: str, rank: int, ranks: int, count: int, root: int) -> np.ndarray | None:
+    """What the rank has received; None where it receives nothing."""
+    part = [sent(each, count) for each in range(ranks)]
+    whole = [sent(each, ranks * count) for each in range(ranks)]
+    mine = slice(rank * count, (rank + 1) * count)
+    half = ranks // 2
+    received: dict[str, Callable[[], np.ndarray | None]] = {
+        "all_reduce": lambda: sum(part),
+        "all_gather": lambda: np.concatenate(part),
+        "reduce_scatter": lambda: sum(whole)[mine],
+        "broadcast": lambda: part[root],
+        "reduce": lambda: sum(part) if rank == root else None,
+        "gather": lambda: np.concatenate(part) if rank == root else None,
+        "scatter": lambda: whole[root][mine],
+        "all_to_all": lambda: np.concatenate([each[mine] for each in whole]),
+        "send_receive": lambda: part[rank - 1],
+        "bisection": lambda: part[(rank + half) % (2 * half)] if rank < 2 * half else None,
+        "ping_pong": lambda: {0: part[-1], ranks - 1: part[0]}.get(rank),
+        "pairs": lambda: np.concatenate(
+            [part[source] for source, destination in pattern_of("pairs", ranks) if destination == rank] or [[]]
+        ),
+    }
+    answer = received[operation]()
+    return answer if answer is not None and len(answer) else None
+
+
+def run_once(nccl: Any, communicator: Any, operation: str, count: int, dtype: str, **options: Any) -> bytes | None:
+    """Runs it with buffers of just the bytes needed, poisoned; what the rank has received."""
+    rank, ranks = communicator.rank, communicator.ranks
+    shape = {"root": options.get("root", 0), "pattern": pattern_of(operation, ranks)}
+    needs = nccl.buffer_bytes(operation, count, dtype, rank, ranks, **shape)
+    buffers = [nccl.Buffer(communicator, need) if need else None for need in needs]
+    for buffer in filter(None, buffers):
+        buffer.fill(0xA5)
+    if buffers[0]:
+        buffers[0].write(encoded(sent(rank, buffers[0].bytes // len(encoded(np.ones(1), dtype))), dtype))
+    collective = nccl.Collective(communicator, operation, count, dtype, *buffers, pattern=shape["pattern"], **options)
+    collective.run(DEADLINE_S)
+    return buffers[1].read() if buffers[1] else None
+
+
+@pytest.mark.parametrize(
+    ("operation", "count_of_ranks"),
+    [(operation, count) for operation in OPERATIONS for count in (1, 2, 3, 4) if count > 1 or operation not in OF_TWO],
+)
+def test_each_rank_receives_exactly_what_it_should_in_every_type(nccl, ranks, operation, count_of_ranks):
+    root = count_of_ranks - 1 if operation in ("broadcast", "reduce", "gather", "scatter") else 0
+
+    def program(communicator: Any) -> list[tuple[str, int]]:
+        wrong = []
+        for dtype in DTYPES:
+            for count in COUNTS:
+                received = run_once(nccl, communicator, operation, count, dtype, root=root)
+                due = expected(operation, communicator.rank, communicator.ranks, count, root)
+                if (received is None) != (due is None) or (due is not None and received != encoded(due, dtype)):
+                    wrong.append((dtype, count))
+        return wrong
+
+    assert ranks.results(count_of_ranks, program) == [[]] * count_of_ranks
+
+
+@pytest.mark.parametrize("operation", ["all_to_all", "gather", "scatter"])
+def test_what_an_older_library_lacks_is_made_of_sends_and_receives(nccl, ranks, fake_libnccl, monkeypatch, operation):
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
+    root = 0 if operation == "all_to_all" else 2
+
+    def program(communicator: Any) -> bool:
+        received = run_once(nccl, communicator, operation, 1031, "float32", root=root)
+        due = expected(operation, communicator.rank, 3, 1031, root)
+        return received == (None if due is None else encoded(due, "float32"))
+
+    assert ranks.results(3, program) == [True] * 3
+
+
+@pytest.mark.parametrize("operation", IN_PLACE)
+def test_in_place_the_ranks_own_part_of_the_larger_buffer_is_the_smaller(nccl, ranks, operation):
+    count, root = 1031, 1 if operation in ("broadcast", "reduce", "gather", "scatter") else 0
+
+    def program(communicator: Any) -> bool:
+        rank = communicator.rank
+        size, none = nccl.buffer_bytes(operation, count, "float32", rank, 3, root=root, in_place=True)
+        assert none == 0
+        part = slice(rank * count, (rank + 1) * count)
+        parts = size // 4 // count
+        values = np.full(size // 4, 99.0)
+        mine = sent(rank, count if operation in ("all_gather", "gather") else size // 4)
+        if len(mine) < len(values):
+            values[part] = mine  # the rest is for the others
+        else:
+            values[:] = mine
+        buffer = nccl.Buffer(communicator, size)
+        buffer.write(encoded(values, "float32"))
+        nccl.Collective(communicator, operation, count, "float32", buffer, root=root, in_place=True).run(DEADLINE_S)
+        due = expected(operation, rank, 3, count, root)
+        if due is None:
+            return True
+        received = decoded(buffer.read(), "float32")
+        return np.array_equal(received if len(due) == len(received) else received[part if parts > 1 else ...], due)
+
+    assert ranks.results(3, program) == [True] * 3
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_every_reduction_is_exact_in_every_type(nccl, ranks, reduction, operation):
+    count = 30
+
+    def program(communicator: Any) -> list[str]:
+        rank, whole = communicator.rank, count * (2 if operation == "reduce_scatter" else 1)
+        due = REDUCTIONS[reduction](np.stack([sent(each, whole) for each in range(2)]))
+        mine = due[rank * count : (rank + 1) * count] if operation == "reduce_scatter" else due
+        wrong = []
+        for dtype in DTYPES:
+            exact = np.floor(mine) if "int" in dtype else mine  # NCCL divides integers as C does
+            received = run_once(nccl, communicator, operation, count, dtype, reduction=reduction)
+            if received is not None and not np.array_equal(decoded(received, dtype), exact):
+                wrong.append(dtype)
+        return wrong
+
+    assert ranks.results(2, program) == [[], []]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_premultiplied_sum_takes_each_ranks_own_factor(nccl, ranks, dtype):
+    factors = (2.0, 3.0) if "int" in dtype else (0.5, 3.0)
+
+    def program(communicator: Any) -> np.ndarray:
+        factor = factors[communicator.rank]
+        received = run_once(nccl, communicator, "all_reduce", 100, dtype, reduction="premulsum", factor=factor)
+        return decoded(received, dtype)
+
+    due = factors[0] * sent(0, 100) + factors[1] * sent(1, 100)
+    for received in ranks.results(2, program):
+        np.testing.assert_array_equal(received, due)
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype", "held"),
+    [
+        (1 / 3, "float16", np.float16(1 / 3)),
+        (2049.0, "float16", np.float16(2049)),  # a tie, to even
+        (2.0**-24, "float16", np.float16(2.0**-24)),  # the smallest there is
+        (1 / 3, "bfloat16", 0.333984375),
+        (-0.1, "float64", -0.1),
+        (-3.0, "int8", -3),
+    ],
+)
+def test_a_factor_is_rounded_to_the_nearest_of_the_type(nccl, ranks, factor, dtype, held):
+    def program(communicator: Any) -> float:
+        send, receive = nccl.Buffer(communicator, 8), nccl.Buffer(communicator, 8)
+        send.write(encoded(np.ones(1), dtype))
+        options = {"reduction": "premulsum", "factor": factor}
+        nccl.Collective(communicator, "all_reduce", 1, dtype, send, receive, **options).run(DEADLINE_S)
+        return decoded(receive.read(len(encoded(np.ones(1), dtype))), dtype)[0]
+
+    assert ranks.results(1, program) == [float(held)]
+
+
+def test_types_of_eight_bits_of_floating_point_are_moved_as_they_are(nccl, ranks):
+    def program(communicator: Any) -> bytes:
+        send, receive = nccl.Buffer(communicator, 5), nccl.Buffer(communicator, 10)
+        send.write(np.arange(5, dtype=np.uint8) + 10 * communicator.rank)
+        nccl.Collective(communicator, "all_gather", 5, "float8_e4m3", send, receive).run(DEADLINE_S)
+        return receive.read()
+
+    assert ranks.results(2, program) == [bytes([0, 1, 2, 3, 4, 10, 11, 12, 13, 14])] * 2
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("synchronise_each", [False, True])
+def test_timed_runs_are_counted_ordered_and_leave_the_right_data(nccl, ranks, graph, synchronise_each):
+    iterations = 150  # more than the host may run ahead
+
+    def program(communicator: Any) -> tuple[bool, ...]:
+        buffer = nccl.Buffer(communicator, 4 * 100)
+        buffer.write(encoded(np.ones(100), "float32"))
+        options = {"in_place": True, "reduction": "avg"}
+        collective = nccl.Collective(communicator, "all_reduce", 100, "float32", buffer, **options)
+        seconds, arrival_ns, completion_ns = collective.time(
+            iterations, DEADLINE_S, synchronise_each=synchronise_each, graph=graph
+        )
+        waited = completion_ns - arrival_ns
+        return (
+            [len(each) for each in (seconds, arrival_ns, completion_ns)] == [iterations] * 3,
+            bool((seconds > 0).all()),
+            bool((np.diff(arrival_ns) >= 0).all() and (np.diff(completion_ns) >= 0).all()),
+            bool((seconds * 1e9 <= waited + 1).all()),
+            not synchronise_each or bool((arrival_ns[1:] >= completion_ns[:-1]).all()),
+            decoded(buffer.read(), "float32").tolist() == [1.0] * 100,
+        )
+
+    assert ranks.results(2, program) == [(True,) * 6] * 2
+
+
+def test_a_graph_is_replayed_as_often_as_it_is_asked_for(nccl, ranks):
+    def program(communicator: Any) -> float:
+        buffer = nccl.Buffer(communicator, 8)
+        buffer.write(np.ones(1))
+        collective = nccl.Collective(communicator, "all_reduce", 1, "float64", buffer, in_place=True)
+        collective.time(4, DEADLINE_S, graph=True)
+        collective.time(5, DEADLINE_S, graph=True)
+        return float(np.frombuffer(buffer.read())[0])
+
+    assert ranks.results(2, program) == [2.0**10] * 2  # once to set up connections, never while it was captured
+
+
+def test_buffers_are_registered_where_the_library_can_and_say_whether_they_were(nccl, ranks, fake_libnccl, monkeypatch):
+    def program(communicator: Any) -> tuple[bool, bool, float]:
+        plain, registered = nccl.Buffer(communicator, 8), nccl.Buffer(communicator, 8, registered=True)
+        plain.write(np.ones(1))
+        nccl.Collective(communicator, "all_reduce", 1, "float64", plain, registered).run(DEADLINE_S)
+        return plain.registered, registered.registered, float(np.frombuffer(registered.read())[0])
+
+    assert ranks.results(2, program) == [(False, True, 2.0)] * 2
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
+    assert ranks.results(2, program) == [(False, False, 2.0)] * 2
+
+
+def test_what_was_allocated_and_registered_is_given_back(nccl, ranks, fake_libnccl):
+    live = ctypes.CDLL(str(fake_libnccl())).fake_live
+    before = live()
+
+    def program(communicator: Any) -> int:
+        buffers = [nccl.Buffer(communicator, 8, registered=True) for _ in range(3)]
+        held = live()
+        communicator.finalize(DEADLINE_S)
+        del buffers
+        return held
+
+    assert ranks.results(1, program) == [before + 6]
+    assert live() == before
+
+
+def test_a_split_orders_ranks_by_key_within_a_colour(nccl, ranks):
+    def program(communicator: Any) -> tuple[int, int, float] | None:
+        color = -1 if communicator.rank == 3 else communicator.rank % 2
+        part = communicator.split(color, -communicator.rank, DEADLINE_S)
+        if part is None:
+            return None
+        buffer = nccl.Buffer(part, 8)
+        buffer.write(np.full(1, 1.0 + communicator.rank))
+        nccl.Collective(part, "all_reduce", 1, "float64", buffer, in_place=True).run(DEADLINE_S)
+        return part.rank, part.ranks, float(np.frombuffer(buffer.read())[0])
+
+    assert ranks.results(4, program) == [(1, 2, 4.0), (0, 1, 2.0), (0, 2, 4.0), None]
+
+
+def test_the_librarys_own_prediction_is_told_in_seconds(nccl, ranks, fake_libnccl, monkeypatch):
+    def program(communicator: Any) -> float | None:
+        buffer = nccl.Buffer(communicator, 8)
+        buffer.write(np.ones(1))
+        collective = nccl.Collective(communicator, "all_reduce", 1, "float64", buffer, in_place=True)
+        collective.run(DEADLINE_S)
+        predicted = collective.simulated_seconds(DEADLINE_S)
+        assert float(np.frombuffer(buffer.read())[0]) == communicator.ranks  # a prediction moves no data
+        return predicted
+
+    assert ranks.results(2, program) == [pytest.approx(12.5e-6)] * 2
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21903)))
+    assert ranks.results(2, program) == [None, None]

@@ -1,0 +1,315 @@
+"""What happens when a rank fails, hangs or never comes: each wait ends within its deadline, with the right sentence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+DEADLINE_S = 0.3
+# Aborting and giving up take up to a second; the rest is what a busy machine may add.
+PATIENCE_S = DEADLINE_S + 10
+
+
+def all_reduce(nccl: Any, communicator: Any) -> Any:
+    buffer = nccl.Buffer(communicator, 400)
+    buffer.write(np.ones(100, np.float32))
+    return nccl.Collective(communicator, "all_reduce", 100, "float32", buffer, in_place=True)
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the double fail: fault("hang", operation=3, rank=1)."""
+    return lambda kind, operation=0, rank=1: monkeypatch.setenv("FAKE_NCCL_FAULT", f"{kind}@{operation}:{rank}")
+
+
+def test_a_rank_that_never_comes_ends_the_meeting_at_the_deadline(nccl):
+    library = nccl.Library()
+    begin = time.monotonic()
+    with pytest.raises(nccl.DeadlineExceeded, match=r"On rank 0 of 2, the meeting of all ranks .* within 0\.3 s"):
+        nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 2, DEADLINE_S)
+    assert DEADLINE_S <= time.monotonic() - begin < PATIENCE_S
+
+
+def test_an_error_at_init_names_the_result_and_what_to_do(nccl, ranks, fault):
+    fault("init")
+    waits, failed = ranks.outcomes(2, lambda communicator: None, DEADLINE_S)
+    assert isinstance(waits, nccl.DeadlineExceeded)
+    assert type(failed) is nccl.NcclError
+    assert "On rank 1 of 2, ncclCommInitRankConfig failed with ncclSystemError (2" in str(failed)
+    assert "told to fail at init): a call of the system failed: run again with NCCL_DEBUG=WARN" in str(failed)
+
+
+def test_an_error_in_the_background_of_init_is_seen(nccl, ranks, fault):
+    fault("init_later")
+    _, failed = ranks.outcomes(2, lambda communicator: None, DEADLINE_S)
+    assert type(failed) is nccl.NcclError
+    assert "the meeting of all ranks (ncclCommInitRankConfig) failed with ncclSystemError" in str(failed)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("synchronise_each", [False, True])
+def test_a_rank_that_hangs_in_the_middle_ends_all_at_the_deadline(nccl, ranks, fault, graph, synchronise_each):
+    fault("hang", operation=0 if graph else 70)  # what is replayed is queued once
+
+    def program(communicator: Any) -> None:
+        options = {"synchronise_each": synchronise_each, "graph": graph}
+        all_reduce(nccl, communicator).time(200, DEADLINE_S, **options)
+
+    begin = time.monotonic()
+    for rank, outcome in enumerate(ranks.outcomes(2, program)):
+        assert isinstance(outcome, nccl.DeadlineExceeded)
+        assert f"On rank {rank} of 2, all_reduce of 100 float32 did not end within 0.3 s and was aborted" in str(
+            outcome
+        )
+    assert time.monotonic() - begin < PATIENCE_S
+
+
+def test_an_error_in_the_background_of_a_collective_ends_it_before_the_deadline(nccl, ranks, fault):
+    fault("error", operation=3)
+
+    def program(communicator: Any) -> None:
+        collective = all_reduce(nccl, communicator)
+        if communicator.rank == 0:
+            collective.time(10, DEADLINE_S)
+        collective.time(10, 60)
+
+    begin = time.monotonic()
+    _, failed = ranks.outcomes(2, program)
+    assert type(failed) is nccl.NcclError
+    assert "On rank 1 of 2, all_reduce of 100 float32 failed with ncclRemoteError (6, remote process exited" in str(
+        failed
+    )
+    assert time.monotonic() - begin < PATIENCE_S
+
+
+def test_a_call_that_is_refused_ends_the_communicator(nccl, ranks, fault):
+    fault("refuse")
+
+    def program(communicator: Any) -> tuple[str, bool]:
+        with pytest.raises(nccl.NcclError) as raised:
+            all_reduce(nccl, communicator).run(DEADLINE_S)
+        return str(raised.value), communicator.alive
+
+    (_, alive), (refused, alive_there) = ranks.results(2, program)
+    assert "On rank 1 of 2, ncclAllReduce failed with ncclInvalidUsage (5" in refused
+    assert not alive
+    assert not alive_there
+
+
+def test_a_group_that_failed_is_closed_so_that_the_thread_can_go_on(nccl, fault):
+    library, device = nccl.Library(), nccl.HostDevice()
+    fault("refuse", rank=0)
+    for _ in range(2):
+        communicator = nccl.Communicator(library, device, library.unique_id(), 0, 1, DEADLINE_S)
+        buffers = [nccl.Buffer(communicator, 4) for _ in range(2)]
+        ring = nccl.Collective(communicator, "send_receive", 1, "float32", *buffers)
+        with pytest.raises(nccl.NcclError, match="ncclGroupEnd failed with ncclInvalidUsage"):
+            ring.run(DEADLINE_S)
+
+
+def test_wrong_data_is_there_to_be_found(nccl, ranks, fault):
+    fault("wrong", operation=0)
+
+    def program(communicator: Any) -> int:
+        send, receive = nccl.Buffer(communicator, 400), nccl.Buffer(communicator, 400)
+        send.write(np.ones(100, np.float32))
+        nccl.Collective(communicator, "all_reduce", 100, "float32", send, receive).run(DEADLINE_S)
+        return int((np.frombuffer(receive.read(), np.float32) != 2).sum())
+
+    assert ranks.results(2, program) == [0, 1]
+
+
+def test_a_wait_ends_soon_when_another_thread_asks_for_it(nccl, ranks, fault):
+    fault("hang", rank=0)
+
+    def program(communicator: Any) -> float:
+        asked = []
+
+        def ask() -> None:
+            asked.append(time.monotonic())
+            communicator.request_abort("rank 7 has said that it stops")
+
+        timer = threading.Timer(0.1, ask)
+        timer.start()
+        with pytest.raises(nccl.Aborted, match=r"all_reduce .* was given up: rank 7 has said that it stops"):
+            all_reduce(nccl, communicator).run(60)
+        timer.join()
+        return time.monotonic() - asked[0]
+
+    assert max(ranks.results(2, program)) < 10  # of 60
+
+
+def test_what_not_even_an_abort_ends_is_left_behind(nccl, ranks, fault):
+    fault("stuck", rank=0)
+
+    def program(communicator: Any) -> bool:
+        with pytest.raises(nccl.DeadlineExceeded):
+            all_reduce(nccl, communicator).run(DEADLINE_S)
+        return communicator.lost
+
+    begin = time.monotonic()
+    assert ranks.results(2, program) == [True, False]
+    assert time.monotonic() - begin < PATIENCE_S
+
+
+@pytest.mark.parametrize("ending", ["abort", "finalize"])
+def test_a_communicator_that_has_ended_takes_no_more_work_and_says_so(nccl, ending):
+    library = nccl.Library()
+    communicator = nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20)
+    collective = all_reduce(nccl, communicator)
+    collective.run(20)
+    communicator.abort() if ending == "abort" else communicator.finalize(20)
+    said = rf"The communicator of rank 0 of 1 was {ending.removesuffix('e')}ed and takes no more work: make a new one"
+    for call in (
+        lambda: collective.run(1),
+        lambda: collective.time(1, 1),
+        lambda: nccl.Buffer(communicator, 8),
+        lambda: communicator.split(0, 0, 1),
+        lambda: communicator.finalize(1),
+        communicator.async_error,
+    ):
+        with pytest.raises(nccl.Aborted, match=said):
+            call()
+    communicator.abort()  # which has nothing left to do
+
+
+def test_an_error_in_the_background_can_be_asked_for_between_collectives(nccl, fault):
+    library = nccl.Library()
+    communicator = nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20)
+    collective = all_reduce(nccl, communicator)
+    collective.run(20)
+    assert communicator.async_error() is None
+    fault("late", operation=1, rank=0)
+    collective.run(20)
+    end = time.monotonic() + PATIENCE_S
+    while (said := communicator.async_error()) is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert said is not None
+    assert "On rank 0 of 1, a collective in the background failed with ncclRemoteError" in said
+    assert communicator.alive
+
+
+def test_a_finalize_that_others_do_not_join_ends_at_its_deadline(nccl, ranks):
+    met = threading.Event()
+
+    def program(communicator: Any) -> None:
+        if communicator.rank == 0:
+            met.wait(PATIENCE_S)
+            return
+        try:
+            communicator.finalize(DEADLINE_S)
+        finally:
+            met.set()
+
+    _, outcome = ranks.outcomes(2, program)
+    assert isinstance(outcome, nccl.DeadlineExceeded)
+    assert "the end of the communicator on all ranks (ncclCommFinalize)" in str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"operation": "allreduce"}, "Operation 'allreduce' is unknown: choose all_reduce, all_gather"),
+        ({"dtype": "fp32"}, "dtype 'fp32' is unknown: choose int8, uint8"),
+        ({"reduction": "mean"}, "Reduction 'mean' is unknown: choose sum, prod, max, min, avg, premulsum"),
+        ({"operation": "all_gather", "reduction": "max"}, "all_gather .* reduction max: it reduces nothing"),
+        ({"factor": 2.0}, "A factor of 2 was asked for with reduction sum: only premulsum takes one"),
+        ({"reduction": "premulsum", "factor": 0.5, "dtype": "int32"}, "A factor of 0.5 .* take a whole one"),
+        ({"reduction": "premulsum", "factor": 200.0, "dtype": "int8"}, "A factor of 200 .* in its range"),
+        ({"reduction": "premulsum", "dtype": "float8_e5m2"}, "premulsum of float8_e5m2 was asked for"),
+        ({"count": 0}, "all_reduce of 0 elements was asked for: ask for 1 to"),
+        ({"count": 2**62}, "elements was asked for: ask for 1 to"),
+        ({"count": 101}, "all_reduce of 101 float32 needs 404 bytes to send .* the buffer has 400: give a larger"),
+        ({"receive": None}, "needs 400 bytes to receive .* the buffer has 0"),
+        ({"in_place": True}, "in place with two buffers: give the one as send"),
+        ({"operation": "all_to_all", "in_place": True}, "all_to_all was asked for in place and cannot be"),
+        ({"root": 1}, "from or to rank 1 was asked for and there are 1"),
+        ({"operation": "pairs"}, "pairs was asked for without a pattern"),
+        ({"operation": "pairs", "pattern": [(0, 1)]}, r"The pair \(0, 1\) was asked for among 1 ranks"),
+        ({"pattern": [(0, 1)]}, "all_reduce was asked for with a pattern: only pairs and ping_pong take one"),
+    ],
+)
+def test_a_collective_that_cannot_be_is_refused_before_it_runs(nccl, options, words):
+    library = nccl.Library()
+    communicator = nccl.Communicator(library, nccl.HostDevice(), library.unique_id(), 0, 1, 20)
+    asked = {
+        "operation": "all_reduce",
+        "count": 100,
+        "dtype": "float32",
+        "send": nccl.Buffer(communicator, 400),
+        "receive": nccl.Buffer(communicator, 400),
+    }
+    with pytest.raises(ValueError, match=words):
+        nccl.Collective(communicator, **(asked | options))
+    assert communicator.alive
+
+
+def test_buffers_and_communicators_that_cannot_be_are_refused(nccl, fake_libnccl, monkeypatch):
+    library, device = nccl.Library(), nccl.HostDevice()
+    for rank, count in ((-1, 1), (1, 1), (0, 0)):
+        with pytest.raises(ValueError, match=f"Rank {rank} of {count} was asked for"):
+            nccl.Communicator(library, device, library.unique_id(), rank, count, 1)
+    with pytest.raises(ValueError, match=r"A deadline of 0 s was asked for"):
+        nccl.Communicator(library, device, library.unique_id(), 0, 1, 0)
+    with pytest.raises(ValueError, match="A unique id of 3 bytes was given: it has 128"):
+        nccl.Communicator(library, device, b"abc", 0, 1, 1)
+    one = nccl.Communicator(library, device, library.unique_id(), 0, 1, 20)
+    other = nccl.Communicator(library, device, library.unique_id(), 0, 1, 20)
+    buffer = nccl.Buffer(one, 16)
+    with pytest.raises(ValueError, match="a send buffer of another communicator"):
+        nccl.Collective(other, "all_reduce", 4, "float32", buffer, in_place=True)
+    with pytest.raises(ValueError, match="8 bytes from byte 12 on were asked for and the buffer has 16"):
+        buffer.write(np.zeros(2, np.float32), 12)
+    with pytest.raises(ValueError, match="17 bytes from byte 0 on"):
+        buffer.read(17)
+    with pytest.raises(ValueError, match="An array with gaps was given to write"):
+        buffer.write(np.zeros((2, 2), np.float32)[:, :1])
+    with pytest.raises(ValueError, match="A buffer of 0 bytes was asked for"):
+        nccl.Buffer(one, 0)
+    with pytest.raises(ValueError, match="run it once on all ranks"):
+        nccl.Collective(one, "all_reduce", 4, "float32", buffer, in_place=True).simulated_seconds(1)
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
+    older = nccl.Library()
+    alone = nccl.Communicator(older, device, older.unique_id(), 0, 1, 20)
+    with pytest.raises(nccl.NotAvailable, match=r"NCCL 2\.14\.0 cannot split a communicator, 2\.18 or later can"):
+        alone.split(0, 0, 1)
+    with pytest.raises(nccl.NotAvailable, match=r"NCCL 2\.14\.0 has no float8_e4m3, 2\.24 or later has"):
+        nccl.Collective(alone, "broadcast", 4, "float8_e4m3", nccl.Buffer(alone, 4), in_place=True)
+
+
+RANK = """
+import sys
+import numpy as np
+from pyperf_suite._native import nccl
+
+unique_id, rank, ranks = bytes.fromhex(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+communicator = nccl.Communicator(nccl.Library(), nccl.HostDevice(), unique_id, rank, ranks, 60)
+buffer = nccl.Buffer(communicator, 400)
+buffer.write(np.ones(100, np.float32))
+try:
+    nccl.Collective(communicator, "all_reduce", 100, "float32", buffer, in_place=True).time(10, 1.0)
+except nccl.NcclError as failure:
+    print(failure)
+    sys.exit(3)
+"""
+
+
+def test_a_process_that_is_killed_in_the_middle_ends_all_others_at_the_deadline(nccl, fault):
+    fault("die", operation=5, rank=1)
+    asked = [sys.executable, "-c", RANK, nccl.Library().unique_id().hex()]
+    running = [
+        subprocess.Popen([*asked, str(rank), "3"], stdout=subprocess.PIPE, text=True, env=os.environ)
+        for rank in range(3)
+    ]
+    said = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [3, -signal.SIGKILL, 3]
+    for rank in (0, 2):
+        assert f"On rank {rank} of 3, all_reduce of 100 float32 did not end within 1 s and was aborted" in said[rank]

@@ -1,0 +1,94 @@
+"""Finding libnccl, what a copy of it can do, and what each failure says; the library is a double."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+def test_the_version_and_path_of_the_copy_in_use_are_told(nccl, fake_libnccl):
+    library = nccl.Library()
+    assert (library.version, library.version_text) == (23203, "2.32.3")
+    assert library.path == str(fake_libnccl())
+
+
+@pytest.mark.parametrize(
+    ("version", "there"),
+    [
+        (21400, set()),
+        (21800, {"ncclCommSplit"}),
+        (21903, {"ncclCommSplit", "ncclMemAlloc", "ncclMemFree", "ncclCommRegister", "ncclCommDeregister"}),
+    ],
+)
+def test_later_symbols_are_optional_and_each_says_whether_it_is_there(nccl, fake_libnccl, monkeypatch, version, there):
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(version)))
+    optional = nccl.Library().optional
+    assert {name for name, present in optional.items() if present} == there
+    assert {"ncclGroupSimulateEnd", "ncclAlltoAll", "ncclGather", "ncclScatter"} < set(optional)
+
+
+@pytest.mark.parametrize(("version", "words"), [(2804, r"2\.8\.4"), (21304, r"2\.13\.4")])
+def test_a_version_too_old_is_not_available_and_says_which_is_needed(nccl, fake_libnccl, monkeypatch, version, words):
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(version)))
+    with pytest.raises(nccl.NotAvailable, match=rf"is NCCL {words} and 2\.14\.0 or later is needed.*: update it"):
+        nccl.Library()
+
+
+def test_a_copy_without_a_symbol_it_should_have_names_it(nccl, fake_libnccl, monkeypatch):
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(23203, "-DFAKE_WITHOUT_SEND")))
+    with pytest.raises(nccl.NotAvailable, match="has no ncclSend: it is too old or not what its name says"):
+        nccl.Library()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/nowhere/libnccl.so.2", r"PYPERF_LIBNCCL=/nowhere/libnccl.so.2 cannot be opened \(.*\): correct it or unset"),
+        ("libnccl.so.2", "PYPERF_LIBNCCL=libnccl.so.2 is no absolute path"),
+        (np._core._multiarray_umath.__file__, "has no ncclGetVersion"),
+    ],
+)
+def test_an_override_that_does_not_serve_is_not_passed_over(nccl, monkeypatch, path, words):
+    monkeypatch.setenv("PYPERF_LIBNCCL", path)
+    with pytest.raises(nccl.NotAvailable, match=words):
+        nccl.Library()
+
+
+def test_candidates_are_tried_in_order_before_the_system(nccl, fake_libnccl, monkeypatch):
+    monkeypatch.delenv("PYPERF_LIBNCCL")
+    library = nccl.Library(["/nowhere/libnccl.so.2", str(fake_libnccl())])
+    assert library.path == str(fake_libnccl())
+
+
+def test_what_is_not_available_is_the_same_exception_for_cuda_and_nccl(native, nccl):
+    assert nccl.NotAvailable is native.cuda.NotAvailable
+
+
+def test_each_unique_id_has_128_bytes_of_its_own(nccl):
+    library = nccl.Library()
+    ids = {library.unique_id() for _ in range(10)}
+    assert len(ids) == 10
+    assert {len(each) for each in ids} == {128}
+
+
+def test_our_declarations_of_nccl_agree_with_its_own_header(tmp_path):
+    header = next((path for folder in sys.path for path in Path(folder).glob("nvidia/nccl/include/nccl.h")), None)
+    if header is None:
+        pytest.skip("needs NCCL's header: pip install nvidia-nccl-cu13")
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("no C++ compiler: set CXX")
+    # nccl.h asks the CUDA toolkit for the types of streams and events and little else.
+    types = "typedef struct CUstream_st* cudaStream_t;\ntypedef struct CUevent_st* cudaEvent_t;\n"
+    (tmp_path / "cuda_runtime.h").write_text(f"#pragma once\n#include <stddef.h>\n{types}")
+    (tmp_path / "cuda_fp16.h").touch()
+    source = Path(__file__).parent / "nccl_api_check.cpp"
+    folders = ["-I", source.parents[2] / "csrc", "-isystem", tmp_path, "-isystem", header.parent]
+    done = subprocess.run([compiler, "-std=c++17", "-fsyntax-only", *folders, source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
