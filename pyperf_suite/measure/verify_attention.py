@@ -167,7 +167,7 @@ class _Case:
         """Compare these queries of the heads that share a key head; `in_full`, being all, their dK and dV too."""
         batch, key_head = group
         head = KeyHead.of(self._k[group], self._v[group])
-        of_keys = KeyGradients(head.k.shape, self._scale)
+        of_keys = KeyGradients(head.k.shape, self._scale) if in_full and self._do is not None else None
         for query_head in range(key_head * self.group, (key_head + 1) * self.group):
             at = (batch, query_head)
             for rows in self._panels(queries):
@@ -179,10 +179,11 @@ class _Case:
                     continue
                 found = differentiate(panel, self._do[at][rows], head, self._roundings)
                 self._compare("dq", at, rows, *found.of_queries(head, self._scale, self._roundings))
-                if in_full:
+                if of_keys is not None:
                     of_keys.add(found)
-            of_keys.end_head()
-        if in_full and self._do is not None:
+            if of_keys is not None:
+                of_keys.end_head()
+        if of_keys is not None:
             for name, reference, limit in of_keys.references(self._roundings):
                 self._compare(name, group, np.arange(self.keys), reference, limit)
 
