@@ -1,4 +1,4 @@
-"""What odd dimensions cost, and what padding them wins (see probes/alignment.py)."""
+"""What odd dimensions cost, and what padding them wins (see probes/alignment)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention by number of heads and head dimension (see probes/attention_heads.py)."""
+"""Attention by number of heads and head dimension (see probes/attention_heads)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tile and wave quantization of this machine (see probes/tile_wave.py)."""
+"""Tile and wave quantization of this machine (see probes/tile_wave)."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.probes.alignment import Alignment
-from pyperf_suite.probes.attention_heads import AttentionHeads
+from pyperf_suite.probes.alignment.probe import Alignment
+from pyperf_suite.probes.attention_heads.probe import AttentionHeads
 from pyperf_suite.probes.baseline import Baseline
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.static_kernels import StaticKernels
-from pyperf_suite.probes.tile_wave import TileWave
+from pyperf_suite.probes.tile_wave.probe import TileWave
 
 PROBES: dict[str, Probe] = {
     probe.name: probe for probe in (TileWave(), Baseline(), Alignment(), AttentionHeads(), StaticKernels())

@@ -8,6 +8,19 @@ from collections.abc import Sequence
 from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
 from pyperf_suite.probes.readings import Reading
 
+# Less is not worth a change of a model.
+WORTH = 1.02
+
+
+def wins(ratio: Ratio) -> bool:
+    """Whether it is faster beyond its interval, and by enough to act on."""
+    return ratio.low > 1 and ratio.value >= WORTH
+
+
+def is_settled(ratio: Ratio) -> bool:
+    """Whether it is told apart from, or shown to be below, what is worth acting on."""
+    return wins(ratio) or ratio.high < WORTH
+
 
 def speedup(slow: Reading, fast: Reading) -> Ratio | None:
     """Time of `slow` over time of `fast`: above 1 where the second is faster. None where no process measured both."""

@@ -13,8 +13,8 @@ from pyperf_suite.hardware.cuda_driver import Gpu
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes.alignment import Alignment, AlignmentAxes
-from pyperf_suite.probes.alignment_sizes import REAL_LIFE, Base
+from pyperf_suite.probes.alignment.probe import Alignment, AlignmentAxes
+from pyperf_suite.probes.alignment.sizes import REAL_LIFE, Base
 from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
@@ -331,7 +331,7 @@ def test_on_a_gpu_every_profile_is_valid(
     profile: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu(0, "a GPU", "GPU-0", capability, 132, 80 << 30)
-    monkeypatch.setattr("pyperf_suite.probes.alignment.gpus", lambda: [gpu])
+    monkeypatch.setattr("pyperf_suite.probes.alignment.probe.gpus", lambda: [gpu])
     if profile == "full":
         # The night's run, with fewer offsets: as many kinds of cases, in a tenth of the time.
         cases = Alignment().cases(profile, Device("cuda"), {"offset": "0", "ladder": "1"})

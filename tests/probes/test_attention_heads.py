@@ -14,7 +14,7 @@ from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.laws.attention import Blocks, TiledAttention
 from pyperf_suite.laws.attention_law import AttentionLaw
 from pyperf_suite.operators.attention import Attention, AttentionParameters
-from pyperf_suite.probes.attention_heads import AttentionHeads, AttentionHeadsAxes
+from pyperf_suite.probes.attention_heads.probe import AttentionHeads, AttentionHeadsAxes
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.report.picture import draw
 from pyperf_suite.runner.case import Case

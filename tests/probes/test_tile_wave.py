@@ -14,7 +14,7 @@ from pyperf_suite.laws.tiling import Schedule, Tile, critical_path
 from pyperf_suite.operators import find_operator
 from pyperf_suite.probes import PROBES, find_probe
 from pyperf_suite.probes.findings import Findings
-from pyperf_suite.probes.tile_wave import TileWave, TileWaveAxes
+from pyperf_suite.probes.tile_wave.probe import TileWave, TileWaveAxes
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
@@ -205,7 +205,7 @@ def test_on_a_gpu_every_profile_is_valid_and_meets_the_edges_of_waves(
     profile: str, capability: tuple[int, int], multiprocessors: int, across: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu(0, "a GPU", "GPU-0", capability, multiprocessors, 80 << 30)
-    for probe in ("tile_wave", "baseline"):
+    for probe in ("tile_wave.probe", "baseline"):
         monkeypatch.setattr(f"pyperf_suite.probes.{probe}.gpus", lambda: [gpu])
     own = "cuda_sm90" if capability == (9, 0) else "cuda_sm80"
     for name in ("tile_wave", "baseline"):

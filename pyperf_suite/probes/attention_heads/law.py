@@ -10,7 +10,7 @@ from pyperf_suite.laws.attention import Blocks, TiledAttention
 from pyperf_suite.laws.attention_law import AttentionLaw
 from pyperf_suite.laws.staircase import relative_error
 from pyperf_suite.operators.attention.kernel_names import flash_kernel
-from pyperf_suite.probes.attention_heads_sweeps import OWN, Setting
+from pyperf_suite.probes.attention_heads.sweeps import OWN, Setting
 from pyperf_suite.probes.readings import Reading
 
 # A law has five constants; with fewer cases it repeats what it was given.

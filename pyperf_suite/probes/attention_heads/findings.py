@@ -6,13 +6,13 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from pyperf_suite.probes.alignment_advice import wins
-from pyperf_suite.probes.attention_heads_backends import default_sentences, softmax_sentences, tile_sentences
-from pyperf_suite.probes.attention_heads_figure import figures_of
-from pyperf_suite.probes.attention_heads_law import FittedLaw, causes, law_key, laws_of, tiled
-from pyperf_suite.probes.attention_heads_sweeps import BACKWARD, FORWARD, OWN, Setting, Sweep, sweeps_of, widest
+from pyperf_suite.probes.attention_heads.backends import default_sentences, softmax_sentences, tile_sentences
+from pyperf_suite.probes.attention_heads.figure import figures_of
+from pyperf_suite.probes.attention_heads.law import FittedLaw, causes, law_key, laws_of, tiled
+from pyperf_suite.probes.attention_heads.sweeps import BACKWARD, FORWARD, OWN, Setting, Sweep, sweeps_of, widest
 from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.probes.readings import Reading
+from pyperf_suite.probes.speedups import wins
 
 # Head dimensions that the law's sentence shows the products' share for: the two most built.
 SHOWN_HEAD_DIMS = (64, 128)

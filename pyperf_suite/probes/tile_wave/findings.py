@@ -10,7 +10,7 @@ import numpy as np
 from pyperf_suite.laws.tiling import critical_path
 from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
 from pyperf_suite.probes.readings import Reading
-from pyperf_suite.probes.staircases import FittedLaw, Setting, Sweep, fit, settings_of, sweeps_of
+from pyperf_suite.probes.tile_wave.staircases import FittedLaw, Setting, Sweep, fit, settings_of, sweeps_of
 
 # Later cliffs are smaller, and a sentence has an end.
 CLIFFS_NAMED = 3

@@ -7,10 +7,9 @@ from typing import Any
 
 from pyperf_suite.laws.tiling import Tile, tile_efficiency
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.probes.alignment_advice import wins
-from pyperf_suite.probes.attention_heads_sweeps import Setting
+from pyperf_suite.probes.attention_heads.sweeps import Setting
 from pyperf_suite.probes.readings import Reading
-from pyperf_suite.probes.speedups import speedup
+from pyperf_suite.probes.speedups import speedup, wins
 
 DEFAULT = "sdpa_default"
 

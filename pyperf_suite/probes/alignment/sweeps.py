@@ -12,7 +12,7 @@ from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.dtypes import element_type
-from pyperf_suite.probes.alignment_sizes import TOP_RUNG, name_in_real_life
+from pyperf_suite.probes.alignment.sizes import TOP_RUNG, name_in_real_life
 from pyperf_suite.probes.readings import Reading
 from pyperf_suite.probes.speedups import speedup
 from pyperf_suite.runner.case import Case

@@ -19,7 +19,7 @@ from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.readings import readings
-from pyperf_suite.probes.tile_wave_findings import explain
+from pyperf_suite.probes.tile_wave.findings import explain
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pyperf_suite.probes.attention_heads_law import FittedLaw, law_key, tiled
-from pyperf_suite.probes.attention_heads_sweeps import BACKWARD, FORWARD, Sweep
+from pyperf_suite.probes.attention_heads.law import FittedLaw, law_key, tiled
+from pyperf_suite.probes.attention_heads.sweeps import BACKWARD, FORWARD, Sweep
 from pyperf_suite.probes.findings import Figure, Panel, Series
 
 # Two points are a table's row, not a picture.

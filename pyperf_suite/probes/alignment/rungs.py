@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.probes.alignment_sweeps import Setting, Sweep, rung_of
+from pyperf_suite.probes.alignment.sweeps import Setting, Sweep, rung_of
 from pyperf_suite.probes.readings import Reading
 from pyperf_suite.probes.speedups import mean_speedup
 

@@ -14,8 +14,8 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.attention import Blocks
 from pyperf_suite.operators.attention import AttentionParameters
-from pyperf_suite.probes.attention_heads_findings import explain
-from pyperf_suite.probes.attention_heads_sweeps import OWN
+from pyperf_suite.probes.attention_heads.findings import explain
+from pyperf_suite.probes.attention_heads.sweeps import OWN
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.readings import readings

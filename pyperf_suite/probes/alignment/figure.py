@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from pyperf_suite.probes.alignment_sweeps import Setting, Sweep, rung_of
+from pyperf_suite.probes.alignment.sweeps import Setting, Sweep, rung_of
 from pyperf_suite.probes.findings import Figure, Panel, Series
 
 # A sweep of fewer sizes is a table's row, not a picture.

@@ -18,9 +18,9 @@ from pyperf_suite.laws.alignment import elements_in, largest_power_of_two
 from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes.alignment_findings import explain
-from pyperf_suite.probes.alignment_sizes import REAL_LIFE, TOP_RUNG, Base, RealLife, Varied, around, in_real_life
-from pyperf_suite.probes.alignment_sweeps import LINE_BYTES, next_of_searches
+from pyperf_suite.probes.alignment.findings import explain
+from pyperf_suite.probes.alignment.sizes import REAL_LIFE, TOP_RUNG, Base, RealLife, Varied, around, in_real_life
+from pyperf_suite.probes.alignment.sweeps import LINE_BYTES, next_of_searches
 from pyperf_suite.probes.baseline import CHOSEN
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe

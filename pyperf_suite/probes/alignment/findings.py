@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyperf_suite.probes.alignment_advice import pad_table, pads_of, real_life_sentences, wins
-from pyperf_suite.probes.alignment_figure import figures_of
-from pyperf_suite.probes.alignment_rungs import Defiance, Rung, defiances_of, rungs_of
-from pyperf_suite.probes.alignment_sweeps import Edge, Setting, Sweep, rung_of, sweeps_of
+from pyperf_suite.probes.alignment.advice import pad_table, pads_of, real_life_sentences
+from pyperf_suite.probes.alignment.figure import figures_of
+from pyperf_suite.probes.alignment.rungs import Defiance, Rung, defiances_of, rungs_of
+from pyperf_suite.probes.alignment.sweeps import Edge, Setting, Sweep, rung_of, sweeps_of
 from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.probes.readings import Reading, readings
+from pyperf_suite.probes.speedups import wins
 from pyperf_suite.runner.record import Record
 
 # Later ones are smaller, and sentences have an end; the tables hold them all.

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.probes.alignment_sweeps import Pad, Sweep
+from pyperf_suite.probes.alignment.sweeps import Pad, Sweep
 from pyperf_suite.probes.findings import Table
-
-# Less is not worth a change of a model.
-WORTH = 1.02
+from pyperf_suite.probes.speedups import is_settled, wins
 
 COLUMNS = (
     "implementation, dtype, layout",
@@ -25,16 +22,6 @@ COLUMNS = (
     "padded at each call: x faster",
     "verdict",
 )
-
-
-def wins(ratio: Ratio) -> bool:
-    """Whether it is faster beyond its interval, and by enough to act on."""
-    return ratio.low > 1 and ratio.value >= WORTH
-
-
-def is_settled(ratio: Ratio) -> bool:
-    """Whether it is told apart from, or shown to be below, what is worth acting on."""
-    return wins(ratio) or ratio.high < WORTH
 
 
 def verdict(pad: Pad) -> str:
