@@ -27,7 +27,8 @@ using Pattern = std::vector<std::pair<int, int>>;
 
 ncclUniqueId unique_id_of(const std::string& bytes) {
     ncclUniqueId id{};
-    CHECK_INPUT(bytes.size() == sizeof id, "A unique id of ", bytes.size(), " bytes was given: it has ", sizeof id, ".");
+    CHECK_INPUT(bytes.size() == sizeof id, "A unique id of ", bytes.size(), " bytes was given: it has ", sizeof id,
+                ".");
     std::memcpy(&id, bytes.data(), sizeof id);
     return id;
 }

@@ -132,7 +132,8 @@ void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 
 Address HostDevice::allocate(std::int64_t bytes) {
     void* memory = std::malloc(static_cast<std::size_t>(bytes));
-    if (!memory) throw NcclError(text(bytes / 1e9, " GB of memory were asked for and the system refused: ask for less."));
+    if (!memory)
+        throw NcclError(text(bytes / 1e9, " GB of memory were asked for and the system refused: ask for less."));
     return reinterpret_cast<Address>(memory);
 }
 

@@ -66,7 +66,8 @@ void check_options(const CollectiveOptions& options, int ranks);
 // Of checked options. In place, the larger of the two is the one buffer's.
 Needs needs_of(const CollectiveOptions& options, int rank, int ranks);
 
-// The bytes of a factor in that type, rounded to the nearest. Throws InputError where the type cannot hold it, or is fp8.
+// The bytes of a factor in that type, rounded to the nearest. Throws InputError where the type cannot hold it, and for
+// fp8.
 std::vector<unsigned char> encode(double factor, const DataType& type);
 
 }  // namespace pyperf::nccl

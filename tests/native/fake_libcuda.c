@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
-       INVALID_CONTEXT = 201, NOT_FOUND = 500, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900,
+       INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900,
        CAPTURE_INVALIDATED = 901 };
 
 typedef struct { char name[64]; long long max_dynamic_bytes; } Function;
@@ -31,6 +31,7 @@ static Figure figures[] = {
     {"multiprocessors", 0, 132}, {"clusters", 0, 1},         {"tensor_maps", 0, 1},   {"free_bytes", 0, 1000000000},
     {"kernel_ns", 0, 5000},      {"event_ns", 0, 500},       {"sm_khz", 0, 1980000},  {"parameter_info", 0, 1},
     {"visited", 0, 1000},        {"context_depth", 0, 0},    {"live", 0, 0},          {"timed_out", 0, 0},
+    {"busy", 0, 0},
     {NULL, 0, 0},
 };
 static struct { char function[64]; int result, skip; } failure;
@@ -331,7 +332,11 @@ int cuStreamCreate(void** stream, unsigned flags) {
 }
 int cuStreamDestroy_v2(void* stream) { return discarded(stream); }
 int cuStreamSynchronize(void* stream) { (void)stream; IN_CONTEXT(); return drain(); }
-int cuStreamQuery(void* stream) { return cuStreamSynchronize(stream); }
+int cuStreamQuery(void* stream) {
+    (void)stream;
+    IN_CONTEXT();
+    return *figure("busy") ? NOT_READY : drain();
+}
 int cuEventCreate(Event** event, unsigned flags) {
     (void)flags;
     IN_CONTEXT();
@@ -373,22 +378,22 @@ int cuStreamEndCapture(void* stream, Graph** graph) {
     captured = (Graph){0};
     return SUCCESS;
 }
-int cuGraphInstantiateWithFlags(void** executable, Graph* graph, unsigned long long flags) {
+int cuGraphInstantiateWithFlags(Graph** executable, Graph* graph, unsigned long long flags) {
     (void)flags;
     IN_CONTEXT();
-    *executable = counted(malloc(sizeof(Graph*)));
-    *(Graph**)*executable = graph;
+    *executable = counted(calloc(1, sizeof(Graph)));  // a copy: the graph may go before it
+    for (size_t index = 0; index < graph->count; ++index) append(*executable, graph->operations[index]);
     return SUCCESS;
 }
 int cuGraphUpload(void* executable, void* stream) { (void)executable; (void)stream; IN_CONTEXT(); return SUCCESS; }
-int cuGraphLaunch(Graph** executable, void* stream) {
+int cuGraphLaunch(Graph* executable, void* stream) {
     (void)stream;
     IN_CONTEXT();
     note("graph");
-    for (size_t index = 0; index < (*executable)->count; ++index) append(&queue, (*executable)->operations[index]);
+    for (size_t index = 0; index < executable->count; ++index) append(&queue, executable->operations[index]);
     return SUCCESS;
 }
-int cuGraphExecDestroy(void* executable) { return discarded(executable); }
+int cuGraphExecDestroy(Graph* executable) { clear(executable); return discarded(executable); }
 int cuGraphDestroy(Graph* graph) { clear(graph); return discarded(graph); }
 
 void fake_reset(void) {

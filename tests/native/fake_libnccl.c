@@ -3,10 +3,10 @@
 // It takes streams of host_stream.h, computes exactly, and never blocks. FAKE_VERSION (a macro, NCCL's code of a
 // version) decides which symbols there are. The environment variable FAKE_NCCL_FAULT, "kind@operation:rank", makes one
 // rank fail at its n-th operation, counted from 0; the kinds are those of `enum Fault`.
+#include "fake_elements.h"
 #include "nccl/host_stream.h"
 
 #include <fcntl.h>
-#include <math.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -113,59 +113,6 @@ static int barrier(Comm* comm) {
     return 1;
 }
 
-// ---- Elements, as doubles: exact for numbers that tests use, and what is too large for 8 to 32 bits wraps.
-enum { INT8, UINT8, INT32, UINT32, INT64, UINT64, HALF, FLOAT, DOUBLE, BFLOAT16, FP8_E4M3, FP8_E5M2 };
-enum { SUM, PROD, MAX, MIN, AVG, FIRST_FACTOR };
-static const size_t type_bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
-
-static double from_half(uint16_t bits) {
-    const int exponent = bits >> 10 & 31;
-    const double units = exponent ? 1024 + (bits & 1023) : bits & 1023;
-    return (bits & 0x8000 ? -1 : 1) * ldexp(units, (exponent ? exponent : 1) - 25);
-}
-static uint16_t to_half(double value) {  // of numbers in its range
-    int exponent = value == 0 ? -14 : ilogb(value);
-    if (exponent < -14) exponent = -14;
-    const uint16_t units = (uint16_t)nearbyint(ldexp(fabs(value), 10 - exponent));
-    return (uint16_t)((value < 0 ? 0x8000 : 0) + ((exponent + 14) << 10) + units);
-}
-static double load(const void* at, int type) {
-    union { int8_t i8; uint8_t u8; int32_t i32; uint32_t u32; int64_t i64; uint64_t u64; uint16_t u16; float f; double d; } v;
-    memcpy(&v, at, type_bytes[type]);
-    switch (type) {
-        case INT8: return v.i8;
-        case UINT8: return v.u8;
-        case INT32: return v.i32;
-        case UINT32: return v.u32;
-        case INT64: return (double)v.i64;
-        case UINT64: return (double)v.u64;
-        case HALF: return from_half(v.u16);
-        case FLOAT: return v.f;
-        case DOUBLE: return v.d;
-        default: v.u32 = (uint32_t)v.u16 << 16; return v.f;
-    }
-}
-static void store(void* at, int type, double value) {
-    union { int8_t i8; uint8_t u8; int32_t i32; uint32_t u32; int64_t i64; uint64_t u64; uint16_t u16; float f; double d; } v;
-    switch (type) {
-        case INT8: case UINT8: case INT32: case UINT32: case INT64: v.i64 = (int64_t)value; break;
-        case UINT64: v.u64 = (uint64_t)value; break;
-        case HALF: v.u16 = to_half(value); break;
-        case FLOAT: v.f = (float)value; break;
-        case DOUBLE: v.d = value; break;
-        default: v.f = (float)value; v.u16 = (uint16_t)((v.u32 + 0x7fff + (v.u32 >> 16 & 1)) >> 16);
-    }
-    memcpy(at, &v, type_bytes[type]);
-}
-static double reduce(double a, double b, int reduction) {
-    switch (reduction) {
-        case PROD: return a * b;
-        case MAX: return a > b ? a : b;
-        case MIN: return a < b ? a : b;
-        default: return a + b;
-    }
-}
-
 // ---- Operations, queued on a stream
 enum Kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, ALL_TO_ALL, GATHER, SCATTER, POINT_TO_POINT };
 typedef struct { int sends, peer; char* at; size_t bytes, done; } Transfer;
@@ -187,6 +134,7 @@ static void exchange(Work* work) {
     const int parts = kind == REDUCE_SCATTER || kind == ALL_TO_ALL || kind == SCATTER;
     const int reduces = kind == ALL_REDUCE || kind == REDUCE_SCATTER || kind == REDUCE;
     const int from_root = kind == BROADCAST || kind == SCATTER, to_root = kind == REDUCE || kind == GATHER;
+    const double factor = work->reduction >= FIRST_FACTOR ? comm->factor[work->reduction - FIRST_FACTOR] : 1;
     const size_t shown = parts ? part * (size_t)ranks : part;
     for (size_t offset = 0; offset < shown; offset += SLOT_BYTES) {
         const size_t bytes = shown - offset < SLOT_BYTES ? shown - offset : SLOT_BYTES;
@@ -194,7 +142,7 @@ static void exchange(Work* work) {
         if (!from_root || rank == work->root) memcpy(mine, work->send + offset, bytes);
         if (work->reduction >= FIRST_FACTOR)
             for (size_t at = 0; at < bytes; at += element)
-                store(mine + at, work->type, load(mine + at, work->type) * comm->factor[work->reduction - FIRST_FACTOR]);
+                store(mine + at, work->type, load(mine + at, work->type) * factor);
         if (!barrier(comm)) return;
         for (size_t at = 0; at < bytes && (!to_root || rank == work->root); at += element) {
             const size_t position = offset + at;
@@ -315,7 +263,8 @@ const char* ncclGetLastError(Comm* comm) { (void)comm; return last_error; }
 int ncclGetUniqueId(UniqueId* id) {
     static atomic_uint made;
     memset(id, 0, sizeof *id);
-    snprintf(id->internal, sizeof id->internal, "/fake-nccl-%d-%u-%lld", getpid(), atomic_fetch_add(&made, 1), now_ns());
+    const unsigned number = atomic_fetch_add(&made, 1);
+    snprintf(id->internal, sizeof id->internal, "/fake-nccl-%d-%u-%lld", getpid(), number, now_ns());
     return SUCCESS;
 }
 
@@ -326,7 +275,10 @@ static int join(Comm** out, int ranks, const char* name, int rank) {
     comm->references = 1;
     snprintf(comm->name, sizeof comm->name, "%s", name);
     const int file = shm_open(name, O_CREAT | O_RDWR, 0600);
-    if (file < 0 || ftruncate(file, sizeof(Shared)) != 0) { free(comm); return failed(SYSTEM_ERROR, "no shared memory"); }
+    if (file < 0 || ftruncate(file, sizeof(Shared)) != 0) {
+        free(comm);
+        return failed(SYSTEM_ERROR, "no shared memory");
+    }
     comm->shared = mmap(NULL, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
     atomic_store(&comm->shared->joined[rank], 1);
