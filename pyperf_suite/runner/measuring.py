@@ -39,6 +39,9 @@ from pyperf_suite.runner.record import Metric
 # comes round again (DESIGN: 2-3 x L2).
 CACHE_TURNOVER = 3
 
+# Of operands so small that more would be needed, preparing the sets takes longer than measuring with them.
+MOST_SETS = 1024
+
 # Operand sets may not crowd out the reference, which needs room of its own.
 MEMORY_SHARE = 0.25
 
@@ -97,7 +100,7 @@ def _inspected(found: Inspection) -> dict[str, Any]:
 
 def _timed(operator: Operator[Any], case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
     operands = operator.operands(case.parameters, case.seed)
-    sets = _sets_to_rotate(operator.footprint_bytes(case.parameters), device)
+    sets, cache = _sets_to_rotate(operator.footprint_bytes(case.parameters), device)
     launches = operator.implementation(case.implementation).prepare(case.parameters, operands, sets, device)
     result: dict[str, Any] = {
         "kernel": dataclasses.asdict(launches.kernel),
@@ -124,7 +127,7 @@ def _timed(operator: Operator[Any], case: Case, effort: Effort | None, device: D
     if isinstance(stopwatch, CudaStopwatch):
         clock = clock_metric(stopwatch.clocks_hz(len(measurement.seconds)))
         result["metrics"] |= {"sm_clock": dataclasses.asdict(clock)} if clock is not None else {}
-    result["sampling"] = _how_sampled(measurement, stopwatch, sets)
+    result["sampling"] = _how_sampled(measurement, stopwatch, sets, cache)
     result["quality"] = {
         "converged": measurement.converged,
         "relative_half_width": measurement.relative_half_width,
@@ -152,8 +155,12 @@ def _around_device(device: Device) -> AbstractContextManager[AroundGpu | None]:
     return AroundGpu(manager, gpus()[device.index].uuid)
 
 
-def _sets_to_rotate(footprint_bytes: int, device: Device) -> int:
-    """How many operand sets to rotate through, so that no launch finds in cache what the last one left there."""
+def _sets_to_rotate(footprint_bytes: int, device: Device) -> tuple[int, str]:
+    """How many operand sets to rotate through, so that no launch finds in cache what the last one left there.
+
+    Also whether that is so, in the record's word: cold_l2, larger_than_l2 where one set is enough, or partly_warm where
+    more would be needed than can be made.
+    """
     if device.kind == "cuda":
         context = cuda_device(device.index).context
         cache_bytes, free_bytes = context.properties.l2_bytes, context.memory_bytes()[0]
@@ -161,7 +168,8 @@ def _sets_to_rotate(footprint_bytes: int, device: Device) -> int:
         cache_bytes, free_bytes = cpu.detect().l2_total_bytes, memory.available_bytes()
     wanted = math.ceil(CACHE_TURNOVER * cache_bytes / footprint_bytes)
     affordable = int(MEMORY_SHARE * free_bytes / footprint_bytes)
-    return max(1, min(wanted, affordable))
+    sets = max(1, min(wanted, affordable, MOST_SETS))
+    return sets, "partly_warm" if sets < wanted else "cold_l2" if wanted > 1 else "larger_than_l2"
 
 
 def time_metric(measurement: Measurement) -> Metric:
@@ -189,7 +197,7 @@ def clock_metric(clocks_hz: list[float]) -> Metric | None:
     return Metric("Hz", median, min(read), max(read), q20, q80, [float(f"{hz:.5g}") for hz in read])
 
 
-def _how_sampled(measurement: Measurement, stopwatch: Stopwatch, sets: int) -> dict[str, Any]:
+def _how_sampled(measurement: Measurement, stopwatch: Stopwatch, sets: int, cache: str) -> dict[str, Any]:
     """Everything about the taking of the samples that a reader needs to judge them."""
     return {
         "stopwatch": stopwatch.name,
@@ -201,7 +209,7 @@ def _how_sampled(measurement: Measurement, stopwatch: Stopwatch, sets: int) -> d
         "stopped_by": measurement.stopped_by,
         "effective_samples": measurement.effective_samples,
         "confidence": measurement.interval[2],
-        "cache": "cold_l2" if sets > 1 else "larger_than_l2",
+        "cache": cache,
         "operand_sets": sets,
     }
 
