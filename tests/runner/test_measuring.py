@@ -14,7 +14,7 @@ CPU = resolve("cpu")
 @pytest.mark.parametrize(
     ("share_of_cache", "sets", "cache"),
     [
-        (1 / 100, 100 * CACHE_TURNOVER, "cold_l2"),
+        (1 / 64, 64 * CACHE_TURNOVER, "cold_l2"),
         (1.0, CACHE_TURNOVER, "cold_l2"),
         (2.0 * CACHE_TURNOVER, 1, "larger_than_l2"),
     ],
