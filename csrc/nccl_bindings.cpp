@@ -33,6 +33,16 @@ ncclUniqueId unique_id_of(const std::string& bytes) {
     return id;
 }
 
+// Its end may wait a second for the library, and other threads, such as one that watches over the ranks, are to go on.
+std::shared_ptr<Communicator> ending_without_gil(std::unique_ptr<Communicator> communicator) {
+    if (!communicator) return nullptr;
+    return {communicator.release(), [](Communicator* ended) {
+                std::optional<without_gil> released;
+                if (PyGILState_Check()) released.emplace();
+                delete ended;
+            }};
+}
+
 CollectiveOptions options_of(const std::string& operation, std::int64_t count, const std::string& dtype,
                              const std::string& reduction, double factor, int root, bool in_place,
                              const Pattern& pattern) {
@@ -124,8 +134,8 @@ void bind_communicator(py::module_& module) {
                          int rank, int ranks, double deadline_s) {
                  const ncclUniqueId id = unique_id_of(unique_id);
                  const without_gil released;
-                 return std::make_shared<Communicator>(std::move(library), std::move(device), id, rank, ranks,
-                                                       deadline_s);
+                 return ending_without_gil(std::make_unique<Communicator>(std::move(library), std::move(device), id,
+                                                                          rank, ranks, deadline_s));
              }),
              py::arg("library"), py::arg("device"), py::arg("unique_id"), py::arg("rank"), py::arg("ranks"),
              py::arg("deadline_s"))
@@ -134,10 +144,15 @@ void bind_communicator(py::module_& module) {
         .def_property_readonly("alive", &Communicator::alive, "Neither aborted nor finalized.")
         .def_property_readonly("lost", &Communicator::lost,
                                "The library did not give it up within a second: end the process without cleaning up.")
-        .def("split", &Communicator::split, py::arg("color"), py::arg("key"), py::arg("deadline_s"),
-             py::call_guard<without_gil>(),
-             "The communicator of the ranks that gave the same colour, ordered by key; None for a negative colour. "
-             "Raises NotAvailable before NCCL 2.18.")
+        .def(
+            "split",
+            [](Communicator& communicator, int color, int key, double deadline_s) {
+                const without_gil released;
+                return ending_without_gil(communicator.split(color, key, deadline_s));
+            },
+            py::arg("color"), py::arg("key"), py::arg("deadline_s"),
+            "The communicator of the ranks that gave the same colour, ordered by key; None for a negative colour. "
+            "Raises NotAvailable before NCCL 2.18.")
         .def("finalize", &Communicator::finalize, py::arg("deadline_s"), py::call_guard<without_gil>(),
              "Ends it together with all other ranks.")
         .def("abort", &Communicator::abort, py::call_guard<without_gil>(), "Ends it whatever other ranks do.")

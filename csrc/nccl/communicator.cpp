@@ -90,7 +90,7 @@ Communicator::~Communicator() {
     if (!lost_) device_->destroy_stream(stream_);
 }
 
-std::shared_ptr<Communicator> Communicator::split(int color, int key, double deadline_s) {
+std::unique_ptr<Communicator> Communicator::split(int color, int key, double deadline_s) {
     if (!api().ncclCommSplit)
         throw NotAvailable(text("NCCL ", library_->version_text(), " cannot split a communicator, 2.18 or later can: ",
                                 "update it, or make one from a new unique id."));
@@ -98,8 +98,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, double dea
     const auto current = device_->current();
     ncclConfig_t config = without_blocking();
     child_ = nullptr;
-    const ncclResult_t result =
-        api().ncclCommSplit(handle(), color < 0 ? -1 : color, key, &child_, &config);
+    const ncclResult_t result = api().ncclCommSplit(handle(), color < 0 ? -1 : color, key, &child_, &config);
     if (result != success && result != in_progress) give_up(result, "ncclCommSplit");
     settle("the split (ncclCommSplit)", deadline);
     if (!child_) return nullptr;
@@ -108,7 +107,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, double dea
         if (state != success && state != in_progress) give_up(state, "ncclCommSplit");
         return state == success;
     }, deadline);
-    std::shared_ptr<Communicator> child(new Communicator(*this, child_));
+    std::unique_ptr<Communicator> child(new Communicator(*this, child_));
     child_ = nullptr;
     return child;
 }

@@ -18,7 +18,7 @@
 
 namespace pyperf::nccl {
 
-class Communicator : public std::enable_shared_from_this<Communicator> {
+class Communicator {
   public:
     // Joins the `ranks` ranks that were given the same unique id. Throws DeadlineExceeded where they do not all come,
     // NcclError where the library fails.
@@ -31,7 +31,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
     // A communicator of the ranks that gave the same colour, ordered by key; null for a negative colour. Throws
     // NotAvailable before NCCL 2.18.
-    std::shared_ptr<Communicator> split(int color, int key, double deadline_s);
+    std::unique_ptr<Communicator> split(int color, int key, double deadline_s);
 
     // Ends it together with all other ranks; buffers stay, unregistered. Nothing is left to do with it afterwards.
     void finalize(double deadline_s);
