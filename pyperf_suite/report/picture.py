@@ -17,6 +17,9 @@ _MARKS = tuple(
     zip((_BLUE, _ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", _GREY), "osD^vP*X", strict=True)
 )
 
+# What is highest must not touch the frame.
+_HEADROOM = 1.04
+
 
 def draw(figure: Figure, folder: Path) -> Path:
     """Draw a figure into `<folder>/<name>.png` and return that path. Raises OSError where it cannot be written."""
@@ -29,7 +32,9 @@ def draw(figure: Figure, folder: Path) -> Path:
     points = [s.label for row in figure.rows for panel in row for s in panel.series if s.style == "points"]
     marks = dict(zip(dict.fromkeys(points), itertools.cycle(_MARKS), strict=False))
     size = (max(1.6, columns) * _PANEL_WIDTH_IN, len(figure.rows) * _PANEL_HEIGHT_IN + 1.1)
-    canvas, axes = pyplot.subplots(len(figure.rows), columns, figsize=size, squeeze=False, sharey="row", sharex="col")
+    canvas, axes = pyplot.subplots(
+        len(figure.rows), columns, figsize=size, squeeze=False, sharey="row", sharex="col", layout="constrained"
+    )
     for row, panels in enumerate(figure.rows):
         for column in range(columns):
             if column < len(panels):
@@ -45,22 +50,21 @@ def draw(figure: Figure, folder: Path) -> Path:
                 axes[row][column].set_visible(False)
     for row_of_axes in axes:
         # Only now, when every panel of the row has had its say in how high it is.
-        row_of_axes[0].set_ylim(bottom=0)
+        row_of_axes[0].set_ylim(0, _HEADROOM * row_of_axes[0].get_ylim()[1])
     named = {
         label: handle for each in axes.flat for handle, label in zip(*each.get_legend_handles_labels(), strict=True)
     }
-    canvas.suptitle(figure.title, fontsize=13, y=0.99)
-    caption = textwrap.fill(figure.caption, int(size[0] * 13))
+    # The title belongs to the legend: matplotlib keeps room for either above the panels, not for both.
     canvas.legend(
         list(named.values()),
         list(named),
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0.955),
+        title=figure.title,
+        title_fontsize=13,
+        loc="outside upper center",
         ncols=len(named),
         frameon=False,
     )
-    canvas.text(0.5, 0.01, caption, ha="center", va="bottom", fontsize=9, color="#444444")
-    canvas.tight_layout(rect=(0, 0.045, 1, 0.93))
+    canvas.supxlabel(textwrap.fill(figure.caption, int(size[0] * 13)), fontsize=9, color="#444444")
     path = folder / f"{figure.name}.png"
     canvas.savefig(path, dpi=120)
     pyplot.close(canvas)
