@@ -6,11 +6,14 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.operators.attention import Attention
+from pyperf_suite.operators.collective import Collective
 from pyperf_suite.operators.compiled_kernel import CompiledKernel
 from pyperf_suite.operators.matmul import Matmul
 from pyperf_suite.operators.operator import Subject
 
-OPERATORS: dict[str, Subject[Any]] = {subject.name: subject for subject in (Matmul(), Attention(), CompiledKernel())}
+OPERATORS: dict[str, Subject[Any]] = {
+    subject.name: subject for subject in (Matmul(), Attention(), Collective(), CompiledKernel())
+}
 
 
 def find_operator(name: str) -> Subject[Any]:

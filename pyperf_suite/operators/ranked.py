@@ -22,7 +22,8 @@ class RankTimes:
     """What one rank saw of each iteration, in order.
 
     `seconds` is the iteration as this rank's clock or device measured it; `arrived_ns` and `done_ns` are
-    `time.monotonic_ns()` of this rank when it entered and left, for iterations that were waited for one by one.
+    `time.monotonic_ns()` of this rank when it entered and left, for iterations that were waited for one by one. A rank
+    that takes no part in what is timed has none of all three.
     """
 
     seconds: NDArray[np.float64]

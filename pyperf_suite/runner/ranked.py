@@ -141,7 +141,7 @@ class _Measuring:
         told = self.group.to_first("collect times", mine, self.deadline_s)
         block = [RankTimes(*(np.array(column) for column in columns)) for columns in told]
         self.blocks.append(block)
-        seconds: NDArray[np.float64] = np.mean([times.seconds for times in block], axis=0)
+        seconds: NDArray[np.float64] = np.mean([times.seconds for times in _busy(block)], axis=0)
         return seconds
 
     def _follow(self, clock: Clock) -> None:
@@ -225,10 +225,23 @@ def _last(blocks: Sequence[Sequence[RankTimes]], iterations: int) -> list[RankTi
     ]
 
 
+def _is_busy(times: RankTimes) -> bool:
+    return bool(times.seconds.size)
+
+
+def _busy(times: Sequence[RankTimes]) -> list[RankTimes]:
+    """Of the ranks that took part."""
+    return [each for each in times if _is_busy(each)]
+
+
+def _quantile(seconds: NDArray[np.float64], share: float) -> float | None:
+    return float(np.quantile(seconds, share)) if seconds.size else None
+
+
 def _metrics(measurement: Measurement, times: Sequence[RankTimes]) -> dict[str, Metric]:
     """Time as the ranks saw it, and, by one clock, transfer after the last arrived and the skew of arrivals."""
-    arrived = np.array([each.arrived_ns for each in times])
-    done = np.array([each.done_ns for each in times])
+    arrived = np.array([each.arrived_ns for each in _busy(times)])
+    done = np.array([each.done_ns for each in _busy(times)])
     low, high, _ = measurement.interval
     samples = [float(f"{sample:.6g}") for sample in measurement.seconds]
     time = Metric("s", measurement.median, low, high, measurement.q20, measurement.q80, samples)
@@ -246,9 +259,8 @@ def _metric(seconds: NDArray[np.float64]) -> Metric:
 
 
 def _how_sampled(measurement: Measurement, stopwatch: RankedStopwatch, times: Sequence[RankTimes]) -> dict[str, Any]:
-    """How the samples came about, and what each rank saw."""
-    arrived = np.array([each.arrived_ns for each in times])
-    seconds = np.array([each.seconds for each in times])
+    """How the samples came about, and what each rank saw; null for one that took no part."""
+    first_ns = np.min([each.arrived_ns for each in _busy(times)], axis=0)
     told: dict[str, Any] = {
         "stopwatch": stopwatch.name,
         "resolution_s": stopwatch.resolution_s,
@@ -260,10 +272,12 @@ def _how_sampled(measurement: Measurement, stopwatch: RankedStopwatch, times: Se
         "effective_samples": measurement.effective_samples,
         "confidence": measurement.interval[2],
         "ranks": len(times),
-        "rank_median_s": np.median(seconds, axis=1).tolist(),
-        "rank_q20_s": np.quantile(seconds, 0.2, axis=1).tolist(),
-        "rank_q80_s": np.quantile(seconds, 0.8, axis=1).tolist(),
-        "rank_lag_s": (np.median(arrived - arrived.min(axis=0), axis=1) * 1e-9).tolist(),
+        "rank_median_s": [_quantile(each.seconds, 0.5) for each in times],
+        "rank_q20_s": [_quantile(each.seconds, 0.2) for each in times],
+        "rank_q80_s": [_quantile(each.seconds, 0.8) for each in times],
+        "rank_lag_s": [
+            _quantile((each.arrived_ns - first_ns) * 1e-9, 0.5) if _is_busy(each) else None for each in times
+        ],
     }
     if len(times) <= RANKS_KEPT_WHOLE:
         told["rank_samples_s"] = [[float(f"{value:.4g}") for value in each.seconds] for each in times]

@@ -1,0 +1,106 @@
+"""Collectives between CPUs by gloo, through torch.distributed: what a laptop has, with the same cases as NCCL."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware import memory
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators.collective.data import RankData
+from pyperf_suite.operators.collective.parameters import CollectiveParameters
+from pyperf_suite.operators.collective.torch_calls import Binder
+from pyperf_suite.operators.collective.torch_group import TensorMemory, as_output, process_group, tensors_of
+from pyperf_suite.operators.operator import Kernel
+from pyperf_suite.operators.ranked import Checked, RankedImplementation, RankTimes, Transfers
+from pyperf_suite.ranks.group import Group
+
+DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
+
+
+class Gloo(RankedImplementation[CollectiveParameters]):
+    """torch.distributed over gloo: TCP between processes, reductions on the CPU."""
+
+    name = "gloo"
+    device_kind = "cpu"
+
+    def prepare(self, parameters: CollectiveParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+        """Join gloo's process group, which the first case makes, and allocate this rank's buffers."""
+        _require_supported(parameters)
+        ranks_here = -(-group.count // max(1, group.environment.nodes))
+        needed_bytes, free_bytes = ranks_here * parameters.footprint_bytes, memory.available_bytes()
+        joined = process_group(group, "gloo", deadline_s)
+        if needed_bytes > free_bytes:
+            raise Unsupported(
+                f"{ranks_here} ranks on this machine need {needed_bytes / 1e9:.1f} GB for their buffers, but "
+                f"{free_bytes / 1e9:.1f} GB of memory are free: ask for a smaller size."
+            )
+        return GlooTransfers(parameters, group.rank, joined)
+
+
+class GlooTransfers(Transfers):
+    """One rank's buffers and the call that is timed.
+
+    The loop is as tight as Python allows: the call is bound before, stamps go to lists that exist. gloo's calls give
+    the interpreter's lock back while they wait, so the watchdog costs at most the microseconds of its heartbeat, four
+    times a second.
+    """
+
+    def __init__(self, parameters: CollectiveParameters, rank: int, process_group: Any) -> None:
+        import torch.distributed
+
+        self._data = RankData(parameters, rank)
+        self._takes_part = parameters.takes_part(rank)
+        self._send, self._receive = tensors_of(self._data, torch.device("cpu"))
+        self._process_group = process_group
+        self._barrier = torch.distributed.barrier
+        bound = Binder(parameters, rank, process_group, *as_output(self._data, self._send, self._receive)).bind()
+        self._call = bound.call
+        self.kernel = Kernel(bound.function, "gloo", {"torch": torch.__version__})
+
+    def fill(self) -> None:
+        self._data.fill(*self._memories())
+
+    def time(self, iterations: int, deadline_s: float) -> RankTimes:
+        iterations = iterations if self._takes_part else 0
+        arrived_ns, done_ns = [0] * iterations, [0] * iterations
+        call, stamp = self._call, time.monotonic_ns
+        # Ranks learn of a block one after the other; what is timed begins for all at once.
+        self._barrier(self._process_group)
+        for index in range(iterations):
+            arrived_ns[index] = stamp()
+            call()
+            done_ns[index] = stamp()
+        arrived, done = np.array(arrived_ns, dtype=np.int64), np.array(done_ns, dtype=np.int64)
+        return RankTimes(np.asarray((done - arrived) * 1e-9, dtype=np.float64), arrived, done)
+
+    def check(self) -> Checked:
+        send, receive = self._memories()
+        return self._data.check(send if self._data.parameters.in_place else receive)
+
+    def close(self) -> None:
+        self._call = _closed
+        self._send = self._receive = None
+
+    def _memories(self) -> tuple[TensorMemory | None, TensorMemory | None]:
+        dtype = self._data.parameters.dtype
+        return TensorMemory.of(self._send, dtype), TensorMemory.of(self._receive, dtype)
+
+
+def _require_supported(parameters: CollectiveParameters) -> None:
+    """Raise Unsupported for what gloo does not do."""
+    if parameters.dtype not in DTYPES:
+        raise Unsupported(f"gloo has no {parameters.dtype}: choose from {', '.join(DTYPES)}.")
+    if parameters.reduction == "avg" and parameters.dtype.startswith("int"):
+        raise Unsupported(f"gloo has no average of {parameters.dtype}: ask for its sum, or for another dtype.")
+    if parameters.op == "send_receive" and parameters.ranks == 1:
+        raise Unsupported("gloo does not let a rank send to itself: ask for at least 2 ranks.")
+    if parameters.registered or not parameters.peer_to_peer:
+        raise Unsupported("gloo moves data between CPUs over TCP: peer_to_peer and registered are NCCL's alone.")
+
+
+def _closed() -> None:
+    raise RuntimeError("These transfers are closed.")
