@@ -1,0 +1,190 @@
+"""Cases that a group of ranks measures together: what is recorded, and how a group ends that loses a rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.measure.steady import SteadyRule
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.operators.collective import CollectiveParameters
+from pyperf_suite.operators.matmul import MatmulParameters
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.worker_pool import WorkerPool
+
+pytest.importorskip("torch.distributed")
+
+EFFORT = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.05))
+DEADLINE_S = 15.0
+COLLECTIVES = (sys.executable, "-m", "pyperf_suite", "collectives")
+SMALL = ("-a", "op=all_reduce", "-a", "size=8,1024", "-a", "dtype=float32")
+
+
+def all_reduce(size: int, ranks: int = 2, implementation: str = "gloo") -> Case:
+    return Case("collective", CollectiveParameters("all_reduce", size, ranks), implementation)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    """One pool for all tests: starting a group takes seconds, and one that lost a rank is replaced anyway."""
+    with WorkerPool(resolve("cpu"), DEADLINE_S) as pool:
+        yield pool
+
+
+def ranks_of(parent: int) -> list[psutil.Process]:
+    """The rank processes below a process, by rank."""
+    found = {}
+    for process in psutil.Process(parent).children(recursive=True):
+        try:
+            environ = process.environ()
+        except psutil.Error:
+            continue
+        if "RANK" in environ and "LOCAL_RANK" in environ:
+            found[int(environ["RANK"])] = process
+    return [found[rank] for rank in sorted(found)]
+
+
+def wait_for_ranks(parent: int, count: int) -> list[psutil.Process]:
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        ranks = ranks_of(parent)
+        if len(ranks) == count:
+            return ranks
+        time.sleep(0.05)
+    raise AssertionError(f"{count} ranks did not start")
+
+
+def test_a_group_measures_a_case_on_every_rank_and_keeps_the_rank_axis(pool: WorkerPool) -> None:
+    answer = pool.measure(0, all_reduce(1 << 16), EFFORT)
+    assert answer["outcome"] == "ok", answer
+    assert answer["work"] == {"flop": 0, "bytes": 1 << 16}
+    assert answer["verification"] | {"passed": True, "wrong": 0, "compared": 2 * (1 << 14)} == answer["verification"]
+    assert {"time", "transfer", "skew"} == answer["metrics"].keys()
+    sampling = answer["sampling"]
+    assert sampling["ranks"] == len(sampling["rank_median_s"]) == len(sampling["rank_lag_s"]) == 2
+    first, second = sampling["rank_samples_s"]
+    samples = answer["metrics"]["time"]["samples"]
+    assert len(first) == len(second) == len(samples) * sampling["launches_per_sample"]
+    if sampling["launches_per_sample"] == 1:
+        assert samples == pytest.approx([(one + two) / 2 for one, two in zip(first, second, strict=True)], rel=1e-3)
+    assert min(sampling["rank_lag_s"]) < max(sampling["rank_lag_s"])
+
+
+def test_verifying_alone_takes_no_samples(pool: WorkerPool) -> None:
+    answer = pool.measure(0, all_reduce(64), None)
+    assert answer["outcome"] == "ok"
+    assert "metrics" not in answer
+
+
+def test_what_no_rank_can_do_is_unsupported_in_everyones_words_and_the_group_goes_on(pool: WorkerPool) -> None:
+    refused = pool.measure(0, all_reduce(64, implementation="c10d_nccl"), EFFORT)
+    assert refused["outcome"] == "unsupported"
+    assert not refused["reason"].startswith("Rank ")
+    assert pool.measure(0, all_reduce(64), EFFORT)["outcome"] == "ok"
+
+
+def test_a_rank_killed_under_load_is_named_and_a_fresh_group_takes_the_next_case(pool: WorkerPool) -> None:
+    pool.measure(0, all_reduce(64), None)
+    before = ranks_of(os.getpid())
+    assert len(before) == 2
+    # Long enough to be in it, far from its own end.
+    long = Effort(SteadyRule(min_time_s=5.0, time_cap_s=6.0), StopRule(time_cap_s=5.0))
+    killer = threading.Timer(1.0, before[1].kill)
+    killer.start()
+    began = time.monotonic()
+    answer = pool.measure(0, all_reduce(1 << 20), long)
+    assert answer["outcome"] == "failed"
+    assert "Rank 1 stopped answering" in answer["reason"]
+    assert time.monotonic() - began < 1.0 + DEADLINE_S + 2
+    assert pool.measure(0, all_reduce(64), EFFORT)["outcome"] == "ok"
+    _, alive = psutil.wait_procs(before, timeout=5)
+    assert alive == []
+
+
+def test_a_killed_rank_0_is_named_by_the_others(pool: WorkerPool) -> None:
+    pool.measure(0, all_reduce(64), None)
+    first, _ = ranks_of(os.getpid())
+    long = Effort(SteadyRule(min_time_s=5.0, time_cap_s=6.0), StopRule(time_cap_s=5.0))
+    killer = threading.Timer(1.0, first.kill)
+    killer.start()
+    answer = pool.measure(0, all_reduce(1 << 20), long)
+    assert answer["outcome"] == "failed"
+    assert "Rank 0 stopped answering" in answer["reason"]
+
+
+def test_a_case_without_ranks_is_still_measured_by_one_process(pool: WorkerPool) -> None:
+    plain = Case("matmul", MatmulParameters(16, 16, 16, Schedule("library", 1)), "torch")
+    assert pool.measure(0, plain, EFFORT)["outcome"] == "ok"
+
+
+def test_under_torchrun_rank_0_alone_tells_and_records(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, "-m", *COLLECTIVES[2:], *SMALL, "--results", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("records  ") == 1
+    (journal,) = tmp_path.glob("*/*/records.jsonl")
+    timing = [record for record in read_journal(journal) if record.kind == "timing"]
+    assert sorted(record.parsed_case().parameters.bytes for record in timing) == [8, 1024]
+    assert {record.outcome for record in timing} == {"ok"}
+
+
+def test_ranks_started_with_other_sizes_measure_what_rank_0_was_asked(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+    place |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [*COLLECTIVES, "-a", "op=all_reduce", "-a", f"size={size}", "--results", str(tmp_path)],
+            env=os.environ | place | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, size in enumerate((64, 4096))
+    ]
+    outputs = [process.communicate(timeout=100)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], outputs
+    (journal,) = tmp_path.glob("*/*/records.jsonl")
+    timing = [record for record in read_journal(journal) if record.kind == "timing"]
+    assert [record.parsed_case().parameters.bytes for record in timing] == [64]
+
+
+def test_a_rank_killed_under_torchrun_costs_nothing_that_was_measured(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, "-m", *COLLECTIVES[2:], *SMALL, "--soak", "5", "--results", str(tmp_path)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        _, second = wait_for_ranks(running.pid, 2)
+        end = time.monotonic() + 40
+        while time.monotonic() < end and len(measured(tmp_path)) < 2:
+            time.sleep(0.1)
+        before = measured(tmp_path)
+        second.send_signal(signal.SIGKILL)
+        output, _ = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert "Rank 1 stopped answering" in output
+    assert len(before) >= 2
+    assert measured(tmp_path)[: len(before)] == before
+
+
+def measured(results: Path) -> list[str]:
+    """Case ids that were timed so far, in order."""
+    journals = list(results.glob("*/*/records.jsonl"))
+    records = read_journal(journals[0]) if journals else []
+    return [record.case_id for record in records if record.kind == "timing" and record.outcome == "ok"]
