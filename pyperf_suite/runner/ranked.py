@@ -95,10 +95,11 @@ class _Measuring:
     blocks: list[list[RankTimes]] = field(default_factory=list)  # on rank 0: of each block, each rank's times
 
     def run(self) -> dict[str, Any]:
+        # Checked first: only what has run knows all about its kernel.
         result: dict[str, Any] = {
+            "verification": self._checked(),
             "kernel": dataclasses.asdict(self.transfers.kernel),
             "work": {"flop": 0, "bytes": self.bytes_moved},
-            "verification": self._checked(),
         }
         if not result["verification"]["passed"]:
             return result | _wrong(result["verification"], "before timing")
@@ -125,7 +126,7 @@ class _Measuring:
         times = _last(self.blocks, len(measurement.seconds) * batch)
         return {
             "metrics": {name: dataclasses.asdict(metric) for name, metric in _metrics(measurement, times).items()},
-            "sampling": _how_sampled(measurement, stopwatch, times),
+            "sampling": _how_sampled(measurement, stopwatch, times) | {"nodes": self.group.environment.nodes},
             "quality": {
                 "converged": measurement.converged,
                 "relative_half_width": measurement.relative_half_width,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pyperf_suite.operators.collective.c10d_nccl import C10dNccl
 from pyperf_suite.operators.collective.gloo import Gloo
+from pyperf_suite.operators.collective.nccl import Nccl, NcclGraph
 from pyperf_suite.operators.collective.parameters import CollectiveParameters
 from pyperf_suite.operators.ranked import Ranked, RankedImplementation
 
@@ -15,7 +17,7 @@ class Collective(Ranked[CollectiveParameters]):
     name = "collective"
     parameters_type = CollectiveParameters
     implementations: Mapping[str, RankedImplementation[CollectiveParameters]] = {
-        implementation.name: implementation for implementation in (Gloo(),)
+        implementation.name: implementation for implementation in (Gloo(), Nccl(), NcclGraph(), C10dNccl())
     }
 
     def validate(self, parameters: CollectiveParameters) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.collective.data import RankData
 from pyperf_suite.operators.collective.parameters import CollectiveParameters
-from pyperf_suite.operators.collective.torch_calls import Binder
-from pyperf_suite.operators.collective.torch_group import TensorMemory, as_output, process_group, tensors_of
-from pyperf_suite.operators.operator import Kernel
-from pyperf_suite.operators.ranked import Checked, RankedImplementation, RankTimes, Transfers
+from pyperf_suite.operators.collective.torch_group import process_group
+from pyperf_suite.operators.collective.torch_transfers import TorchTransfers
+from pyperf_suite.operators.ranked import RankedImplementation, RankTimes, Transfers
 from pyperf_suite.ranks.group import Group
 
 DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
@@ -38,56 +35,29 @@ class Gloo(RankedImplementation[CollectiveParameters]):
                 f"{ranks_here} ranks on this machine need {needed_bytes / 1e9:.1f} GB for their buffers, but "
                 f"{free_bytes / 1e9:.1f} GB of memory are free: ask for a smaller size."
             )
-        return GlooTransfers(parameters, group.rank, joined)
+        return GlooTransfers(parameters, group.rank, joined, "cpu", "gloo")
 
 
-class GlooTransfers(Transfers):
-    """One rank's buffers and the call that is timed.
+class GlooTransfers(TorchTransfers):
+    """Timed by the host's clock, as gloo's calls return when they are done.
 
     The loop is as tight as Python allows: the call is bound before, stamps go to lists that exist. gloo's calls give
     the interpreter's lock back while they wait, so the watchdog costs at most the microseconds of its heartbeat, four
     times a second.
     """
 
-    def __init__(self, parameters: CollectiveParameters, rank: int, process_group: Any) -> None:
-        import torch.distributed
-
-        self._data = RankData(parameters, rank)
-        self._takes_part = parameters.takes_part(rank)
-        self._send, self._receive = tensors_of(self._data, torch.device("cpu"))
-        self._process_group = process_group
-        self._barrier = torch.distributed.barrier
-        bound = Binder(parameters, rank, process_group, *as_output(self._data, self._send, self._receive)).bind()
-        self._call = bound.call
-        self.kernel = Kernel(bound.function, "gloo", {"torch": torch.__version__})
-
-    def fill(self) -> None:
-        self._data.fill(*self._memories())
-
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
-        iterations = iterations if self._takes_part else 0
+        iterations = iterations if self.takes_part else 0
         arrived_ns, done_ns = [0] * iterations, [0] * iterations
-        call, stamp = self._call, time.monotonic_ns
+        call, stamp = self.call, time.monotonic_ns
         # Ranks learn of a block one after the other; what is timed begins for all at once.
-        self._barrier(self._process_group)
+        self.torch.distributed.barrier(self.process_group)
         for index in range(iterations):
             arrived_ns[index] = stamp()
             call()
             done_ns[index] = stamp()
         arrived, done = np.array(arrived_ns, dtype=np.int64), np.array(done_ns, dtype=np.int64)
         return RankTimes(np.asarray((done - arrived) * 1e-9, dtype=np.float64), arrived, done)
-
-    def check(self) -> Checked:
-        send, receive = self._memories()
-        return self._data.check(send if self._data.parameters.in_place else receive)
-
-    def close(self) -> None:
-        self._call = _closed
-        self._send = self._receive = None
-
-    def _memories(self) -> tuple[TensorMemory | None, TensorMemory | None]:
-        dtype = self._data.parameters.dtype
-        return TensorMemory.of(self._send, dtype), TensorMemory.of(self._receive, dtype)
 
 
 def _require_supported(parameters: CollectiveParameters) -> None:
@@ -100,7 +70,3 @@ def _require_supported(parameters: CollectiveParameters) -> None:
         raise Unsupported("gloo does not let a rank send to itself: ask for at least 2 ranks.")
     if parameters.registered or not parameters.peer_to_peer:
         raise Unsupported("gloo moves data between CPUs over TCP: peer_to_peer and registered are NCCL's alone.")
-
-
-def _closed() -> None:
-    raise RuntimeError("These transfers are closed.")
