@@ -66,4 +66,6 @@ def start_ranks() -> Iterator[Callable[[str, int], Ranks]]:
     for process in started:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
