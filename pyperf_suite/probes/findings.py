@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; `strong_edges` and `weak_edges` are x positions worth a solid or a dotted vertical line."""
+    """One pair of axes; `strong_edges` and `weak_edges` are x positions worth a solid or a dotted vertical line.
+
+    `x_ticks` makes the x axis logarithmic and names places on it.
+    """
 
     title: str
     x_label: str
@@ -37,6 +40,7 @@ class Panel:
     series: tuple[Series, ...]
     strong_edges: tuple[float, ...] = ()
     weak_edges: tuple[float, ...] = ()
+    x_ticks: tuple[tuple[float, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,18 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Document:
+    """Text in a form that others know, to be kept as a file of that name beside the records."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Findings:
     """Sentences first: they carry the conclusion; tables and figures show where it comes from."""
 
     sentences: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
-    figures: tuple[Figure, ...] = field(default=())
+    figures: tuple[Figure, ...] = ()
+    documents: tuple[Document, ...] = ()

@@ -43,7 +43,7 @@ def draw(figure: Figure, folder: Path) -> Path:
                     panels[column],
                     marks,
                     first=column == 0,
-                    top=row == 0,
+                    titled=row == 0 or panels[column].title != figure.rows[row - 1][column].title,
                     last=row == len(figure.rows) - 1,
                 )
             else:
@@ -72,7 +72,7 @@ def draw(figure: Figure, folder: Path) -> Path:
 
 
 def _draw_panel(  # type: ignore[no-untyped-def]
-    axes, panel: Panel, marks: Mapping[str, tuple[str, str]], first: bool, top: bool, last: bool
+    axes, panel: Panel, marks: Mapping[str, tuple[str, str]], first: bool, titled: bool, last: bool
 ) -> None:
     for position in panel.strong_edges:
         axes.axvline(position, color=_GREY, linewidth=0.9, alpha=0.55, zorder=0)
@@ -108,8 +108,12 @@ def _draw_panel(  # type: ignore[no-untyped-def]
                 label=series.label,
                 zorder=3,
             )
+    if panel.x_ticks:
+        axes.set_xscale("log")
+        axes.set_xticks(*zip(*panel.x_ticks, strict=True))
+        axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
-    if top:
+    if titled:
         axes.set_title(panel.title, fontsize=10)
     if first:
         axes.set_ylabel(panel.y_label)

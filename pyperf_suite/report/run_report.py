@@ -1,7 +1,8 @@
-"""A finished run told whole: every probe's findings from its records, printed, and drawn beside them."""
+"""A finished run told whole: every probe's findings from its records, printed, and kept beside them."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from rich.console import Console
 from pyperf_suite.probes import PROBES
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.readings import readings
+from pyperf_suite.report.markdown import page
 from pyperf_suite.report.picture import draw
 from pyperf_suite.report.terminal import cautions, print_findings, print_places
 from pyperf_suite.runner.record import Record
@@ -38,17 +40,34 @@ def draw_all(findings: Mapping[str, Findings], folder: Path) -> list[Path]:
     return paths
 
 
+def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folder: RunFolder) -> list[Path]:
+    """The pictures, the page findings.md that shows them, and what the probes have as text in forms others know."""
+    pictures = draw_all(findings, folder.path)
+    title = f"{folder.run_id} on {folder.path.parent.name}"
+    texts = {"findings.md": page(title, findings, cautions(records), pictures)}
+    texts |= {document.name: document.text for found in findings.values() for document in found.documents}
+    written = []
+    for name, text in texts.items():
+        path = folder.path / name
+        try:
+            path.write_text(text, encoding="utf-8")
+            written.append(path)
+        except OSError as error:
+            warnings.warn(f"{name} could not be written: {error.strerror}.", stacklevel=2)
+    return [*pictures, *written]
+
+
 def report_run(console: Console, folder: RunFolder, records: Sequence[Record]) -> None:
-    """Print the summary of a run and draw its pictures."""
+    """Print the summary of a run, draw its pictures and write its page."""
     findings = findings_of(records)
     print_findings(console, findings, records)
-    print_places(console, folder.records_path, draw_all(findings, folder.path))
+    print_places(console, folder.records_path, write_all(findings, records, folder))
 
 
 def run_as_json(folder: RunFolder, records: Sequence[Record]) -> str:
-    """The findings and every case's reading as JSON text, for other programs; pictures are drawn as well."""
+    """The findings and every case's reading as JSON text, for other programs; all files are written as well."""
     findings = findings_of(records)
-    pictures = draw_all(findings, folder.path)
+    written = write_all(findings, records, folder)
     cases = [
         {
             "case": reading.case.to_json(),
@@ -56,7 +75,7 @@ def run_as_json(folder: RunFolder, records: Sequence[Record]) -> str:
             "seconds": reading.seconds,
             "low_s": reading.low,
             "high_s": reading.high,
-            "tflop_per_s": reading.tflop_per_s,
+            "tflop_per_s": reading.tflop_per_s if reading.flop else None,
             "converged": reading.converged,
         }
         for reading in readings(records)
@@ -65,8 +84,12 @@ def run_as_json(folder: RunFolder, records: Sequence[Record]) -> str:
         {
             "run": dict(folder.manifest),
             "records": str(folder.records_path),
-            "pictures": [str(path) for path in pictures],
-            "findings": {name: {"sentences": found.sentences} for name, found in findings.items()},
+            "pictures": [str(path) for path in written if path.suffix == ".png"],
+            "texts": [str(path) for path in written if path.suffix != ".png"],
+            "findings": {
+                name: {"sentences": found.sentences, "tables": [dataclasses.asdict(table) for table in found.tables]}
+                for name, found in findings.items()
+            },
             "cautions": cautions(records),
             "cases": cases,
         },

@@ -31,11 +31,12 @@ def print_findings(console: Console, findings: Mapping[str, Findings], records: 
         console.print(f"[yellow]note[/yellow] {escape(caution)}", highlight=False, soft_wrap=True)
 
 
-def print_places(console: Console, records_path: Path, pictures: Sequence[Path]) -> None:
-    """Where the records and the pictures of a run lie."""
+def print_places(console: Console, records_path: Path, written: Sequence[Path]) -> None:
+    """Where the records, the pictures and the texts of a run lie."""
     console.print(f"\nrecords   {escape(str(records_path))}", highlight=False, soft_wrap=True)
-    for picture in pictures:
-        console.print(f"picture   {escape(str(picture))}", highlight=False, soft_wrap=True)
+    for path in written:
+        kind = "picture" if path.suffix == ".png" else "text"
+        console.print(f"{kind:9} {escape(str(path))}", highlight=False, soft_wrap=True)
 
 
 def cautions(records: Sequence[Record]) -> list[str]:
