@@ -6,12 +6,14 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.probes.alignment.probe import Alignment
 from pyperf_suite.probes.attention_heads.probe import AttentionHeads
 from pyperf_suite.probes.baseline import Baseline
+from pyperf_suite.probes.collectives.probe import Collectives
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.static_kernels import StaticKernels
 from pyperf_suite.probes.tile_wave.probe import TileWave
 
 PROBES: dict[str, Probe] = {
-    probe.name: probe for probe in (TileWave(), Baseline(), Alignment(), AttentionHeads(), StaticKernels())
+    probe.name: probe
+    for probe in (TileWave(), Baseline(), Alignment(), AttentionHeads(), Collectives(), StaticKernels())
 }
 
 

@@ -1,0 +1,1 @@
+"""Raw collective bandwidth: the sweep, its table, and what it means for training."""
