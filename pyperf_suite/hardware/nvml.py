@@ -18,6 +18,10 @@ MAXIMUM_LINKS = 18  # NVML_NVLINK_MAX_LINKS
 SM_CLOCK = 1  # NVML_CLOCK_SM
 MEMORY_CLOCK = 2  # NVML_CLOCK_MEM
 GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
+# Payload over all NVLinks since the driver started, in KiB: NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX.
+NVLINK_SENT, NVLINK_RECEIVED = 138, 139
+EVERY_LINK = 0xFFFFFFFF
+KIB = 1024
 # nvmlClocksEventReasons*. Idle and clocks that were asked for are no throttling.
 THROTTLE_REASONS = {
     0x04: "power cap",
@@ -27,6 +31,20 @@ THROTTLE_REASONS = {
     0x40: "thermal slowdown by hardware",
     0x80: "power brake",
 }
+
+
+class FieldValue(ctypes.Structure):
+    """`nvmlFieldValue_t`: a question by number, and its answer."""
+
+    _fields_ = (
+        ("field", ctypes.c_uint),
+        ("scope", ctypes.c_uint),
+        ("timestamp_us", ctypes.c_longlong),
+        ("latency_us", ctypes.c_longlong),
+        ("value_type", ctypes.c_int),
+        ("code", ctypes.c_int),
+        ("value", ctypes.c_ulonglong),
+    )
 
 
 class Nvml:
@@ -97,6 +115,19 @@ class Nvml:
             return None
         version = self._unsigned("nvmlDeviceGetNvLinkVersion", device, active[0])
         return f"nvlink{version or ''}x{len(active)}"
+
+    def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None:
+        """Bytes of payload that the GPU sent and received over its NVLinks so far; None where it does not count."""
+        device = self._physical(uuid)
+        if device is None:
+            return None
+        asked = (FieldValue * 2)()
+        for question, field in zip(asked, (NVLINK_SENT, NVLINK_RECEIVED), strict=True):
+            question.field, question.scope = field, EVERY_LINK
+        answered = self._call("nvmlDeviceGetFieldValues", device, len(asked), asked)
+        if not answered or any(question.code for question in asked):
+            return None
+        return asked[0].value * KIB, asked[1].value * KIB
 
     def _physical(self, uuid: str) -> ctypes.c_void_p | None:
         """The handle of the GPU with that UUID, of the whole GPU where the UUID is a MIG slice's."""

@@ -6,8 +6,14 @@ are discarded with that reason, never for their value.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol
+
+from pyperf_suite.hardware.cuda_driver import gpus
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.nvml import nvml
+from pyperf_suite.hardware.shared_library import Unavailable
 
 DISCARD_REASONS = (
     "hardware slowdown",
@@ -22,11 +28,23 @@ class Manager(Protocol):
 
     def readings(self, uuid: str) -> dict[str, Any]: ...
 
+    def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None: ...
+
+
+def around_gpu(device: Device) -> AbstractContextManager[AroundGpu | None]:
+    """Telemetry of a device where it is a GPU that tells of itself; else a block that does nothing."""
+    manager = nvml() if device.kind == "cuda" else None
+    if manager is None or isinstance(manager, Unavailable):
+        return nullcontext()
+    # By UUID: NVML counts all GPUs of the machine, CUDA those that this process may see.
+    return AroundGpu(manager, gpus()[device.index].uuid)
+
 
 class AroundGpu:
     """`with AroundGpu(manager, uuid) as gpu: ...` leaves readings before and after in `gpu.report`.
 
-    Every throttle reason seen by `why_discard`, which sampling asks after each block, is listed as well.
+    Every throttle reason seen by `why_discard`, which sampling asks after each block, is listed as well, and the bytes
+    that went over its NVLinks meanwhile, where it counts them.
     """
 
     def __init__(self, manager: Manager, uuid: str) -> None:
@@ -42,10 +60,15 @@ class AroundGpu:
 
     def __enter__(self) -> AroundGpu:
         self._before = self._manager.readings(self._uuid)
+        self._sent_before = self._manager.nvlink_bytes(self._uuid)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        sent_after = self._manager.nvlink_bytes(self._uuid)
         after = self._manager.readings(self._uuid)
         self.report = {"before": self._before, "after": after, "throttle_reasons_seen": sorted(self._seen)}
+        if self._sent_before is not None and sent_after is not None:
+            sent, received = (now - then for now, then in zip(sent_after, self._sent_before, strict=True))
+            self.report["nvlink_bytes"] = {"sent": sent, "received": received}

@@ -8,19 +8,15 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu, memory
-from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.hardware.nvml import nvml
-from pyperf_suite.hardware.shared_library import Unavailable
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
-from pyperf_suite.measure.gpu_telemetry import AroundGpu
+from pyperf_suite.measure.gpu_telemetry import around_gpu
 from pyperf_suite.measure.sampling import Measurement, measure
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.telemetry import Around
@@ -120,7 +116,7 @@ def _timed(operator: Operator[Any], case: Case, effort: Effort | None, device: D
     stopwatch = launches.stopwatch
     if case.mode == "sustained":
         effort = effort.sustained()
-    with Around() as telemetry, _around_device(device) as gpu:
+    with Around() as telemetry, around_gpu(device) as gpu:
         watch = gpu.why_discard if gpu else None
         measurement = measure(launches.launch, stopwatch, effort.stop, effort.warm_up, watch)
     result["metrics"] = {"time": dataclasses.asdict(time_metric(measurement))}
@@ -144,15 +140,6 @@ def _timed(operator: Operator[Any], case: Case, effort: Effort | None, device: D
         if not recheck.passed:
             return result | _wrong(recheck, "after timing")
     return result | {"outcome": "ok"}
-
-
-def _around_device(device: Device) -> AbstractContextManager[AroundGpu | None]:
-    """Telemetry of the GPU where there is one and it tells of itself."""
-    manager = nvml()
-    if device.kind != "cuda" or isinstance(manager, Unavailable):
-        return nullcontext()
-    # By UUID: NVML counts all GPUs of the machine, CUDA those that this process may see.
-    return AroundGpu(manager, gpus()[device.index].uuid)
 
 
 def _sets_to_rotate(footprint_bytes: int, device: Device) -> tuple[int, str]:

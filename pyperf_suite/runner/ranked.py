@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.gpu_telemetry import around_gpu
 from pyperf_suite.measure.median import median_and_quantiles, median_interval
 from pyperf_suite.measure.sampling import Measurement, measure
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch
@@ -46,7 +47,8 @@ def measure_ranked(
         outcome = _agreed_trouble(group.gather(doing, trouble, deadline_s))
         if outcome is not None or transfers is None:
             return outcome or {}
-        return _Measuring(transfers, case, effort, group, deadline_s, operator.bytes_moved(case.parameters)).run()
+        moved = operator.bytes_moved(case.parameters)
+        return _Measuring(transfers, case, effort, device, group, deadline_s, moved).run()
     finally:
         if transfers is not None:
             transfers.close()
@@ -89,9 +91,11 @@ class _Measuring:
     transfers: Transfers
     case: Case
     effort: Effort | None
+    device: Device
     group: Group
     deadline_s: float
     bytes_moved: int
+    iterations: int = 0  # of those that are timed, warm-up included
     blocks: list[list[RankTimes]] = field(default_factory=list)  # on rank 0: of each block, each rank's times
 
     def run(self) -> dict[str, Any]:
@@ -106,11 +110,19 @@ class _Measuring:
         if self.effort is None:
             return result | {"outcome": "ok"}
         clock = self._together("align clocks", lambda: align(self.group, self.deadline_s))
-        if self.group.rank == 0:
-            result |= self._lead(self.effort)
-        else:
-            self._follow(clock)
-        result["sampling"] = result.get("sampling", {}) | {"clock_uncertainty_s": self._uncertainty_s(clock)}
+        with around_gpu(self.device) as gpu:
+            if self.group.rank == 0:
+                result |= self._lead(self.effort)
+            else:
+                self._follow(clock)
+        result["sampling"] = result.get("sampling", {}) | {
+            "clock_uncertainty_s": self._uncertainty_s(clock),
+            # What the GPUs' counters saw is of all of these.
+            "iterations": self.iterations,
+        }
+        reports = self.group.gather("compare GPUs", gpu.report if gpu else None, self.deadline_s)
+        if any(reports):
+            result["quality"] = result.get("quality", {}) | {"rank_gpus": reports}
         again = self._checked()
         if not again["passed"]:
             return result | _wrong(again, "after timing")
@@ -153,6 +165,7 @@ class _Measuring:
     def _time(self, iterations: int, clock: Clock) -> list[list[float]]:
         """One block on this rank as JSON: seconds, arrivals and departures by rank 0's clock."""
         times = self._together(self.case.label, lambda: self.transfers.time(iterations, self.deadline_s))
+        self.iterations += iterations
         arrived, done = times.arrived_ns + clock.offset_ns, times.done_ns + clock.offset_ns
         return [times.seconds.tolist(), arrived.tolist(), done.tolist()]
 

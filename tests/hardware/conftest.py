@@ -133,6 +133,12 @@ class FakeNvml:
         version._obj.value = 4
         return 0
 
+    def nvmlDeviceGetFieldValues(self, device: ctypes.c_void_p, count: int, asked: Any) -> int:
+        for question in asked[:count]:
+            question.code = 0 if self.links and question.scope == 0xFFFFFFFF else 3
+            question.value = {138: 5, 139: 7}[question.field]
+        return 0
+
 
 @pytest.fixture
 def fake_cuda() -> type[FakeCuda]:

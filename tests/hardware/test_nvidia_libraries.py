@@ -90,3 +90,9 @@ def test_a_gpus_readings_are_told_in_units_and_words(fake_nvml):
 
 def test_readings_of_a_gpu_that_is_not_there_are_none(fake_nvml):
     assert Nvml(fake_nvml()).readings("nothing") == {}
+
+
+def test_what_went_over_nvlinks_is_told_in_bytes_and_not_where_nothing_counts(fake_nvml):
+    assert Nvml(fake_nvml()).nvlink_bytes("GPU-1") == (5 * 1024, 7 * 1024)
+    assert Nvml(fake_nvml(links=0)).nvlink_bytes("GPU-1") is None
+    assert Nvml(fake_nvml()).nvlink_bytes("unknown") is None

@@ -12,15 +12,22 @@ from pyperf_suite.measure.stopwatch import CpuStopwatch
 
 
 class FakeManager:
-    """A manager whose GPU throttles as told, one list a reading, the last for ever."""
+    """A manager whose GPU throttles as told, one list a reading, the last for ever; with links it counts bytes."""
 
-    def __init__(self, *throttling: list[str]) -> None:
+    def __init__(self, *throttling: list[str], links: bool = False) -> None:
         self._throttling = list(throttling)
+        self._sent = 0 if links else None
 
     def readings(self, uuid: str) -> dict:
         assert uuid == "GPU-1"
         reasons = self._throttling.pop(0) if len(self._throttling) > 1 else self._throttling[0]
         return {"sm_clock_mhz": 1980, "throttle_reasons": reasons}
+
+    def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None:
+        if self._sent is None:
+            return None
+        self._sent += 1024
+        return self._sent, 3 * self._sent
 
 
 def test_readings_stand_before_and_after_with_every_reason_seen_between():
@@ -33,6 +40,12 @@ def test_readings_stand_before_and_after_with_every_reason_seen_between():
     }
 
 
+def test_what_went_over_the_links_meanwhile_is_told_where_it_is_counted():
+    with AroundGpu(FakeManager([], links=True), "GPU-1") as gpu:
+        pass
+    assert gpu.report["nvlink_bytes"] == {"sent": 1024, "received": 3 * 1024}
+
+
 @pytest.mark.parametrize("reason", DISCARD_REASONS)
 def test_heat_and_brakes_rule_samples_out(reason):
     gpu = AroundGpu(FakeManager(["power cap", reason]), "GPU-1")
@@ -43,6 +56,9 @@ def test_a_gpu_that_tells_nothing_discards_nothing():
     class Silent:
         def readings(self, uuid: str) -> dict:
             return {}
+
+        def nvlink_bytes(self, uuid: str) -> None:
+            return None
 
     with AroundGpu(Silent(), "GPU-1") as gpu:
         assert gpu.why_discard() is None
