@@ -192,7 +192,7 @@ def _inputs(parameters: CollectiveParameters, rank: int) -> Stored:
     Where data is reduced all ranks hold h(i) of `_height`, but for one that holds another value: at position i rank
     i mod n, so that a rank that is left out or counted twice is seen.
     """
-    position = np.arange(PERIOD)
+    position = _positions(parameters)
     largest = LARGEST_EXACT[parameters.dtype]
     if not parameters.operation.reduces:
         return _stored(_mixed(position, rank) % (largest + 1), parameters.dtype)
@@ -200,7 +200,7 @@ def _inputs(parameters: CollectiveParameters, rank: int) -> Stored:
     base, other = {
         "sum": (height, height + 1),
         "avg": (height, height + _avg_step(parameters)),
-        "prod": (np.ones(PERIOD, np.int64), height + 1),
+        "prod": (np.ones_like(position), height + 1),
         "max": (height, height + 1),
         "min": (height + 1, height),
     }[parameters.reduction]
@@ -233,10 +233,14 @@ def _height(parameters: CollectiveParameters) -> NDArray[np.int64]:
             f"The average of {parameters.ranks} ranks in {parameters.dtype} was asked for, but it cannot be checked "
             f"exactly beyond {largest}: ask for a wider dtype."
         )
-    if highest == 0:
-        return np.zeros(PERIOD, np.int64)
-    height: NDArray[np.int64] = 1 + _mixed(np.arange(PERIOD), -1) % highest
+    position = _positions(parameters)
+    height: NDArray[np.int64] = 1 + _mixed(position, -1) % highest if highest else np.zeros_like(position)
     return height
+
+
+def _positions(parameters: CollectiveParameters) -> NDArray[np.int64]:
+    """Those of one period, or of all elements there are where they are fewer."""
+    return np.arange(min(PERIOD, parameters.count * parameters.ranks), dtype=np.int64)
 
 
 def _avg_step(parameters: CollectiveParameters) -> int:
@@ -246,7 +250,7 @@ def _avg_step(parameters: CollectiveParameters) -> int:
 
 def _mixed(position: NDArray[np.int64], rank: int) -> NDArray[np.int64]:
     """Numbers that look random, by position and rank: the mixing step of splitmix64 (Steele et al., 2014)."""
-    bits = position.astype(np.uint64) + np.uint64(rank + 1) * np.uint64(0x9E3779B97F4A7C15)
+    bits = position.astype(np.uint64) + np.uint64((rank + 1) * 0x9E3779B97F4A7C15 % 2**64)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (bits >> np.uint64(33)).astype(np.int64)

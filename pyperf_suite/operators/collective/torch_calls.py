@@ -14,6 +14,9 @@ from pyperf_suite.operators.collective.parameters import CollectiveParameters
 
 Call = Callable[[], object]
 
+# What older versions of torch call a function.
+OLDER_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+
 # torch's names of reductions.
 REDUCE_OPS = {"sum": "SUM", "prod": "PRODUCT", "max": "MAX", "min": "MIN", "avg": "AVG"}
 
@@ -44,8 +47,8 @@ class Binder:
             "all_reduce": lambda: self._after_copy("all_reduce", op=self._reduce_op),
             "reduce": lambda: self._after_copy("reduce", dst=self.parameters.root, op=self._reduce_op),
             "broadcast": lambda: self._after_copy("broadcast", src=self.parameters.root),
-            "all_gather": lambda: self._plain("all_gather_into_tensor", self.receive, self.send),
-            "reduce_scatter": lambda: self._plain("reduce_scatter_tensor", self.receive, self.send, op=self._reduce_op),
+            "all_gather": lambda: self._plain("all_gather_single", self.receive, self.send),
+            "reduce_scatter": lambda: self._plain("reduce_scatter_single", self.receive, self.send, op=self._reduce_op),
             "all_to_all": lambda: self._plain("all_to_all_single", self.receive, self.send),
             "gather": lambda: self._plain("gather", self.send, self._parts(self.receive), dst=self.parameters.root),
             "scatter": lambda: self._plain("scatter", self.receive, self._parts(self.send), src=self.parameters.root),
@@ -58,6 +61,8 @@ class Binder:
 
     def _plain(self, function: str, *tensors: Any, **options: Any) -> BoundCall:
         """A function that takes an input and an output."""
+        if not hasattr(_distributed(), function):
+            function = OLDER_NAMES[function]
         bound = functools.partial(getattr(_distributed(), function), *tensors, group=self.process_group, **options)
         return BoundCall(bound, function)
 

@@ -24,7 +24,9 @@ class TorchTransfers(Transfers):
         self.takes_part = parameters.takes_part(rank)
         self._data = RankData(parameters, rank)
         dtype = getattr(torch, parameters.dtype)
-        self._send, self._receive = (
+        self.send: Any
+        self.receive: Any
+        self.send, self.receive = (
             torch.empty(count, dtype=dtype, device=device) if count else None
             for count in (self._data.send_count, self._data.receive_count)
         )
@@ -41,22 +43,22 @@ class TorchTransfers(Transfers):
 
     def close(self) -> None:
         self.call = _closed
-        self._send = self._receive = None
+        self.send = self.receive = None
 
     def _input_and_output(self) -> tuple[Any, Any]:
         """The parts of the buffers that are: in place both are of the send buffer."""
         data, parameters = self._data, self._data.parameters
         inputs, outputs = parameters.send_count(data.rank), parameters.receive_count(data.rank)
-        output = self._send if parameters.in_place else self._receive
+        output = self.send if parameters.in_place else self.receive
         return (
-            self._send[data.input_at : data.input_at + inputs] if inputs else None,
+            self.send[data.input_at : data.input_at + inputs] if inputs else None,
             output[data.output_at : data.output_at + outputs] if outputs else None,
         )
 
     def _memories(self) -> tuple[TensorMemory | None, TensorMemory | None]:
         dtype = self._data.parameters.dtype
         send, receive = (
-            TensorMemory(tensor, dtype) if tensor is not None else None for tensor in (self._send, self._receive)
+            TensorMemory(tensor, dtype) if tensor is not None else None for tensor in (self.send, self.receive)
         )
         return send, receive
 
