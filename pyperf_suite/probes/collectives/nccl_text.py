@@ -16,12 +16,13 @@ TYPES = {"float32": "float", "float16": "half", "float8_e4m3fn": "f8e4m3"}
 
 _CASE = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}"
 _PLACE = "  {:>7}  {:>6}  {:>6}  {:>5}"
+_PLACE_NAMES = "  {:>7}  {:>6}  {:>6} {:>6}".format("time", "algbw", "busbw", "#wrong")
 _UNTOLD = _PLACE.format("N/A", "N/A", "N/A", "N/A")
 _HEADING = tuple(
     f"#{line[1:].rstrip()}"
     for line in (
         " " * len(_CASE.format(*[""] * 5)) + f"{'out-of-place':^32}{'in-place':^32}",
-        _CASE.format("size", "count", "type", "redop", "root") + _PLACE.format("time", "algbw", "busbw", "#wrong") * 2,
+        _CASE.format("size", "count", "type", "redop", "root") + _PLACE_NAMES * 2,
         _CASE.format("(B)", "(elements)", "", "", "") + _PLACE.format("(us)", "(GB/s)", "(GB/s)", "") * 2,
     )
 )
