@@ -42,6 +42,7 @@ class Network:
     identity: dict[str, Any] = field(default_factory=lambda: {"kind": "cpu", "model": "a CPU"})
     details: dict[str, Any] = field(default_factory=dict)
     nodes: int = 1
+    profile: str = "full"
 
     def seconds(self, case: Case) -> float:
         """Of one message when all arrive at once."""
@@ -91,6 +92,7 @@ class Network:
             "started_at": (START + datetime.timedelta(minutes=process)).isoformat(timespec="milliseconds"),
             "outcome": "ok",
             "probe": "collectives",
+            "profile": self.profile,
             "metrics": {
                 "time": metric(time_s.tolist()),
                 "transfer": metric([scale * self.seconds(case)]),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.traffic import Workload, ddp, verdict
 from pyperf_suite.operators.collective import CollectiveParameters
@@ -286,14 +287,40 @@ def test_what_was_not_measured_or_cannot_be_spread_is_not_judged(network: Any) -
     odd = ModelDimensions(layers=2, hidden=64, ffn=100, heads=8, vocab=10)
     findings = explain(network().records(cases(ranks=(3,))), Training(1.0, odd, Workload(seq=8)))
     sentence = said(findings, "Not judged")
-    assert "ZeRO-1 (all_gather and reduce_scatter not measured)" in sentence
-    assert "TP (TP over 3 ranks cannot divide heads = 8 evenly)" in sentence
+    assert "ZeRO-1 and ZeRO-2 and ZeRO-3 (all_gather and reduce_scatter not measured)" in sentence
+    assert "TP and TP+SP (TP over 3 ranks cannot divide heads = 8 evenly)" in sentence
     assert column(table(findings, "Verdicts"), "parallelism") == ["DDP"]
 
 
 def test_the_default_step_is_of_a_7b_model_and_says_so(network: Any) -> None:
     sentence = said(explain(network(identity=HOPPERS).records(cases())), "computing a step")
     assert "6.7e9 parameters (32 layers, hidden 4096), 1 x 4096 tokens a rank, 414 ms of computing a step" in sentence
+
+
+def test_a_model_is_given_by_its_dimensions(network: Any) -> None:
+    training = Training.parse(
+        "layers=12, hidden=768, ffn=3072, heads=12, vocab=50257, tied=true, seq=1024, compute_ms=90"
+    )
+    assert training == Training(0.09, ModelDimensions(12, 768, 3072, 12, 50257, tied=True), Workload(seq=1024))
+    findings = Collectives(training).findings(network().records(cases()))
+    assert "12 layers, hidden 768), 1 x 1024 tokens a rank, 90 ms of computing a step" in said(findings, "computing")
+    untold = Training.parse("layers=1,hidden=64,ffn=64,heads=1,vocab=64", flop_per_s=1e12)
+    assert untold.compute_s == pytest.approx(6 * untold.model.parameters * 4096 / 1e12)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "write NAME=NUMBER"),
+        ("layers=many", "write NAME=NUMBER, as in hidden=4096"),
+        ("layers=2,depth=3", "knows no depth: give .*layers"),
+        ("layers=2,hidden=64", "lacks ffn, heads, vocab"),
+        ("layers=2,hidden=65,ffn=64,heads=2,vocab=9", "65 cannot be divided into 2 heads"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_in_one_sentence(text: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        Training.parse(text)
 
 
 def test_below_its_threshold_of_computing_a_step_is_network_bound_and_above_it_is_not() -> None:
@@ -329,6 +356,19 @@ def test_where_the_switch_reduces_its_wire_rate_is_told(network: Any) -> None:
     assert column(table(explain(ring), "all_reduce float32, 8 ranks, nccl"), "algorithm") == ["RING"] * 6
 
 
+def test_what_nvlinks_counted_and_nccl_predicted_stand_beside_the_formula(network: Any) -> None:
+    (case,) = cases(size=(Sizes(2**30, 2**30),), implementation=("nccl",), ranks=(2,))
+    machine = network(gb_per_s=100.0, identity=HOPPERS, details={"predicted_by_nccl_s": 0.01})
+    usual = machine.record(case, 0, 0)
+    gpus = [{"nvlink_bytes": {"sent": sent, "received": 5}} for sent in (20 * 2**30, 30 * 2**30)] + [None]
+    counting = replace(usual, quality={**usual.quality, "rank_gpus": gpus})
+    counting = replace(counting, sampling={**usual.sampling, "iterations": 30})
+    found = table(explain([counting]), "all_reduce")
+    assert column(found, "NVLink counters GB/s") == column(found, "algbw GB/s") == ["99.81"]
+    assert column(found, "NCCL predicts us") == ["10000"]
+    assert "NVLink counters GB/s" not in table(explain([usual]), "all_reduce").columns
+
+
 def steps(at: int) -> Callable[[CollectiveParameters, int], float]:
     return lambda parameters, process: 1.5 if process >= at else 1.0
 
@@ -351,6 +391,12 @@ def test_a_steady_soak_is_said_to_be_one_and_a_profiles_processes_are_none(netwo
     steady = network(noise=0.01)
     assert "no case drifts or changes" in said(explain(steady.records(cases(), processes=20)), "Soak: ")
     assert not [s for s in explain(steady.records(cases(), processes=5)).sentences if s.startswith("Soak")]
+
+
+def test_a_soak_that_is_too_short_to_judge_says_so(network: Any) -> None:
+    findings = explain(network(factor=steps(3), profile="quick").records(cases(), processes=6))
+    assert "too short to tell a drift from chance" in said(findings, "Soak: ")
+    assert "the slowest visit took 1.20 x" in said(findings, "Soak of 5.0 minutes")
 
 
 def test_the_tests_of_a_soak_rarely_see_what_is_not_there_and_see_what_is() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.communication import algbw, busbw
+from pyperf_suite.laws.communication import GIGA, algbw, busbw
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.operators.collective.parameters import OPERATIONS
 from pyperf_suite.probes.readings import Reading, readings
@@ -143,9 +143,21 @@ class Point:
         return np.asarray(np.median(np.array(told, dtype=np.float64), axis=0))
 
     @property
-    def wrong(self) -> int:
-        """Elements that were not as they must be, over all visits and ranks."""
-        return sum(int(visit.verification.get("wrong", 0)) for visit in self.visits)
+    def counted_rate(self) -> float | None:
+        """GB/s (1e9) over the busiest GPU's NVLinks, one direction, by its own counters; None where none counted."""
+        rates = []
+        for visit in self.visits:
+            counted = [(report or {}).get("nvlink_bytes") for report in visit.quality.get("rank_gpus", ())]
+            busiest = max((max(each["sent"], each["received"]) for each in counted if each), default=None)
+            if busiest is not None:
+                rates.append(busiest / visit.sampling["iterations"] / visit.seconds / GIGA)
+        return statistics.median(rates) if rates else None
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """What the kernel told of itself."""
+        told: Mapping[str, Any] = self.reading.kernel.get("details", {})
+        return told
 
     @cached_property
     def _iterations_s(self) -> NDArray[np.float64]:

@@ -32,11 +32,11 @@ def explain(records: Sequence[Record], training: Training | None = None) -> Find
     curves = curves_of(records)
     if not curves:
         return Findings()
-    # A pair at a size or two is a place on the map; over many sizes it is a curve too.
+    # A pair at a size or two is a place on the map; over many sizes it is a curve.
     sweeps = [c for c in curves if not c.setting.parameters.pairs or len(c.points) >= FEWEST_SIZES]
     kind = str(records[0].identity.get("kind", "cpu"))
     verdict_sentences, verdict_table = judged(curves, training or Training.at(FLOP_PER_S[kind]))
-    maps, soaked = pair_maps(curves), soaked_of(curves)
+    maps, soaked = pair_maps([curve for curve in curves if curve not in sweeps]), soaked_of(curves)
     sentences = [*_wrong(curves), *_rates(sweeps), *_between_nodes(sweeps), *verdict_sentences]
     sentences += straggler_sentences(sweeps)
     sentences += [pair_sentence(found) for found in maps]

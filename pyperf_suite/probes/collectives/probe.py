@@ -17,6 +17,7 @@ from pyperf_suite.operators.collective.parameters import OPERATIONS
 from pyperf_suite.probes.collectives.findings import explain
 from pyperf_suite.probes.collectives.pairs import all_pairs, tournament
 from pyperf_suite.probes.collectives.sizes import Sizes
+from pyperf_suite.probes.collectives.verdicts import Training
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.ranks.environment import rank_environment
@@ -85,6 +86,10 @@ class Collectives(Probe):
     name = "collectives"
     question = "How fast are the links between ranks, and is that enough to train in parallel?"
 
+    def __init__(self, training: Training | None = None) -> None:
+        """Verdicts are about `training`, or about a model of 7e9 parameters where none is given."""
+        self._training = training
+
     def axes(self, profile: str, device: Device) -> CollectivesAxes:
         """A few sizes on a CPU, where messages go through memory; on GPUs up to what their memory holds."""
         axes = _cuda_axes(profile, device) if device.kind == "cuda" else _cpu_axes(profile)
@@ -118,7 +123,7 @@ class Collectives(Probe):
 
     def findings(self, records: Sequence[Record]) -> Findings:
         """Rates, verdicts, stragglers, slow links, the law, and the table that nccl-tests made known."""
-        return explain(records)
+        return explain(records, self._training)
 
     def group(self, case: Case) -> str:
         """One table an operation, dtype and number of ranks, so that the paths stand together."""
@@ -177,9 +182,8 @@ def _cuda_axes(profile: str, device: Device) -> CollectivesAxes:
     return replace(
         standard,
         op=ALL,
-        dtype=("float32", "bfloat16", "float16", "float8_e4m3fn"),
+        dtype=("float32", "bfloat16"),
         in_place=(NO, YES),
-        registered=(NO, YES),
     )
 
 

@@ -14,8 +14,9 @@ from scipy import special
 from pyperf_suite.probes.collectives.curves import Curve, Point
 from pyperf_suite.probes.collectives.sizes import readable
 from pyperf_suite.probes.findings import Figure, Panel, Series, Table
+from pyperf_suite.runner.profiles import find_profile
 
-# More visits than any profile pays to a case: only a soak does.
+# With fewer visits neither a drift nor a change can be told from chance.
 FEWEST_VISITS = 8
 # A drift or a change is told where chance would do it in fewer soaks than this, of all cases together.
 CHANCE = 0.01
@@ -52,9 +53,9 @@ class Soaked:
 
 
 def soaked_of(curves: Sequence[Curve]) -> list[Soaked]:
-    """Every case that was visited often enough."""
+    """Every case that was visited more often than its profile does: a second time after all others at the least."""
     points = [(curve, point) for curve in curves for point in curve.points.values()]
-    long = [(curve, point) for curve, point in points if len(point.visits) >= FEWEST_VISITS]
+    long = [(curve, point) for curve, point in points if len(point.visits) > max(2, _planned_visits(point))]
     if not long:
         return []
     start = min(_time(visit.started_at) for _, point in long for visit in point.visits)
@@ -77,6 +78,11 @@ def soak_sentences(found: Sequence[Soaked]) -> list[str]:
     level = CHANCE / len(found)
     drifting = [each for each in found if each.drift_chance < level]
     changed = [each for each in found if each.change_chance < level]
+    if max(len(each.seconds) for each in found) < FEWEST_VISITS:
+        return [
+            *sentences,
+            f"Soak: too short to tell a drift from chance, which takes {FEWEST_VISITS} visits to a case.",
+        ]
     if not drifting and not changed:
         return [*sentences, "Soak: no case drifts or changes beyond chance."]
     for each in sorted(changed, key=lambda each: -abs(each.change))[:1]:
@@ -156,7 +162,7 @@ def chance_of_no_trend(values: NDArray[np.float64]) -> float:
     Its statistic r √((n − 2)/(1 − r²)) is Student's t with n − 2 degrees of freedom (Zar 1972).
     """
     count = len(values)
-    if not np.ptp(values):
+    if count < FEWEST_VISITS or not np.ptp(values):
         return 1.0
     correlation = float(np.corrcoef(np.arange(count), _ranks(values))[0, 1])
     student = abs(correlation) * math.sqrt((count - 2) / max(1e-12, 1 - correlation**2))
@@ -180,6 +186,11 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """1 for the smallest; equal ones share the mean of their places."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[inverse])
+
+
+def _planned_visits(point: Point) -> int:
+    """How many processes the profile has visit a case, be there a soak or not."""
+    return max(find_profile(visit.profile).processes for visit in point.visits)
 
 
 def _named(each: Soaked) -> str:

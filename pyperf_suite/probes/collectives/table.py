@@ -56,19 +56,12 @@ def tables_of(curves: Sequence[Curve]) -> list[Table]:
 
 
 def _table(both: Both) -> Table:
-    """Columns that say nothing for the setting are left out: in place, percent of a peak, NVLS."""
+    """Of one setting; in place has its columns where it was measured."""
     points = [point for curve in both.measured for point in curve.points.values()]
-    peak = link_peak(points[0].visits[0].identity) if points else None
-    extra: list[tuple[str, Callable[[Point], str]]] = []
-    if peak is not None:
-        extra.append((f"% of {peak.gb_per_s:g} GB/s", lambda point: f"{point.busbw() / peak.gb_per_s:.1%}"))
-    if both.setting.parameters.op == "all_reduce" and any(may_reduce_in_switch(p.visits[0]) for p in points):
-        extra.append(("NVLS wire GB/s", _wire_rate))
-    if any("algorithm" in point.visits[0].kernel.get("details", {}) for point in points):
-        extra.append(("algorithm", lambda point: str(point.visits[0].kernel["details"].get("algorithm", ABSENT))))
+    extra = _extra_columns(both, points)
     places = ["", "in place "] if both.in_place else [""]
     columns = ["size B", "count", "type", "redop", "root"]
-    columns += [place + name for place in places for name in PLACE_COLUMNS]
+    columns += [name for place in places for name in (place + PLACE_COLUMNS[0], *PLACE_COLUMNS[1:])]
     columns += [*SPREAD_COLUMNS, *(name for name, _ in extra)]
     rows = []
     for size in both.sizes:
@@ -80,6 +73,27 @@ def _table(both: Both) -> Table:
         cells += _spread_cells(shown) + [cell(shown) if shown else ABSENT for _, cell in extra]
         rows.append(tuple(cells))
     return Table(str(both.setting), tuple(columns), tuple(rows))
+
+
+def _extra_columns(both: Both, points: Sequence[Point]) -> list[tuple[str, Callable[[Point], str]]]:
+    """Columns that say something for these points, and what each says of one."""
+    extra: list[tuple[str, Callable[[Point], str]]] = []
+    peak = link_peak(points[0].visits[0].identity) if points else None
+    if peak is not None:
+        extra.append((f"% of {peak.gb_per_s:g} GB/s", lambda point: f"{point.busbw() / peak.gb_per_s:.1%}"))
+    if both.setting.parameters.op == "all_reduce" and any(may_reduce_in_switch(p.visits[0]) for p in points):
+        extra.append(("NVLS wire GB/s", _wire_rate))
+    if any(point.counted_rate is not None for point in points):
+        extra.append(("NVLink counters GB/s", lambda point: _told(point.counted_rate, _rate)))
+    if any("predicted_by_nccl_s" in point.details for point in points):
+        extra.append(("NCCL predicts us", lambda point: _told(point.details.get("predicted_by_nccl_s"), _us)))
+    if any("algorithm" in point.details for point in points):
+        extra.append(("algorithm", lambda point: str(point.details.get("algorithm", ABSENT))))
+    return extra
+
+
+def _told(figure: float | None, written: Callable[[float], str]) -> str:
+    return ABSENT if figure is None else written(figure)
 
 
 def _place_cells(curve: Curve | None, size: int) -> list[str]:
@@ -96,7 +110,7 @@ def _spread_cells(point: Point | None) -> list[str]:
         return [ABSENT] * len(SPREAD_COLUMNS)
     apart = [point.median_of(metric) for metric in ("transfer", "skew")]
     cells = [_us(point.quantile_s(share)) for share in (0.95, 0.99)]
-    return cells + [ABSENT if seconds is None else _us(seconds) for seconds in apart]
+    return cells + [_told(seconds, _us) for seconds in apart]
 
 
 def _wire_rate(point: Point) -> str:

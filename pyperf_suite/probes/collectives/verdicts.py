@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws import traffic
@@ -51,6 +52,28 @@ class Training:
         tokens = work.seq * work.micro_batch * work.micro_batches
         return cls(6 * model.active_parameters * tokens / flop_per_s, model, work)
 
+    @classmethod
+    def parse(cls, text: str, flop_per_s: float = FLOP_PER_S["cuda"]) -> Training:
+        """Read `layers=32,hidden=4096,ffn=11008,heads=32,vocab=32000,seq=4096,compute_ms=400`.
+
+        The names are the fields of ModelDimensions and Workload; without compute_ms a step computes at `flop_per_s`.
+        Raises UserError for a name there is not, a value that is no number, and dimensions that no model can have.
+        """
+        values = dict(_assignment(part) for part in text.split(","))
+        model_names, work_names = ({each.name for each in fields(kind)} for kind in (ModelDimensions, Workload))
+        unknown = values.keys() - model_names - work_names - {"compute_ms"}
+        needed = {"layers", "hidden", "ffn", "heads", "vocab"} - values.keys()
+        if unknown or needed:
+            wrong = f"knows no {min(unknown)}" if unknown else f"lacks {', '.join(sorted(needed))}"
+            raise UserError(f"The model {text!r} {wrong}: give {', '.join([*model_names, *work_names, 'compute_ms'])}.")
+        dimensions: dict[str, Any] = {name: int(value) for name, value in values.items() if name in model_names}
+        model = ModelDimensions(**dimensions)
+        sizes: dict[str, int] = {"seq": 4096} | {
+            name: int(value) for name, value in values.items() if name in work_names
+        }
+        found = cls.at(flop_per_s, model, Workload(**sizes))
+        return replace(found, compute_s=values["compute_ms"] * 1e-3) if "compute_ms" in values else found
+
     def __str__(self) -> str:
         work = self.work
         batches = f"{work.micro_batches} x " if work.micro_batches > 1 else ""
@@ -73,6 +96,14 @@ def measured_laws(curves: Sequence[Curve]) -> dict[str, AlphaBetaOverRanks]:
     }
 
 
+def _assignment(part: str) -> tuple[str, float]:
+    name, _, value = part.partition("=")
+    try:
+        return name.strip(), float({"true": "1", "false": "0"}.get(value.strip().lower(), value))
+    except ValueError:
+        raise UserError(f"{part.strip()!r} is no dimension of a model: write NAME=NUMBER, as in hidden=4096.") from None
+
+
 def judged(curves: Sequence[Curve], training: Training) -> tuple[list[str], Table | None]:
     """Sentences and the table of verdicts at the most ranks measured; nothing where no law could be fitted."""
     laws = measured_laws(curves)
@@ -81,14 +112,15 @@ def judged(curves: Sequence[Curve], training: Training) -> tuple[list[str], Tabl
     ranks = max(count for law in laws.values() for count in law.curves)
     seconds = seconds_of(laws)
     verdicts: dict[str, list[str]] = {"enough for": [], "the bottleneck for": []}
-    unjudged, rows = [], []
+    rows: list[tuple[str, ...]] = []
+    unjudged: dict[str, list[str]] = {}
     for name, sent in _parallelisms(training, ranks).items():
         if isinstance(sent, UserError):
-            unjudged.append(f"{name} ({str(sent).rstrip('.')})")
+            unjudged.setdefault(str(sent).rstrip("."), []).append(name)
             continue
         missing = sorted({transfer.operation for transfer in sent.transfers} - laws.keys())
         if missing:
-            unjudged.append(f"{name} ({' and '.join(missing)} not measured)")
+            unjudged.setdefault(f"{' and '.join(missing)} not measured", []).append(name)
             continue
         found = verdict(sent, training.compute_s, seconds)
         word = "the bottleneck for" if found.network_bound else "enough for"
@@ -111,7 +143,8 @@ def judged(curves: Sequence[Curve], training: Training) -> tuple[list[str], Tabl
         [f"Among {ranks} ranks the network is {words}: predicted{_error(laws)} for {training}."] if words else []
     )
     if unjudged:
-        sentences.append(f"Not judged: {', '.join(unjudged)}.")
+        reasons = [f"{' and '.join(names)} ({reason})" for reason, names in unjudged.items()]
+        sentences.append(f"Not judged: {', '.join(reasons)}.")
     largest = {curve.setting.parameters.op: curve.largest.size_bytes for curve in plain(curves) if curve.points}
     title = f"Verdicts for {training} (predicted; sizes above {readable(max(largest.values()))} are extrapolated)"
     return sentences, Table(title, COLUMNS, tuple(rows)) if rows else None
