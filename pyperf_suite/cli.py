@@ -126,9 +126,14 @@ def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any)
     help="Then repeat the cases for so long: how stable is a shared network?",
 )
 @click.option("--no-peer-to-peer", is_flag=True, help="Beside each case the same without NVLink and PCIe peer access.")
+@click.option(
+    "--model",
+    metavar="NAME=NUMBER,...",
+    help="Judge the training of this model, as in layers=12,hidden=768,ffn=3072,heads=12,vocab=50257,compute_ms=90.",
+)
 @measuring_options
 def collectives(
-    ranks: int | None, soak_min: float, no_peer_to_peer: bool, axes: tuple[str, ...], **options: Any
+    ranks: int | None, soak_min: float, no_peer_to_peer: bool, model: str | None, axes: tuple[str, ...], **options: Any
 ) -> None:
     """Measure raw collective bandwidth: `run collectives`, and what torchrun and SLURM start.
 
@@ -141,7 +146,19 @@ def collectives(
         axes = (*axes, f"ranks={ranks}")
     if no_peer_to_peer:
         axes = (*axes, "peer_to_peer=true,false")
+    if model is not None:
+        _judge_training_of(model, options["device"])
     _run(("collectives",), axes=axes, soak_min=soak_min, **options)
+
+
+def _judge_training_of(model: str, device: str) -> None:
+    """Have the probe of this process, which measures once and ends, tell of that model."""
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.probes import PROBES
+    from pyperf_suite.probes.collectives.probe import Collectives
+    from pyperf_suite.probes.collectives.verdicts import FLOP_PER_S, Training
+
+    PROBES["collectives"] = Collectives(Training.parse(model, FLOP_PER_S[resolve(device).kind]))
 
 
 def _run(
