@@ -43,6 +43,9 @@ FUNCTIONS = {
     "gather": "ncclGather",
     "scatter": "ncclScatter",
 }
+# Longer than any step of the ranks: the watchdog, which knows who is missing, is to speak first.
+NCCL_PATIENCE_S = 10.0
+
 SEND_AND_RECEIVE = "ncclSend, ncclRecv"
 
 # NCCL 2.24 and later add float8 on Hopper and newer alone (src/enqueue.cc, "FP8 reduction support begins with sm90").
@@ -99,7 +102,9 @@ def _connection(group: Group, device: Device, deadline_s: float) -> Connection:
     first_id = bytes.fromhex(group.from_first("share NCCL's unique id", unique_id.hex(), deadline_s))
 
     def connect() -> Connection:
-        communicator = nccl.Communicator(library, memory, first_id, group.rank, group.count, deadline_s)
+        communicator = nccl.Communicator(
+            library, memory, first_id, group.rank, group.count, deadline_s + NCCL_PATIENCE_S
+        )
         element = nccl.Buffer(communicator, 4)
         barrier = nccl.Collective(communicator, "all_reduce", 1, "int32", element, in_place=True)
         return Connection(nccl, library, communicator, barrier)
@@ -177,7 +182,8 @@ class NcclTransfers(Transfers):
         nccl, communicator = connection.nccl, connection.communicator
         self._data = RankData(parameters, communicator.rank)
         self._takes_part = parameters.takes_part(communicator.rank)
-        self._barrier, self._graph, self._deadline_s = connection.barrier, graph, deadline_s
+        self._barrier, self._graph = connection.barrier, graph
+        self._patience_s = deadline_s + NCCL_PATIENCE_S
         self._send, self._receive = (
             nccl.Buffer(communicator, count * parameters.element_bytes, parameters.registered) if count else None
             for count in (self._data.send_count, self._data.receive_count)
@@ -200,17 +206,18 @@ class NcclTransfers(Transfers):
     def fill(self) -> None:
         if not self._has_run:
             # The first run makes connections; it must not be the one that is checked, which in place it would change.
-            self._collective.run(self._deadline_s)
+            self._collective.run(self._patience_s)
             self._has_run = True
-            self._keep_prediction(self._collective.simulated_seconds(self._deadline_s))
+            self._keep_prediction(self._collective.simulated_seconds(self._patience_s))
         self._data.fill(*self._memories())
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
         # Ranks learn of a block one after the other; what is timed begins for all at once.
-        self._barrier.run(deadline_s)
+        patience_s = deadline_s + NCCL_PATIENCE_S
+        self._barrier.run(patience_s)
         if not self._takes_part:
             return RankTimes(np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-        return RankTimes(*self._collective.time(iterations, deadline_s, synchronise_each=True, graph=self._graph))
+        return RankTimes(*self._collective.time(iterations, patience_s, synchronise_each=True, graph=self._graph))
 
     def check(self) -> Checked:
         send, receive = self._memories()

@@ -18,7 +18,7 @@ Call = Callable[[], object]
 OLDER_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
 
 # torch's names of reductions.
-REDUCE_OPS = {"sum": "SUM", "prod": "PRODUCT", "max": "MAX", "min": "MIN", "avg": "AVG"}
+REDUCE_OPS = {"prod": "PRODUCT", "max": "MAX", "min": "MIN", "avg": "AVG"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,10 @@ class BoundCall:
 
 @dataclass(frozen=True)
 class Binder:
-    """One rank's tensors and process group; `send` and `receive` are the parts that hold input and output, or None."""
+    """One rank's tensors and process group; `send` and `receive` are the parts that hold input and output, or None.
+
+    A process group of None is torch's default.
+    """
 
     parameters: CollectiveParameters
     rank: int
@@ -44,11 +47,11 @@ class Binder:
         if self.parameters.operation.counted_as == "send_receive":
             return self._transfers()
         calls: dict[str, Callable[[], BoundCall]] = {
-            "all_reduce": lambda: self._after_copy("all_reduce", op=self._reduce_op),
-            "reduce": lambda: self._after_copy("reduce", dst=self.parameters.root, op=self._reduce_op),
+            "all_reduce": lambda: self._after_copy("all_reduce", **self._reduction),
+            "reduce": lambda: self._after_copy("reduce", dst=self.parameters.root, **self._reduction),
             "broadcast": lambda: self._after_copy("broadcast", src=self.parameters.root),
             "all_gather": lambda: self._plain("all_gather_single", self.receive, self.send),
-            "reduce_scatter": lambda: self._plain("reduce_scatter_single", self.receive, self.send, op=self._reduce_op),
+            "reduce_scatter": lambda: self._plain("reduce_scatter_single", self.receive, self.send, **self._reduction),
             "all_to_all": lambda: self._plain("all_to_all_single", self.receive, self.send),
             "gather": lambda: self._plain("gather", self.send, self._parts(self.receive), dst=self.parameters.root),
             "scatter": lambda: self._plain("scatter", self.receive, self._parts(self.send), src=self.parameters.root),
@@ -56,14 +59,18 @@ class Binder:
         return calls[self.parameters.op]()
 
     @property
-    def _reduce_op(self) -> Any:
-        return getattr(_distributed().ReduceOp, REDUCE_OPS[self.parameters.reduction])
+    def _reduction(self) -> dict[str, Any]:
+        """Torch's word for it; for its default none, as each argument takes time in a call of a few microseconds."""
+        reduction = self.parameters.reduction
+        return {} if reduction == "sum" else {"op": getattr(_distributed().ReduceOp, REDUCE_OPS[reduction])}
 
     def _plain(self, function: str, *tensors: Any, **options: Any) -> BoundCall:
         """A function that takes an input and an output."""
         if not hasattr(_distributed(), function):
             function = OLDER_NAMES[function]
-        bound = functools.partial(getattr(_distributed(), function), *tensors, group=self.process_group, **options)
+        if self.process_group is not None:
+            options["group"] = self.process_group
+        bound = functools.partial(getattr(_distributed(), function), *tensors, **options)
         return BoundCall(bound, function)
 
     def _after_copy(self, function: str, **options: Any) -> BoundCall:

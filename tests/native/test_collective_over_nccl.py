@@ -1,0 +1,128 @@
+"""Collectives as cases of NCCL, in ranks that torchrun starts, over the double of libnccl: exact, or lost by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.operators.collective import CollectiveParameters
+from pyperf_suite.operators.collective.parameters import DTYPES, OPERATIONS
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.profiles import QUICK
+from pyperf_suite.runner.worker_pool import WorkerPool
+
+SMALL = CollectiveParameters("all_reduce", 4096, 2)
+
+
+@pytest.fixture
+def double(nccl, fake_libnccl) -> Path:
+    """The newest double in libnccl's place; torch starts the ranks and hosts their store."""
+    pytest.importorskip("torch.distributed")
+    return fake_libnccl()
+
+
+@pytest.fixture(scope="module")
+def pool(fake_libnccl) -> Iterator[WorkerPool]:
+    """Groups of ranks over that double, which stay alive from test to test."""
+    with pytest.MonkeyPatch.context() as patch, WorkerPool(resolve("cpu"), 15) as workers:
+        patch.setenv("PYPERF_LIBNCCL", str(fake_libnccl()))
+        yield workers
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_every_operation_and_type_is_exact_as_call_and_as_graph(double, pool: WorkerPool, ranks: int) -> None:
+    for op, operation in OPERATIONS.items():
+        if ranks == 1 and op in ("ping_pong", "bisection", "pairs"):
+            continue
+        root = ranks - 1 if operation.has_root else 0
+        for dtype in DTYPES:
+            if dtype.startswith("float8") and operation.reduces:
+                continue  # arithmetic that the double does not have
+            for in_place in (False, True) if operation.in_place else (False,):
+                parameters = CollectiveParameters(op, 480 * ranks, ranks, dtype, in_place, root=root)
+                name = "nccl_graph" if in_place else "nccl"
+                answer = pool.measure(0, Case("collective", parameters, name), None)
+                assert answer["outcome"] == "ok", (parameters, answer)
+                assert answer["verification"]["compared"] == sum(map(parameters.receive_count, range(ranks)))
+
+
+@pytest.mark.parametrize("reduction", ["prod", "max", "min", "avg"])
+def test_every_reduction_is_exact(double, pool: WorkerPool, reduction: str) -> None:
+    for dtype in ("float32", "bfloat16", "int32"):
+        parameters = CollectiveParameters("reduce_scatter", 4096, 3, dtype, reduction=reduction)
+        answer = pool.measure(0, Case("collective", parameters, "nccl"), None)
+        assert answer["outcome"] == "ok", answer
+
+
+@pytest.mark.parametrize("name", ["nccl", "nccl_graph"])
+def test_a_record_says_which_library_ran_what_and_how_each_rank_saw_it(
+    pool: WorkerPool, double: Path, name: str
+) -> None:
+    parameters = CollectiveParameters("all_reduce", 4096, 2, in_place=True, peer_to_peer=False, registered=True)
+    answer = pool.measure(0, Case("collective", parameters, name), QUICK.effort)
+    assert answer["outcome"] == "ok", answer
+    assert answer["kernel"] == {
+        "name": "ncclAllReduce",
+        "path": "nccl",
+        "details": {
+            "nccl": "2.32.3",
+            "library": str(double),
+            **({"graph": True} if name == "nccl_graph" else {}),
+            "registered": True,
+            "settings": {"NCCL_P2P_DISABLE": "1"},
+            "predicted_by_nccl_s": 1.25e-05,
+        },
+    }
+    assert answer["metrics"]["time"]["value"] > 0
+    assert all(answer["sampling"]["rank_median_s"])
+
+
+def test_what_a_version_lacks_is_made_of_sends_or_refused(
+    double, fake_libnccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(fake_libnccl(21400)))
+    with WorkerPool(resolve("cpu"), 15) as pool:
+        gathered = pool.measure(0, Case("collective", CollectiveParameters("gather", 4096, 2), "nccl"), None)
+        assert gathered["kernel"]["name"] == "ncclSend, ncclRecv"
+        float8 = CollectiveParameters("all_gather", 4096, 2, "float8_e4m3fn")
+        refused = pool.measure(0, Case("collective", float8, "nccl"), None)
+        assert refused["outcome"] == "unsupported"
+        assert "NCCL 2.14.0 has no float8_e4m3, 2.24 or later has" in refused["reason"]
+        registered = CollectiveParameters("all_reduce", 4096, 2, registered=True)
+        refused = pool.measure(0, Case("collective", registered, "nccl"), None)
+        assert refused["outcome"] == "unsupported"
+        assert "cannot register buffers, 2.19 and later can" in refused["reason"]
+
+
+def test_a_library_that_is_missing_on_all_ranks_is_said_once(double, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYPERF_LIBNCCL", "/nowhere/libnccl.so")
+    with WorkerPool(resolve("cpu"), 15) as pool:
+        answer = pool.measure(0, Case("collective", SMALL, "nccl"), None)
+    assert answer["outcome"] == "unsupported"
+    assert "PYPERF_LIBNCCL" in answer["reason"]
+    assert not answer["reason"].startswith("Rank")
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        # Operations of a rank: 0 makes connections, 1 is predicted, 2 is a barrier, and 3 is what is checked.
+        ("wrong@3:1", "Wrong result before timing: rank 1 has 1 of 1024 elements wrong: element"),
+        ("hang@3:1", "No rank came out of 'check collective"),
+        ("error@3:1", "Rank 1 failed in 'check collective"),
+        ("die@3:1", "Rank 1 stopped answering in 'check collective"),
+        ("init@0:1", "Rank 1 failed in 'connect by NCCL'"),
+    ],
+)
+def test_a_fault_on_one_rank_ends_the_case_in_words(
+    double: Path, monkeypatch: pytest.MonkeyPatch, fault: str, words: str
+) -> None:
+    monkeypatch.setenv("PYPERF_LIBNCCL", str(double))
+    monkeypatch.setenv("FAKE_NCCL_FAULT", fault)
+    with WorkerPool(resolve("cpu"), 2) as pool:
+        answer = pool.measure(0, Case("collective", SMALL, "nccl"), QUICK.effort)
+    assert answer["outcome"] == "failed"
+    assert words in answer["reason"], answer["reason"]
