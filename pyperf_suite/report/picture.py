@@ -43,8 +43,8 @@ def draw(figure: Figure, folder: Path) -> Path:
                     panels[column],
                     marks,
                     first=column == 0,
-                    titled=row == 0 or panels[column].title != figure.rows[row - 1][column].title,
-                    last=row == len(figure.rows) - 1,
+                    titled=panels[column].title != _title_at(figure, row - 1, column),
+                    last=_title_at(figure, row + 1, column) is None,
                 )
             else:
                 axes[row][column].set_visible(False)
@@ -61,7 +61,7 @@ def draw(figure: Figure, folder: Path) -> Path:
         title=figure.title,
         title_fontsize=13,
         loc="outside upper center",
-        ncols=len(named),
+        ncols=_legend_columns(list(named), size[0]),
         frameon=False,
     )
     canvas.supxlabel(textwrap.fill(figure.caption, int(size[0] * 13)), fontsize=9, color="#444444")
@@ -69,6 +69,18 @@ def draw(figure: Figure, folder: Path) -> Path:
     canvas.savefig(path, dpi=120)
     pyplot.close(canvas)
     return path
+
+
+def _title_at(figure: Figure, row: int, column: int) -> str | None:
+    """The title of the panel at that place; None where there is none."""
+    there = 0 <= row < len(figure.rows) and column < len(figure.rows[row])
+    return figure.rows[row][column].title if there else None
+
+
+def _legend_columns(labels: list[str], width_in: float) -> int:
+    """As many as have room beside each other: a letter takes a twelfth of an inch, a mark half an inch."""
+    widest_in = max(map(len, labels), default=0) / 12 + 0.5
+    return max(1, min(len(labels), int(width_in / widest_in)))
 
 
 def _draw_panel(  # type: ignore[no-untyped-def]
@@ -118,4 +130,5 @@ def _draw_panel(  # type: ignore[no-untyped-def]
     if first:
         axes.set_ylabel(panel.y_label)
     if last:
+        axes.tick_params(labelbottom=True)  # also above a place that is left empty
         axes.set_xlabel(panel.x_label)
