@@ -285,10 +285,16 @@ class SuiteRun:
     def extra_info(self, records: list[Record]) -> dict[str, Any]:
         """What pytest-benchmark's JSON says beside the rounds; plain values, as it stores no others."""
         seconds = sorted(record.seconds for record in records)
-        flop = records[0].work["flop"]
+        work, median_s = records[0].work, seconds[len(seconds) // 2]
+        # What computes nothing moves bytes: nccl-tests' algbw.
+        rate = (
+            {"tflop_per_s": work["flop"] / median_s / 1e12}
+            if work["flop"]
+            else {"gb_per_s": work["bytes"] / median_s / 1e9}
+        )
         return {
             "case_id": records[0].case_id,
-            "tflop_per_s": flop / seconds[len(seconds) // 2] / 1e12,
+            **rate,
             "kernel": records[0].kernel["name"],
             "processes": len(records),
             "converged": all(record.quality["converged"] for record in records),
