@@ -161,7 +161,14 @@ def test_torchs_path_and_graph_replay_are_columns_beside_ours(network: Any) -> N
     assert found.columns == ("size B", "nccl us", "nccl_graph us", "x nccl", "c10d_nccl us", "x nccl")
     assert found.rows[0][3].startswith("0.50 ")
     assert found.rows[0][5].startswith("2.00 ")
-    assert "c10d_nccl takes 1.9" in said(findings, "c10d_nccl takes")
+    assert re.match(r"c10d_nccl takes 1\.\d\d .* x the time up to 64 KiB", said(findings, "c10d_nccl takes"))
+    assert "beside nccl (all_reduce, float32 among 8 ranks)" in said(findings, "nccl_graph takes")
+
+
+def test_only_what_differs_in_one_thing_is_compared(network: Any) -> None:
+    asked = cases(op=("all_reduce", "broadcast"), implementation=("nccl", "c10d_nccl"), in_place=(NO, YES))
+    takes = [said.split(" takes ")[0] for said in explain(network().records(asked)).sentences if " takes " in said]
+    assert [name for name in takes if "," not in name] == ["nccl in place", "c10d_nccl"]
 
 
 def test_one_flag_compares_with_links_left_out(network: Any) -> None:
@@ -252,13 +259,15 @@ def test_a_ping_pong_over_sizes_is_a_curve_of_one_way_times(network: Any) -> Non
 
 
 def test_the_law_finds_the_machines_constants_and_states_its_error(network: Any) -> None:
-    sentence = said(explain(network(start_s=50e-6, gb_per_s=3.0).records(cases())), "Law of")
-    assert re.search(r"50 us \+ size / 2 GB/s, 0% off at sizes held out", sentence)
+    findings = explain(network(start_s=50e-6, gb_per_s=3.0).records(cases(op=("all_reduce", "broadcast"))))
+    rows = table(findings, "Laws").rows
+    assert [row[1:] for row in rows] == [("50", "2", "0 B", "1", "0.0%"), ("50", "3", "0 B", "1", "0.0%")]
+    assert said(findings, "held out by") == "The laws of 2 curves miss sizes held out by 0% (median; worst curve 0%)."
 
 
 def test_two_sizes_make_no_law_and_no_verdict(network: Any) -> None:
     findings = explain(network().records(cases(size=(Sizes(64, 128),))))
-    assert not [s for s in findings.sentences if "Law" in s or "enough" in s]
+    assert not [s for s in findings.sentences if "law" in s.lower() or "enough" in s]
     assert findings.figures == ()
 
 
@@ -341,6 +350,8 @@ def test_the_guides_thresholds_are_told_between_nodes(network: Any, nodes: int, 
     told = [sentence for sentence in findings.sentences if "between nodes carries" in sentence]
     assert len(told) == (nodes > 1)
     assert all("below the 400 Gbps" in sentence for sentence in told)
+    # NVLink's peak says nothing about a network between nodes.
+    assert any("NVLink" in sentence for sentence in findings.sentences) == (nodes == 1)
     assert any("nodes are measured: 4 or more are recommended" in s for s in findings.sentences) == warned
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pyperf_suite.laws.communication import algbw, busbw
 from pyperf_suite.probes.collectives.curves import Curve, Point
-from pyperf_suite.probes.collectives.peaks import link_peak
+from pyperf_suite.probes.collectives.peaks import peak_for
 from pyperf_suite.probes.collectives.sizes import readable
 from pyperf_suite.probes.findings import Figure, Panel, Series
 
@@ -36,8 +36,8 @@ def _figure(ranks: int, dtype: str, by_title: dict[str, list[Curve]]) -> Figure:
     rows = [tuple(panels[start : start + MOST_IN_A_ROW]) for start in range(0, len(panels), MOST_IN_A_ROW)]
     curves = [curve for curves in by_title.values() for curve in curves]
     errors = [curve.law.held_out_error for curve in curves if curve.law and curve.law.held_out_error is not None]
-    peak = link_peak(curves[0].largest.visits[0].identity)
-    told = f" on average {np.median(errors):.0%} off at sizes it has not seen" if errors else ""
+    peak = peak_for(curves[0].largest.visits[0])
+    told = f" {np.median(errors):.0%} off at sizes it has not seen (median)" if errors else ""
     best = max((curve.best for curve in curves), key=lambda point: point.busbw())
     return Figure(
         name=f"collectives_{ranks}_ranks_{dtype}",
@@ -64,7 +64,7 @@ def _panel(title: str, curves: Sequence[Curve]) -> Panel:
         ranks = first.setting.parameters.ranks
         rate = algbw(sizes, seconds) if alone else busbw(first.operation, sizes, seconds, ranks)
         series.append(Series(f"law of {first.setting.how}", sizes.tolist(), rate.tolist(), "line"))
-    peak = link_peak(first.largest.visits[0].identity)
+    peak = peak_for(first.largest.visits[0])
     if peak is not None and not alone:
         span = [min(first.points), max(first.points)]
         series.append(Series(f"peak of {peak.name}", span, [peak.gb_per_s] * 2, "beside"))

@@ -6,25 +6,26 @@ import statistics
 from collections.abc import Sequence
 
 from pyperf_suite.laws import network_guides
-from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.communication import inter_node_rate
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, curves_of, plain
+from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, Setting, curves_of, plain
 from pyperf_suite.probes.collectives.figure import figures_of
 from pyperf_suite.probes.collectives.nccl_text import nccl_tests_text
 from pyperf_suite.probes.collectives.pairs import pair_maps, pair_sentence, pair_table
-from pyperf_suite.probes.collectives.peaks import link_peak, nodes_of
+from pyperf_suite.probes.collectives.peaks import nodes_of, peak_for
 from pyperf_suite.probes.collectives.sizes import readable
 from pyperf_suite.probes.collectives.soak import soak_figure, soak_sentences, soak_table, soaked_of
 from pyperf_suite.probes.collectives.stragglers import straggler_sentences
 from pyperf_suite.probes.collectives.table import tables_of
 from pyperf_suite.probes.collectives.verdicts import FLOP_PER_S, Training, judged
-from pyperf_suite.probes.findings import Findings
+from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.probes.speedups import mean_speedup
 from pyperf_suite.runner.record import Record
 
 # Up to here the time of a message is mostly its start: what a layer above adds shows.
 SMALL_BYTES = 64 * 2**10
+
+LAW_COLUMNS = ("what", "start us", "last rate GB/s", "from", "pieces", "off at sizes held out")
 
 
 def explain(records: Sequence[Record], training: Training | None = None) -> Findings:
@@ -41,9 +42,14 @@ def explain(records: Sequence[Record], training: Training | None = None) -> Find
     sentences += straggler_sentences(sweeps)
     sentences += [pair_sentence(found) for found in maps]
     sentences += _beside(sweeps)
-    sentences += _laws(sweeps)
+    sentences += _law_sentence(sweeps)
     sentences += soak_sentences(soaked)
-    tables = [*tables_of(sweeps), *([verdict_table] if verdict_table else []), *map(pair_table, maps)]
+    tables = [
+        *tables_of(sweeps),
+        *_law_table(sweeps),
+        *([verdict_table] if verdict_table else []),
+        *map(pair_table, maps),
+    ]
     tables += [soak_table(soaked)] if soaked else []
     figures = (*figures_of(sweeps), *([soak_figure(soaked)] if soaked else []))
     return Findings(tuple(sentences), tuple(tables), figures, (nccl_tests_text(curves),))
@@ -65,7 +71,7 @@ def _rates(curves: Sequence[Curve]) -> list[str]:
         best, smallest = curve.best, curve.points[min(curve.points)]
         ranks = curve.setting.parameters.ranks
         rate = f"{best.busbw():.3g} GB/s busbw" if ranks > 1 else f"{best.algbw:.3g} GB/s algbw (one rank has no bus)"
-        peak = link_peak(best.visits[0].identity)
+        peak = peak_for(best.visits[0])
         share = f", {best.busbw() / peak.gb_per_s:.0%} of {peak.name}'s {peak.gb_per_s:g}" if peak else ""
         tail = smallest.quantile_s(0.99) / smallest.quantile_s(0.5)
         sentences.append(
@@ -92,59 +98,75 @@ def _between_nodes(curves: Sequence[Curve]) -> list[str]:
 
 
 def _beside(curves: Sequence[Curve]) -> list[str]:
-    """What each other path or variant costs beside ours or the plain one, for small messages and for large ones."""
-    by_what: dict[str, list[Curve]] = {}
-    for curve in curves:
-        if curve.points:
-            by_what.setdefault(curve.setting.what, []).append(curve)
+    """What each other path or variant costs beside ours or the plain one, over all operations measured by both."""
+    compared: dict[tuple[str, str, str], list[tuple[Curve, Curve]]] = {}
+    for first in plain(curves):
+        for other in curves:
+            if other.points and other.setting.what == first.setting.what and _one_apart(first.setting, other.setting):
+                p = first.setting.parameters
+                setting = f"{p.dtype} among {p.ranks} rank{'' if p.ranks == 1 else 's'}"
+                compared.setdefault((setting, first.setting.how, other.setting.how), []).append((first, other))
     sentences = []
-    for what, (first, *others) in by_what.items():
-        for other in others:
-            told = [
-                f"{ratio} x the time {where}"
-                for where, ratio in (
-                    (f"up to {readable(SMALL_BYTES)}", _slowdown(first, other, small=True)),
-                    ("above", _slowdown(first, other, small=False)),
-                )
-                if ratio is not None
-            ]
-            if told:
-                sentences.append(f"{what}: {other.setting.how} takes {', '.join(told)} beside {first.setting.how}.")
+    for (setting, how, other_how), pairs in compared.items():
+        told = [
+            f"{ratio} x the time {where}"
+            for where, ratio in (
+                (f"up to {readable(SMALL_BYTES)}", _slowdown(pairs, small=True)),
+                ("above", _slowdown(pairs, small=False)),
+            )
+            if ratio is not None
+        ]
+        operations = f"{len(pairs)} operations" if len(pairs) > 1 else pairs[0][0].setting.parameters.op
+        if told:
+            sentences.append(f"{other_how} takes {', '.join(told)} beside {how} ({operations}, {setting}).")
     return sentences
 
 
-def _slowdown(first: Curve, other: Curve, small: bool) -> Ratio | None:
-    """The geometric mean over sizes of the other's time over the first's."""
-    sizes = [size for size in first.points if size in other.points and (size <= SMALL_BYTES) == small]
-    return mean_speedup([(other.points[size].reading, first.points[size].reading) for size in sizes])
+def _one_apart(one: Setting, other: Setting) -> bool:
+    """Whether they differ in a single thing, so that a difference in time is that thing's."""
+    p, q = one.parameters, other.parameters
+    apart = (p.in_place != q.in_place, p.registered != q.registered, p.peer_to_peer != q.peer_to_peer)
+    return sum(apart) + (one.implementation != other.implementation) == 1
 
 
-def _laws(curves: Sequence[Curve]) -> list[str]:
-    """The two constants that people compare, and the error that the law makes at sizes it has not seen."""
-    sentences, errors = [], []
+def _slowdown(pairs: Sequence[tuple[Curve, Curve]], small: bool) -> Ratio | None:
+    """The geometric mean over operations and sizes of the other's time over the first's."""
+    readings = [
+        (other.points[size].reading, first.points[size].reading)
+        for first, other in pairs
+        for size in first.points
+        if size in other.points and (size <= SMALL_BYTES) == small
+    ]
+    return mean_speedup(readings)
+
+
+def _law_sentence(curves: Sequence[Curve]) -> list[str]:
+    """How far all laws together are off at sizes that they have not seen."""
+    errors = [curve.law.held_out_error for curve in plain(curves) if curve.law is not None]
+    known = [error for error in errors if error is not None]
+    if not known:
+        return []
+    worst = f"; worst curve {max(known):.0%}" if len(known) > 1 else ""
+    counted = "The law misses" if len(known) == 1 else f"The laws of {len(known)} curves miss"
+    return [f"{counted} sizes held out by {statistics.median(known):.0%} (median{worst})."]
+
+
+def _law_table(curves: Sequence[Curve]) -> list[Table]:
+    """The constants that people compare: the time of no bytes, and the rate of the last straight piece."""
+    rows = []
     for curve in plain(curves):
         if curve.law is None:
             continue
-        error = curve.law.held_out_error
-        errors += [] if error is None else [error]
-        stated = "" if error is None else f", {error:.0%} off at sizes held out (median)"
-        sentences.append(f"Law of {curve.setting}: {_in_words(curve.law)}{stated}.")
-    if len(errors) > 1:
-        sentences.append(
-            f"Over {len(errors)} curves the laws miss sizes held out by {statistics.median(errors):.0%} (median; worst "
-            f"curve {max(errors):.0%})."
+        segments, error = curve.law.segments(), curve.law.held_out_error
+        beta = segments[-1].beta_s_per_byte
+        rows.append(
+            (
+                str(curve.setting),
+                f"{segments[0].alpha_s * 1e6:.3g}",
+                f"{1e-9 / beta:.3g}" if beta else "any",
+                readable(segments[-1].from_bytes),
+                str(len(segments)),
+                "-" if error is None else f"{error:.1%}",
+            )
         )
-    return sentences
-
-
-def _in_words(law: PiecewiseAlphaBeta) -> str:
-    """`278 us + size / 1.09 GB/s`, or where the line bends where it begins and where it ends."""
-    first, *_ = segments = law.segments()
-    last = segments[-1]
-    beta = 1e-9 / last.beta_s_per_byte if last.beta_s_per_byte else float("inf")
-    if len(segments) == 1:
-        return f"{first.alpha_s * 1e6:.3g} us + size / {beta:.3g} GB/s"
-    return (
-        f"{first.alpha_s * 1e6:.3g} us at no bytes, {len(segments)} straight pieces, and size / {beta:.3g} GB/s "
-        f"beyond {readable(last.from_bytes)}"
-    )
+    return [Table("Laws: time = start + size / rate, in straight pieces", LAW_COLUMNS, tuple(rows))] if rows else []

@@ -37,6 +37,11 @@ def link_peak(identity: Mapping[str, Any]) -> LinkPeak | None:
     return LinkPeak(f"{bonded} x {nvlink.name}", bonded * nvlink.per_link_gb_per_s, nvlink.source)
 
 
+def peak_for(record: Record) -> LinkPeak | None:
+    """The peak that a record's rates are a share of; None where its ranks are joined by a network between nodes."""
+    return link_peak(record.identity) if nodes_of(record) == 1 else None
+
+
 def compute_capability(model: str) -> tuple[int, int] | None:
     """The compute capability of a GPU by its name; None for one that is not known here."""
     return next((capability for word, capability in CAPABILITIES if re.search(word, model)), None)
@@ -47,7 +52,7 @@ def may_reduce_in_switch(record: Record) -> bool:
     algorithm = record.kernel.get("details", {}).get("algorithm")
     if algorithm is not None:
         return str(algorithm).startswith("NVLS")
-    peak = link_peak(record.identity)
+    peak = peak_for(record)
     return peak is not None and peak.name.endswith(SWITCH_REDUCES)
 
 

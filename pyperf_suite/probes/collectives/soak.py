@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from pyperf_suite.probes.collectives.curves import Curve, Point
+from pyperf_suite.probes.collectives.curves import Curve, Point, Setting
 from pyperf_suite.probes.collectives.sizes import readable
 from pyperf_suite.probes.findings import Figure, Panel, Series, Table
 from pyperf_suite.runner.profiles import find_profile
@@ -36,8 +36,8 @@ class Soaked:
     its probability.
     """
 
+    setting: Setting
     point: Point
-    what: str
     minutes: NDArray[np.float64]
     seconds: NDArray[np.float64]
     drift: float
@@ -59,7 +59,7 @@ def soaked_of(curves: Sequence[Curve]) -> list[Soaked]:
     if not long:
         return []
     start = min(_time(visit.started_at) for _, point in long for visit in point.visits)
-    return [_soaked(str(curve.setting), point, start) for curve, point in long]
+    return [_soaked(curve.setting, point, start) for curve, point in long]
 
 
 def soak_sentences(found: Sequence[Soaked]) -> list[str]:
@@ -106,7 +106,7 @@ def soak_table(found: Sequence[Soaked]) -> Table:
         drift, change = f"{each.drift:+.1%}", f"{each.change:+.1%} at {each.change_minute:.1f} min"
         rows.append(
             (
-                each.what,
+                str(each.setting),
                 readable(each.point.size_bytes),
                 str(len(each.seconds)),
                 f"{np.median(each.seconds) * 1e6:.1f}",
@@ -121,31 +121,33 @@ def soak_table(found: Sequence[Soaked]) -> Table:
 
 
 def soak_figure(found: Sequence[Soaked]) -> Figure:
-    """Every visit over time, relative to its case's median."""
+    """Every visit over time, relative to its case's median; what all have in common is in the title."""
     shown = sorted(found, key=lambda each: -_spread(each))[:MOST_SHOWN]
+    shared = {_beside_operation(each.setting) for each in shown}
+    common, label = (f": {shared.pop()}", _short) if len(shared) == 1 else ("", _named)
     series = tuple(
-        Series(_named(each), each.minutes.tolist(), relative, "points", relative, relative)
+        Series(label(each), each.minutes.tolist(), relative, "points", relative, relative)
         for each in shown
         for relative in [each.relative.tolist()]
     )
     panel = Panel("", "minutes", "time / median of the case", series)
     return Figure(
         "collectives_soak",
-        "Collectives over time",
+        f"Collectives over time{common}",
         f"Each point is one visit's median time over the median of its case; the {len(shown)} cases that spread most.",
         ((panel,),),
     )
 
 
-def _soaked(what: str, point: Point, start: datetime.datetime) -> Soaked:
+def _soaked(setting: Setting, point: Point, start: datetime.datetime) -> Soaked:
     in_order = sorted(point.visits, key=lambda visit: _time(visit.started_at))
     minutes = np.array([(_time(visit.started_at) - start).total_seconds() / 60 for visit in in_order])
     seconds = np.array([visit.seconds / point.trips for visit in in_order])
     place, change_chance = pettitt(seconds)
     third = len(seconds) // 3
     return Soaked(
+        setting=setting,
         point=point,
-        what=what,
         minutes=minutes,
         seconds=seconds,
         drift=float(np.median(seconds[-third:]) / np.median(seconds[:third])) - 1,
@@ -193,8 +195,17 @@ def _planned_visits(point: Point) -> int:
     return max(find_profile(visit.profile).processes for visit in point.visits)
 
 
+def _beside_operation(setting: Setting) -> str:
+    """All but what is done, as in `float32, 2 ranks, gloo`."""
+    return f"{setting.what.partition(' ')[2]}, {setting.how}"
+
+
+def _short(each: Soaked) -> str:
+    return f"{each.setting.parameters.op} {readable(each.point.size_bytes)}"
+
+
 def _named(each: Soaked) -> str:
-    return f"{each.what}, {readable(each.point.size_bytes)}"
+    return f"{each.setting}, {readable(each.point.size_bytes)}"
 
 
 def _spread(each: Soaked) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pyperf_suite.laws.communication import nvls_wire_rate
 from pyperf_suite.probes.collectives.curves import Curve, Point, Setting
-from pyperf_suite.probes.collectives.peaks import link_peak, may_reduce_in_switch
+from pyperf_suite.probes.collectives.peaks import may_reduce_in_switch, peak_for
 from pyperf_suite.probes.findings import Table
 from pyperf_suite.probes.speedups import speedup
 
@@ -78,7 +78,7 @@ def _table(both: Both) -> Table:
 def _extra_columns(both: Both, points: Sequence[Point]) -> list[tuple[str, Callable[[Point], str]]]:
     """Columns that say something for these points, and what each says of one."""
     extra: list[tuple[str, Callable[[Point], str]]] = []
-    peak = link_peak(points[0].visits[0].identity) if points else None
+    peak = peak_for(points[0].visits[0]) if points else None
     if peak is not None:
         extra.append((f"% of {peak.gb_per_s:g} GB/s", lambda point: f"{point.busbw() / peak.gb_per_s:.1%}"))
     if both.setting.parameters.op == "all_reduce" and any(may_reduce_in_switch(p.visits[0]) for p in points):

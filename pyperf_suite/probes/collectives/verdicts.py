@@ -78,7 +78,7 @@ class Training:
         work = self.work
         batches = f"{work.micro_batches} x " if work.micro_batches > 1 else ""
         return (
-            f"a model of {self.model.parameters / 1e9:.1f}e9 parameters ({self.model.layers} layers, hidden "
+            f"a model of {_count(self.model.parameters)} parameters ({self.model.layers} layers, hidden "
             f"{self.model.hidden}), {batches}{work.micro_batch} x {work.seq} tokens a rank, "
             f"{duration(self.compute_s)} of computing a step"
         )
@@ -199,6 +199,10 @@ def duration(seconds: float) -> str:
         if seconds >= factor:
             return f"{float(f'{seconds / factor:.3g}'):g} {unit}"
     return "0"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.1f}e9" if number >= 1e9 else f"{number / 1e6:.3g}e6"
 
 
 def _compute_needed(seconds: float) -> str:
