@@ -133,3 +133,10 @@ def test_the_module_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "pyperf_suite", "--version"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "pyperf-suite" in done.stdout
+
+
+def test_a_model_whose_training_cannot_be_judged_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    result = invoke("collectives", "--model", "layers=2,depth=3", "--device", "cpu", "--results", str(tmp_path))
+    assert result.exit_code == 2
+    assert "The model 'layers=2,depth=3' knows no depth" in result.output
+    assert list(tmp_path.iterdir()) == []
