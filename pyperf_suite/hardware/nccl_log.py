@@ -5,13 +5,19 @@ Written by rank processes that run with `ENVIRONMENT`; the lines of many ranks m
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 # The subsystems that print what is parsed here; GRAPH has the transports of older versions.
 ENVIRONMENT = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,TUNING"}
+
+# NCCL puts each process's number for %p.
+_FILE_VARIABLE, _FILE = "NCCL_DEBUG_FILE", "pyperf_suite_nccl.%p.log"
 
 # ncclFuncToString of NCCL 2.28, src/misc/utils.cc, in this suite's words.
 OPERATIONS = {
@@ -84,6 +90,17 @@ class NcclLog:
         logged_bytes = size_bytes // ranks if operation in COUNTED_BY_RANK else size_bytes
         fitting = {(operation, logged_bytes), (None, size_bytes)}
         return next((one for one in reversed(self.choices) if (one.operation, one.size_bytes) in fitting), None)
+
+
+def environment() -> dict[str, str]:
+    """What to start ranks with so that each writes its log into a file of its own in the folder of temporary files."""
+    return ENVIRONMENT | {_FILE_VARIABLE: str(Path(tempfile.gettempdir()) / _FILE)}
+
+
+def own_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The file that this process's NCCL writes its log into; None where it was started without one."""
+    named = environ.get(_FILE_VARIABLE, "")
+    return Path(named.replace("%p", str(os.getpid()))) if named.endswith(_FILE) else None
 
 
 def parse(text: str) -> NcclLog:

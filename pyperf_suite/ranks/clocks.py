@@ -24,10 +24,14 @@ class Clock:
     uncertainty_ns: int
 
 
+def machine_id(group: Group) -> str:
+    """Text that ranks share which run on one machine, since it was started; a rank's own where there is no telling."""
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else f"rank {group.rank}"
+
+
 def align(group: Group, deadline_s: float) -> Clock:
     """This rank's clock against rank 0's; exact where both are on one machine. All ranks call it together."""
-    machine = BOOT_ID.read_text().strip() if BOOT_ID.exists() else f"rank {group.rank}"
-    machines = group.gather("compare machines", machine, deadline_s)
+    machines = group.gather("compare machines", machine_id(group), deadline_s)
     clock = Clock(0, 0)
     for rank in range(1, group.count):
         if machines[rank] == machines[0]:

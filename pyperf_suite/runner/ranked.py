@@ -22,7 +22,7 @@ from pyperf_suite.measure.sampling import Measurement, measure
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.operators.ranked import Ranked, RankTimes, Transfers
-from pyperf_suite.ranks.clocks import Clock, align
+from pyperf_suite.ranks.clocks import Clock, align, machine_id
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
@@ -110,7 +110,7 @@ class _Measuring:
         if self.effort is None:
             return result | {"outcome": "ok"}
         clock = self._together("align clocks", lambda: align(self.group, self.deadline_s))
-        with around_gpu(self.device) as gpu:
+        with Around() as telemetry, around_gpu(self.device) as gpu:
             if self.group.rank == 0:
                 result |= self._lead(self.effort)
             else:
@@ -120,9 +120,9 @@ class _Measuring:
             # What the GPUs' counters saw is of all of these.
             "iterations": self.iterations,
         }
-        reports = self.group.gather("compare GPUs", gpu.report if gpu else None, self.deadline_s)
-        if any(reports):
-            result["quality"] = result.get("quality", {}) | {"rank_gpus": reports}
+        seen = [machine_id(self.group), telemetry.report["process_cpu_s"], gpu.report if gpu else None]
+        everyone = self.group.gather("compare telemetry", seen, self.deadline_s)
+        result["quality"] = result.get("quality", {}) | _seen_together(telemetry.report, everyone)
         again = self._checked()
         if not again["passed"]:
             return result | _wrong(again, "after timing")
@@ -131,8 +131,7 @@ class _Measuring:
     def _lead(self, effort: Effort) -> dict[str, Any]:
         """Rank 0: the usual measuring loop, whose stopwatch lets all ranks run each block."""
         stopwatch = RankedStopwatch(self._block)
-        with Around() as telemetry:
-            measurement = self._told(lambda: measure(_nothing, stopwatch, effort.stop, effort.warm_up))
+        measurement = self._told(lambda: measure(_nothing, stopwatch, effort.stop, effort.warm_up))
         self.group.from_first("next block", None, self.deadline_s)
         batch = measurement.launches_per_sample
         times = _last(self.blocks, len(measurement.seconds) * batch)
@@ -143,7 +142,6 @@ class _Measuring:
                 "converged": measurement.converged,
                 "relative_half_width": measurement.relative_half_width,
                 "discarded": measurement.discarded,
-                **telemetry.report,
             },
         }
 
@@ -264,6 +262,14 @@ def _metrics(measurement: Measurement, times: Sequence[RankTimes]) -> dict[str, 
         "transfer": _metric((done.max(axis=0) - arrived.max(axis=0)) * 1e-9),
         "skew": _metric((arrived.max(axis=0) - arrived.min(axis=0)) * 1e-9),
     }
+
+
+def _seen_together(report: dict[str, Any], everyone: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Rank 0's telemetry, in which the other ranks of its machine are not other processes, and each rank's GPU's."""
+    machine = everyone[0][0]
+    own_s = sum(process_cpu_s for there, process_cpu_s, _ in everyone if there == machine)
+    gpus = [gpu for _, _, gpu in everyone]
+    return report | {"process_cpu_s": own_s} | ({"rank_gpus": gpus} if any(gpus) else {})
 
 
 def _metric(seconds: NDArray[np.float64]) -> Metric:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyperf_suite.hardware import nccl_log
 from pyperf_suite.hardware.nccl_log import ALGORITHMS, OPERATIONS, PROTOCOLS, Choice, NcclLog, parse
 
 # Lines in the forms of public issue reports and of NCCL's own format strings, hosts and addresses shortened.
@@ -135,3 +138,13 @@ def test_any_text_is_read_without_a_fault(text):
     log = parse(text)
     assert all(choice.size_bytes >= 0 for choice in log.choices)
     assert log.choice("all_gather", 8, 2) is None or log.choices
+
+
+def test_a_process_finds_the_log_that_it_was_started_to_write():
+    started_with = nccl_log.environment()
+    assert started_with["NCCL_DEBUG"] == "INFO"
+    own = nccl_log.own_file(started_with)
+    assert own is not None
+    assert str(os.getpid()) in own.name
+    assert nccl_log.own_file({}) is None
+    assert nccl_log.own_file({"NCCL_DEBUG_FILE": "/a/log/of/somebody"}) is None

@@ -293,6 +293,29 @@ def test_where_the_switch_reduces_its_wire_rate_is_told(network: Any) -> None:
     assert column(table(explain(ring), "all_reduce float32, 8 ranks, nccl"), "algorithm") == ["RING"] * 6
 
 
+def test_nccls_choices_are_read_in_visits_of_their_own_and_put_beside_the_times(network: Any) -> None:
+    asked = cases(op=("all_reduce",), implementation=("nccl", "nccl_graph"), ranks=(8,))
+    usual = replace(network(gb_per_s=300.0), identity=HOPPERS).records(asked)
+    further = Collectives().follow_up(usual)
+    assert {case.implementation for case in further} == {"nccl"}
+    assert {case.parameters.bytes for case in further} == {case.parameters.bytes for case in asked}
+    assert all(case.parameters.logged for case in further)
+    told = {"algorithm": "TREE", "protocol": "LL128", "channels": 8}
+    logged = replace(network(gb_per_s=1.0, details=told), identity=HOPPERS).records(further)
+    assert Collectives().follow_up([*usual, *logged]) == further
+    with_log, without = (explain(records).tables for records in ([*usual, *logged], usual))
+    rates = [column(found, "algbw GB/s") for found in without if "algbw GB/s" in found.columns]
+    told_of = [found for found in with_log if "algorithm" in found.columns]
+    assert len(told_of) == len(rates) == 2
+    assert [column(found, "algorithm") for found in told_of] == [["TREE"] * len(found.rows) for found in told_of]
+    # The slow times of the logged visits count for nothing.
+    assert [column(found, "algbw GB/s") for found in told_of] == rates
+
+
+def test_on_cpus_there_is_no_log_to_read(network: Any) -> None:
+    assert Collectives().follow_up(network().records(cases(implementation=("gloo",)))) == []
+
+
 def test_what_nvlinks_counted_and_nccl_predicted_stand_beside_the_formula(network: Any) -> None:
     (case,) = cases(size=(Sizes(2**30, 2**30),), implementation=("nccl",), ranks=(2,))
     machine = network(gb_per_s=100.0, identity=HOPPERS, details={"predicted_by_nccl_s": 0.01})

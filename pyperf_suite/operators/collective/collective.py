@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pyperf_suite.hardware import nccl_log
 from pyperf_suite.operators.collective.c10d_nccl import C10dNccl
 from pyperf_suite.operators.collective.gloo import Gloo
 from pyperf_suite.operators.collective.nccl import Nccl, NcclGraph
@@ -29,8 +30,9 @@ class Collective(Ranked[CollectiveParameters]):
         return parameters.ranks
 
     def environment(self, parameters: CollectiveParameters) -> Mapping[str, str]:
-        """NCCL reads once, when it is loaded, whether to use direct copies between GPUs."""
-        return {} if parameters.peer_to_peer else {"NCCL_P2P_DISABLE": "1"}
+        """NCCL reads once, when it is loaded, whether to use direct copies between GPUs, and what to log and where."""
+        direct = {} if parameters.peer_to_peer else {"NCCL_P2P_DISABLE": "1"}
+        return direct | (nccl_log.environment() if parameters.logged else {})
 
     def bytes_moved(self, parameters: CollectiveParameters) -> int:
         """The size of nccl-tests, in whole elements."""

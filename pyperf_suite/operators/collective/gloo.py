@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from pyperf_suite.errors import Unsupported
+from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.collective.parameters import CollectiveParameters
@@ -23,6 +23,11 @@ class Gloo(RankedImplementation[CollectiveParameters]):
 
     name = "gloo"
     device_kind = "cpu"
+
+    def validate(self, parameters: CollectiveParameters) -> None:
+        """Raise UserError for a log that is NCCL's."""
+        if parameters.logged:
+            raise UserError("The log of algorithms is NCCL's, but gloo was asked for: leave logged out.")
 
     def prepare(self, parameters: CollectiveParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
         """Join gloo's process group, which the first case makes, and allocate this rank's buffers."""

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware import nccl_log
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.collective.agreement import agree, connect_together
 from pyperf_suite.operators.collective.data import POISON_BYTE, RankData, Stored
@@ -159,6 +160,10 @@ def _require_supported(parameters: CollectiveParameters, connection: Connection,
             f"NCCL {connection.library.version_text} cannot register buffers, 2.19 and later can: update it, or leave "
             "registered out."
         )
+    if parameters.logged and nccl_log.own_file() is None:
+        raise Unsupported(
+            "NCCL's log was asked for, but these ranks were started without it: let pyperf-suite start them."
+        )
     if parameters.dtype.startswith("float8") and parameters.operation.reduces and device.kind == "cuda":
         cuda = native_extension().cuda
         capability = tuple(cuda.Context(cuda.Driver(), device.index).properties.compute_capability)
@@ -230,6 +235,15 @@ class NcclTransfers(Transfers):
         """What NCCL's own model, by which it chooses algorithms, says of this case."""
         if seconds is not None:
             self.kernel = replace(self.kernel, details={**self.kernel.details, "predicted_by_nccl_s": seconds})
+
+    def _keep_choice(self) -> None:
+        """The algorithm and protocol of the run that just ended, from what NCCL wrote down."""
+        parameters, path = self._data.parameters, nccl_log.own_file()
+        text = path.read_text("utf-8", "replace") if path is not None and path.exists() else ""
+        found = nccl_log.parse(text).choice(parameters.operation.counted_as, parameters.message_bytes, parameters.ranks)
+        if found is not None:
+            told = {"algorithm": found.algorithm, "protocol": found.protocol, "channels": found.channels}
+            self.kernel = replace(self.kernel, details={**self.kernel.details, **told})
 
     def _memories(self) -> tuple[BufferMemory | None, BufferMemory | None]:
         dtype = self._data.parameters.dtype

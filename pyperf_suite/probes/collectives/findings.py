@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pyperf_suite.laws import network_guides
 from pyperf_suite.laws.communication import inter_node_rate
 from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.probes.collectives.algorithms import with_algorithms
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, Setting, curves_of, plain
 from pyperf_suite.probes.collectives.figure import figures_of
 from pyperf_suite.probes.collectives.nccl_text import nccl_tests_text
@@ -30,7 +31,7 @@ LAW_COLUMNS = ("what", "start us", "last rate GB/s", "from", "pieces", "off at s
 
 def explain(records: Sequence[Record], training: Training | None = None) -> Findings:
     """Sentences with the conclusion first, tables as nccl-tests has them, pictures, and nccl-tests' own text."""
-    curves = curves_of(records)
+    curves = curves_of(with_algorithms(records))
     if not curves:
         return Findings()
     # A pair at a size or two is a place on the map; over many sizes it is a curve.

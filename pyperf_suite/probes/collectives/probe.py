@@ -14,6 +14,7 @@ from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.operators.collective.parameters import OPERATIONS
+from pyperf_suite.probes.collectives.algorithms import cases_to_log
 from pyperf_suite.probes.collectives.findings import explain
 from pyperf_suite.probes.collectives.pairs import all_pairs, tournament
 from pyperf_suite.probes.collectives.sizes import Sizes
@@ -124,6 +125,10 @@ class Collectives(Probe):
     def findings(self, records: Sequence[Record]) -> Findings:
         """Rates, verdicts, stragglers, slow links, the law, and the table that nccl-tests made known."""
         return explain(records, self._training)
+
+    def follow_up(self, records: Sequence[Record]) -> list[Case]:
+        """On GPUs, what was measured once more with NCCL's log of the algorithms that it takes."""
+        return cases_to_log(records)
 
     def group(self, case: Case) -> str:
         """One table an operation, dtype and number of ranks, so that the paths stand together."""
