@@ -16,8 +16,9 @@ SOURCES := $(shell find csrc kernels -name '*.cpp' -o -name '*.h' -o -name '*.cu
 bench: $(MADE)
 	$(RUN) -m pytest --benchmark-only $(ARGS)
 
+# One process a core, each with whole files: most of the time goes into starting the processes that tests are about.
 test: lint
-	$(RUN) -m pytest tests $(ARGS)
+	$(RUN) -m pytest tests -n logical --dist loadfile $(ARGS)
 
 lint: $(MADE)
 	$(RUN) -m ruff check .
