@@ -103,6 +103,11 @@ class Nvml:
                 return [words for bit, words in THROTTLE_REASONS.items() if mask.value & bit]
         return None
 
+    def index(self, uuid: str) -> int | None:
+        """The number that NVML and nvidia-smi give the GPU; None where they do not know it."""
+        device = self._physical(uuid)
+        return None if device is None else self._unsigned("nvmlDeviceGetIndex", device)
+
     def nvlink(self, uuid: str) -> str | None:
         """The GPU's active NVLinks as `nvlink<version>x<links>`; None where none is active."""
         device = self._physical(uuid)

@@ -14,11 +14,12 @@ from typing import Any
 
 from pyperf_suite import __version__
 from pyperf_suite.hardware import cgroup, cpu, virtualisation
-from pyperf_suite.hardware.cuda_driver import driver
+from pyperf_suite.hardware.cuda_driver import driver, gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.nvml import nvml
 from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.hardware.wiring import wiring
 
 PACKAGES = ("numpy", "pytest-benchmark", "torch", "triton")
 CPU_SETTINGS = "sys/devices/system/cpu"
@@ -55,7 +56,10 @@ def kernel_state(files: KernelFiles, flags: frozenset[str]) -> dict[str, Any]:
 
 
 def gpu_state(index: int) -> dict[str, Any]:
-    """UUID, driver, CUDA version and settings of a GPU; what cannot be asked says why under `unavailable`."""
+    """UUID, driver, CUDA version and settings of a GPU, and how it and others are wired.
+
+    What cannot be asked says why under `unavailable`.
+    """
     found, manager = driver(), nvml()
     condition: dict[str, Any] = {}
     try:
@@ -66,6 +70,7 @@ def gpu_state(index: int) -> dict[str, Any]:
         if isinstance(manager, Unavailable):
             raise manager
         condition |= {"driver": manager.driver_version(), **manager.settings(uuid)}
+        condition |= {"links": links} if (links := wiring(gpus(), manager)) else {}
     except Unavailable as reason:
         condition["unavailable"] = str(reason)
     return condition

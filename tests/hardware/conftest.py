@@ -94,6 +94,10 @@ class FakeNvml:
         parent._obj.value = 8
         return 0
 
+    def nvmlDeviceGetIndex(self, device: ctypes.c_void_p, index: Any) -> int:
+        index._obj.value = 3
+        return 0
+
     def nvmlDeviceGetEnforcedPowerLimit(self, device: ctypes.c_void_p, milliwatts: Any) -> int:
         milliwatts._obj.value = {7: 700_000, 8: 650_000}[device.value or 0]
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -91,12 +92,25 @@ def pairs(**changed: Any) -> list[Case]:
 def test_a_slow_link_is_named(network: Any) -> None:
     machine = network(slow={(1, 3): 0.4})
     findings = explain(machine.records(pairs()))
-    assert "slow links: 1-3 (40% of it)" in said(findings, "Pair map")
+    assert "slow links: 1-3 (40% of the median)" in said(findings, "Pair map")
     found = table(findings, "GB/s between ranks")
     assert found.columns == ("", "0", "1", "2", "3")
     matrix = [row[1:] for row in found.rows]
     assert [matrix[rank][rank] for rank in range(4)] == ["-"] * 4
     assert matrix[1][3] == matrix[3][1] != matrix[0][1]
+
+
+def test_links_are_compared_with_those_that_are_wired_alike(network: Any) -> None:
+    # Ranks 0-1 and 2-3 are bridged by NVLink, all others go through the host; of the bridges one is slow.
+    bridged = {(0, 1), (2, 3)}
+    others = {pair: 0.1 for pair in itertools.combinations(range(4), 2) if pair not in bridged}
+    records = network(slow={**others, (2, 3): 0.5}).records(pairs())
+    told = {
+        f"{a}-{b}": {"path": "NV4" if (a, b) in bridged else "NODE", "gb_per_s": None}
+        for a, b in itertools.combinations(range(4), 2)
+    }
+    wired = [replace(record, state={"gpu": {"links": told}}) for record in records]
+    assert "slow links: 2-3 (67% of the median of those by NV4)." in said(explain(wired), "Pair map")
 
 
 @pytest.mark.parametrize("ranks", [4, 12])
@@ -114,7 +128,7 @@ def test_halves_of_the_machine_make_a_map_too(network: Any) -> None:
     asked = [case for case in cases(pairs=("bisection",), ranks=(8,)) if case.parameters.pairs]
     sentence = said(explain(network(slow={(1, 5): 0.5}).records(asked)), "Pair map")
     assert "4 pairs carry" in sentence
-    assert "slow links: 1-5 (50% of it)" in sentence
+    assert "slow links: 1-5 (50% of the median)" in sentence
 
 
 def test_a_single_pair_is_told_with_its_rate(network: Any) -> None:

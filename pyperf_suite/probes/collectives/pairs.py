@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from pyperf_suite.laws.communication import algbw
@@ -15,8 +15,7 @@ from pyperf_suite.probes.collectives.curves import Curve, Point
 from pyperf_suite.probes.collectives.sizes import readable
 from pyperf_suite.probes.findings import Table
 
-# A link that carries less than this share of what the median link does is slow; machines with links of several kinds
-# have pairs further apart than that by design, and are told so.
+# A link that carries less than this share of what the median link of its kind does is slow.
 SLOW = 0.8
 MOST_NAMED = 5
 
@@ -25,22 +24,30 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class PairMap:
-    """GB/s (1e9), one direction, between pairs of ranks, lower rank first, at one size."""
+    """GB/s (1e9), one direction, between pairs of ranks, lower rank first, at one size.
+
+    `paths` says how a pair is wired where the machine told, as in NV18 or PIX.
+    """
 
     how: str
     size_bytes: int
     ranks: int
     rates: Mapping[Pair, float]
+    paths: Mapping[Pair, str] = field(default_factory=dict)
 
     @property
     def median(self) -> float:
         """Of all pairs measured."""
         return statistics.median(self.rates.values())
 
+    def share(self, pair: Pair) -> float:
+        """Of what the median pair that is wired alike carries."""
+        alike = [rate for other, rate in self.rates.items() if self.paths.get(other) == self.paths.get(pair)]
+        return self.rates[pair] / statistics.median(alike)
+
     def slow_pairs(self) -> list[Pair]:
-        """Those far below the median, slowest first."""
-        slow = [pair for pair, rate in self.rates.items() if rate < SLOW * self.median]
-        return sorted(slow, key=lambda pair: self.rates[pair])
+        """Those far below the median of their kind, slowest first."""
+        return sorted((pair for pair in self.rates if self.share(pair) < SLOW), key=self.share)
 
     def slow_ranks(self) -> list[int]:
         """Ranks all of whose links are slow, where each has two or more and the others' are not: their fault alone."""
@@ -64,13 +71,15 @@ def tournament(ranks: int) -> list[tuple[Pair, ...]]:
 def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
     """One for each way of measuring and size."""
     found: dict[tuple[str, int, int], dict[Pair, float]] = {}
+    paths: dict[tuple[str, int, int], dict[Pair, str]] = {}
     for curve in curves:
         p = curve.setting.parameters
         for size, point in curve.points.items():
             if p.pairs:
                 how = f"{p.op} {p.dtype}, {curve.setting.how}"
                 found.setdefault((how, size, p.ranks), {}).update(_rates(point))
-    return [PairMap(how, size, ranks, dict(sorted(rates.items()))) for (how, size, ranks), rates in found.items()]
+                paths.setdefault((how, size, p.ranks), {}).update(_paths(point))
+    return [PairMap(*key, dict(sorted(rates.items())), paths[key]) for key, rates in found.items()]
 
 
 def pair_sentence(found: PairMap) -> str:
@@ -87,10 +96,17 @@ def pair_sentence(found: PairMap) -> str:
         return head + f"{spread}; every link of {named} is slow, so look there and not at a single cable."
     slow = found.slow_pairs()
     if slow:
-        named = ", ".join(f"{a}-{b} ({found.rates[a, b] / found.median:.0%} of it)" for a, b in slow[:MOST_NAMED])
+        named = ", ".join(f"{a}-{b} ({_beside(found, (a, b))})" for a, b in slow[:MOST_NAMED])
         more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
-        return head + f"{spread}; slow links: {named}{more}. Where the machine has links of several kinds, that is why."
-    return head + f"{spread}; no link is slower than {SLOW:.0%} of the median."
+        unknown = "" if found.paths else " Where the machine has links of several kinds, that is why."
+        return head + f"{spread}; slow links: {named}{more}.{unknown}"
+    return head + f"{spread}; no link is slower than {SLOW:.0%} of the median{' of its kind' if found.paths else ''}."
+
+
+def _beside(found: PairMap, pair: Pair) -> str:
+    """`34% of the median`, or of the median of the links that are wired alike."""
+    path = found.paths.get(pair)
+    return f"{found.share(pair):.0%} of the median" + (f" of those by {path}" if path else "")
 
 
 def pair_table(found: PairMap) -> Table:
@@ -108,6 +124,14 @@ def pair_table(found: PairMap) -> Table:
 def all_pairs(ranks: int) -> list[Pair]:
     """Every two ranks, the lower one first."""
     return list(combinations(range(ranks), 2))
+
+
+def _paths(point: Point) -> dict[Pair, str]:
+    """How the pairs are wired, where all ranks are GPUs of one machine; ranks there have CUDA's numbers."""
+    visit = point.visits[0]
+    links = (visit.state.get("gpu") or {}).get("links", {}) if visit.sampling.get("nodes", 1) == 1 else {}
+    pairs = ((min(pair), max(pair)) for pair in point.parameters.pairs)
+    return {pair: links[name]["path"] for pair in pairs if (name := f"{pair[0]}-{pair[1]}") in links}
 
 
 def _rates(point: Point) -> dict[Pair, float]:
