@@ -6,6 +6,7 @@ Everything heavy is imported inside the command that needs it, so that `--help` 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -32,6 +33,16 @@ class Spoken(click.ClickException):
     """An error that click prints as one sentence."""
 
     exit_code = 2
+
+
+class Finite(click.FloatRange):
+    """A number of the range that is neither nan, which no comparison keeps out, nor infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class SpokenErrors(click.Group):
@@ -84,7 +95,7 @@ def measuring_options(command: Command) -> Command:
             "deadline_s",
             default=120.0,
             show_default=True,
-            type=click.FloatRange(0, min_open=True),
+            type=Finite(0, min_open=True),
             metavar="SECONDS",
             help="For one case, and for each step that several ranks take together.",
         ),
@@ -121,7 +132,7 @@ def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any)
     "--soak",
     "soak_min",
     default=0.0,
-    type=click.FloatRange(0),
+    type=Finite(0),
     metavar="MINUTES",
     help="Then repeat the cases for so long: how stable is a shared network?",
 )
@@ -212,15 +223,15 @@ def _workers_of_the_launcher(device: str, deadline_s: float) -> Any:
 
 def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes import PROBES, find_probe
-    from pyperf_suite.probes.axes import overrides_for, parse_overrides
+    from pyperf_suite.probes import PROBES, find_probe, overrides_of
+    from pyperf_suite.probes.axes import overrides_for
     from pyperf_suite.ranks.environment import rank_environment
     from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
     from pyperf_suite.runner.profiles import find_profile
 
     chosen = find_profile(profile)
     where = resolve(device)
-    overrides = parse_overrides(axes)
+    overrides = overrides_of(axes)
     cases = [
         PlannedCase(name, case)
         for name in dict.fromkeys(probes or (name for name, probe in PROBES.items() if probe.is_timed))

@@ -222,14 +222,14 @@ class SuiteRun:
         if probe_name not in self._collected:
             with _SpokenErrors():
                 from pyperf_suite.hardware.devices import resolve
-                from pyperf_suite.probes import find_probe
-                from pyperf_suite.probes.axes import overrides_for, parse_overrides
+                from pyperf_suite.probes import find_probe, overrides_of
+                from pyperf_suite.probes.axes import overrides_for
                 from pyperf_suite.runner.plan import PlannedCase
                 from pyperf_suite.runner.profiles import find_profile
 
                 profile = find_profile(self._config.getoption("suite_profile"))
                 device = resolve(self._config.getoption("suite_device"))
-                overrides = overrides_for(probe_name, parse_overrides(self._config.getoption("suite_axis")))
+                overrides = overrides_for(probe_name, overrides_of(self._config.getoption("suite_axis")))
                 cases = find_probe(probe_name).cases(profile.name, device, overrides)
                 self._collected[probe_name] = {case.label: PlannedCase(probe_name, case) for case in cases}
         return self._collected[probe_name]

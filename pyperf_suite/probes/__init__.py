@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pyperf_suite.errors import UserError
 from pyperf_suite.probes.alignment.probe import Alignment
 from pyperf_suite.probes.attention_heads.probe import AttentionHeads
+from pyperf_suite.probes.axes import parse_overrides
 from pyperf_suite.probes.baseline import Baseline
 from pyperf_suite.probes.collectives.probe import Collectives
 from pyperf_suite.probes.probe import Probe
@@ -15,6 +18,16 @@ PROBES: dict[str, Probe] = {
     probe.name: probe
     for probe in (TileWave(), Baseline(), Alignment(), AttentionHeads(), Collectives(), StaticKernels())
 }
+
+
+def overrides_of(texts: Iterable[str]) -> dict[str, str]:
+    """Axes as a user wrote them. Raises UserError for what is no axis, or where one speaks to a probe there is not."""
+    overrides = parse_overrides(texts)
+    for name in overrides:
+        probe, dot, _ = name.rpartition(".")
+        if dot:
+            find_probe(probe)
+    return overrides
 
 
 def find_probe(name: str) -> Probe:

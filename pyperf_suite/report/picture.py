@@ -83,6 +83,12 @@ def _legend_columns(labels: list[str], width_in: float) -> int:
     return max(1, min(len(labels), int(width_in / widest_in)))
 
 
+def _line_colour(label: str, marks: Mapping[str, tuple[str, str]]) -> str:
+    """Of several sets of points a law has the colour of its own; beside a single one orange is easier to see."""
+    own = [colour for points, (colour, _) in marks.items() if label == f"law of {points}"]
+    return own[0] if own and len(marks) > 1 else _ORANGE
+
+
 def _draw_panel(  # type: ignore[no-untyped-def]
     axes, panel: Panel, marks: Mapping[str, tuple[str, str]], first: bool, titled: bool, last: bool
 ) -> None:
@@ -92,7 +98,9 @@ def _draw_panel(  # type: ignore[no-untyped-def]
         axes.axvline(position, color=_GREY, linewidth=0.8, alpha=0.45, linestyle=":", zorder=0)
     for series in panel.series:
         if series.style == "line":
-            axes.plot(series.x, series.y, color=_ORANGE, linewidth=1.4, label=series.label, zorder=2)
+            axes.plot(
+                series.x, series.y, color=_line_colour(series.label, marks), linewidth=1.4, label=series.label, zorder=2
+            )
         elif series.style == "beside":
             axes.plot(
                 series.x,

@@ -61,7 +61,8 @@ class Plan:
         seconds = self.seconds_at_most
         time = f"{seconds / 60:.0f} min" if seconds > 100 else f"{seconds:.0f} s"
         return (
-            f"{len(self.cases)} cases x {processes} process{'es' if processes > 1 else ''} on {self.device}, "
+            f"{len(self.cases)} case{'s' if len(self.cases) > 1 else ''} x "
+            f"{processes} process{'es' if processes > 1 else ''} on {self.device}, "
             f"profile {self.profile.name}, at most about {time}"
         )
 

@@ -100,6 +100,7 @@ def test_a_torn_last_line_is_a_plain_warning_and_the_run_goes_on(tmp_path: Path)
         (("run", "tile_wave", "-a", "offset=-9999999"), "no case with offset=-9999999"),
         (("run", "static_kernels", "-a", "compiler=gcc"), "no case with compiler=gcc"),
         (("run", "tile_wave", "--results", "/proc/nowhere"), "cannot be written"),
+        (("run", "tile_wave", "-a", "tile_weave.k=8"), "Unknown probe 'tile_weave'"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_exit_code_2(
@@ -111,6 +112,20 @@ def test_what_cannot_be_is_one_sentence_and_exit_code_2(
     assert sentence in result.output
     assert len(result.output.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("run", "tile_wave", "--deadline", "nan"), "nan is not a finite number"),
+        (("run", "tile_wave", "--deadline", "inf"), "inf is not a finite number"),
+        (("collectives", "--soak", "nan"), "nan is not a finite number"),
+    ],
+)
+def test_a_time_that_is_no_number_is_bad_usage(arguments: tuple[str, ...], sentence: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert sentence in result.output
 
 
 def test_the_list_names_every_probe_and_what_each_profile_costs_here() -> None:

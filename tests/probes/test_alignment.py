@@ -312,6 +312,10 @@ def test_what_an_implementation_never_takes_is_left_out_unless_nothing_is_left()
         ("base", "64x64x64", "PART:MxNxK"),
         ("real", "vocab", "choose from vocabulary"),
         ("tokens", "0", "at least 1"),
+        ("implementation", "navite", "no implementation 'navite': choose from"),
+        ("library", "troch", "no implementation 'troch': choose from"),
+        ("padded", "padded_torch", "no implementation 'padded_torch': choose from"),
+        ("dtype", "float32,flaot32", "Unknown dtype 'flaot32'"),
     ],
 )
 def test_an_axis_that_cannot_be_is_refused_in_a_sentence(axis: str, value: str, said: str) -> None:

@@ -144,6 +144,10 @@ def test_heads_that_do_not_divide_hidden_are_refused_with_the_nearest_that_do(he
         ({"phase": ("sideways",)}, "choose from forward, backward, decode"),
         ({"heads": (0,)}, "heads=0 .* at least 1"),
         ({"seq": (-5,)}, "seq=-5 .* at least 1"),
+        ({"kv_ratio": ("²",)}, "write a number of query heads to a key head, or all"),
+        ({"hidden": (10**30,)}, "hidden=10+ .* at most 2147483648"),
+        ({"hidden": (2**31 - 1,)}, "8 heads .* do not divide the hidden size 2147483647: take 1 or 2147483647"),
+        ({"varied_splits": (-1,)}, "varied_splits=-1 .* 0 or more"),
     ],
 )
 def test_what_no_attention_has_is_refused_in_one_sentence(changed: dict[str, Any], told: str) -> None:

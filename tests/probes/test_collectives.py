@@ -251,6 +251,11 @@ def test_a_model_is_given_by_its_dimensions(network: Any) -> None:
         ("layers=2,depth=3", "knows no depth: give .*layers"),
         ("layers=2,hidden=64", "lacks ffn, heads, vocab"),
         ("layers=2,hidden=65,ffn=64,heads=2,vocab=9", "65 cannot be divided into 2 heads"),
+        ("layers=inf,hidden=64,ffn=64,heads=2,vocab=9", "layers=inf .* whole numbers"),
+        ("layers=1.5,hidden=64,ffn=64,heads=2,vocab=9", "layers=1.5 .* whole numbers"),
+        ("layers=2,hidden=64,ffn=64,heads=2,vocab=9,compute_ms=nan", "compute_ms=nan .* takes some time"),
+        ("layers=2,hidden=64,ffn=64,heads=2,vocab=9,compute_ms=-1", "compute_ms=-1 .* takes some time"),
+        ("depth=3", "give layers, hidden, ffn, heads, vocab"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused_in_one_sentence(text: str, told: str) -> None:

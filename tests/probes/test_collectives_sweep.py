@@ -101,6 +101,11 @@ def test_a_size_that_has_no_element_for_each_rank_is_left_out() -> None:
     }
 
 
+def test_where_no_size_has_an_element_for_each_rank_the_least_that_has_is_named() -> None:
+    with pytest.raises(UserError, match=r"less than one float32 for each of .* ask for at least 4 bytes"):
+        PROBE.cases("quick", CPU, {"op": "all_reduce", "size": "1,3"})
+
+
 def test_links_are_left_out_only_of_what_runs_over_nccl() -> None:
     cases = PROBE.sweep(axes(implementation=("nccl", "c10d_nccl"), peer_to_peer=(YES, NO), registered=(NO, YES)))
     taken = {(c.implementation, c.parameters.peer_to_peer, c.parameters.registered) for c in cases}

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
-from pyperf_suite.report.picture import draw
+from pyperf_suite.report.picture import _line_colour, draw
 from pyperf_suite.report.run_report import draw_all
 from pyperf_suite.report.terminal import cautions, print_findings
 from pyperf_suite.runner.record import Metric, Record
@@ -95,6 +95,13 @@ def test_each_set_of_points_has_a_colour_of_its_own(tmp_path: Path) -> None:
     from matplotlib import pyplot
 
     assert 0 < colours(1) < colours(4)
+
+
+def test_of_several_sets_of_points_a_law_has_the_colour_of_its_own() -> None:
+    marks = {"ours": ("blue", "o"), "theirs": ("orange", "s")}
+    assert [_line_colour(f"law of {name}", marks) for name in marks] == ["blue", "orange"]
+    assert _line_colour("law of ours", {"ours": ("blue", "o")}) != "blue"
+    assert _line_colour("wave law", marks) not in ("blue", "orange")
 
 
 def test_a_picture_that_cannot_be_written_is_a_warning_and_not_the_end(tmp_path: Path) -> None:

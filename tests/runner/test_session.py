@@ -136,3 +136,8 @@ def test_standard_profiles_take_the_process_as_their_unit() -> None:
     assert PROFILES["standard"].processes >= 3
     with pytest.raises(UserError, match=r"'thorough'.*quick, standard, full"):
         find_profile("thorough")
+
+
+def test_a_plan_of_one_case_is_told_in_the_singular() -> None:
+    assert a_plan((16,)).outlook.startswith("1 case x 2 processes on cpu")
+    assert a_plan().outlook.startswith("2 cases x 2 processes on cpu")

@@ -16,6 +16,7 @@ from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.alignment import elements_in, largest_power_of_two
 from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.alignment.findings import explain
@@ -68,7 +69,11 @@ class AlignmentAxes:
     mode: tuple[str, ...] = ("burst",)
 
     def __post_init__(self) -> None:
-        """Raise UserError for a direction there is not, or for sizes that no sweep can have."""
+        """Raise UserError for a name or direction there is not, or for sizes that no sweep can have."""
+        for implementation in (*self.implementation, *self.library, *self.padded):
+            find_operator("matmul").implementation(implementation)
+        for dtype in self.dtype:
+            element_type(dtype)
         unknown = set(self.along) - set("mnk")
         if unknown:
             raise UserError(f"along={', '.join(sorted(unknown))} was asked for, but a sweep goes along m, n or k.")

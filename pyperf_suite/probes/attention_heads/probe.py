@@ -6,6 +6,8 @@ Sweeps split a hidden size into heads, and step head_dim over the buckets of kno
 from __future__ import annotations
 
 import itertools
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +26,9 @@ from pyperf_suite.runner.record import Record
 
 MASKS = ("full", "causal")
 PHASES = ("forward", "backward", "decode")
+
+# No dimension of an attention is larger.
+MOST = 1 << 31
 
 # All query heads share a single key head (multi-query attention).
 ALL = "all"
@@ -72,12 +77,16 @@ class AttentionHeadsAxes:
                 if value not in words:
                     raise UserError(f"{name}={value} was asked for: choose from {', '.join(words)}.")
         for value in self.kv_ratio:
-            if value != ALL and not (value.isdigit() and int(value) >= 1):
+            if value != ALL and not (re.fullmatch("[1-9][0-9]{0,8}", value)):
                 raise UserError(f"kv_ratio={value} was asked for: write a number of query heads to a key head, or all.")
         for name in ("hidden", "heads", "head_dim", "heads_of_head_dim", "seq", "batch", "workers"):
             for number in getattr(self, name):
                 if number < 1:
                     raise UserError(f"{name}={number} was asked for, but {name} is at least 1.")
+                if number > MOST:
+                    raise UserError(f"{name}={number} was asked for, but {name} is at most {MOST}.")
+        if min(self.varied_splits) < 0:
+            raise UserError(f"varied_splits={min(self.varied_splits)} was asked for, but it counts splits: 0 or more.")
 
 
 @dataclass(frozen=True)
@@ -295,7 +304,8 @@ def _blocks_of(implementation: str, axes: AttentionHeadsAxes) -> Iterator[Blocks
 
 def _nearest_divisors(whole: int, asked: int) -> str:
     """The divisors on both sides of what was asked for, as `5 or 8`."""
-    divisors = [count for count in range(1, whole + 1) if whole % count == 0]
+    small = [count for count in range(1, math.isqrt(whole) + 1) if whole % count == 0]
+    divisors = sorted({*small, *(whole // count for count in small)})
     below = [count for count in divisors if count < asked][-1:]
     above = [count for count in divisors if count > asked][:1]
     return " or ".join(map(str, below + above))

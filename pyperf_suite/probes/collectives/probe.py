@@ -193,7 +193,12 @@ def _cuda_axes(profile: str, device: Device) -> CollectivesAxes:
 
 
 def _collectives(axes: CollectivesAxes) -> Iterator[tuple[CollectiveParameters, str]]:
-    """Parameters and implementation of the sweep over sizes; what an operation does not take is not crossed with it."""
+    """Parameters and implementation of the sweep over sizes; what an operation does not take is not crossed with it.
+
+    Raises UserError where every size is too small for one element a rank.
+    """
+    too_small: list[CollectiveParameters] = []
+    fits = False
     sizes = sorted({size for ladder in axes.size for size in ladder.ladder()})
     for op, ranks, dtype, implementation in itertools.product(axes.op, axes.ranks, axes.dtype, axes.implementation):
         if op not in OPERATIONS:
@@ -219,7 +224,12 @@ def _collectives(axes: CollectivesAxes) -> Iterator[tuple[CollectiveParameters, 
                 registered=registered.value,
             )
             if parameters.count:
+                fits = True
                 yield parameters, implementation
+            else:
+                too_small.append(parameters)
+    if too_small and not fits:
+        too_small[-1].validate()
 
 
 def _over_nccl(implementation: str) -> bool:

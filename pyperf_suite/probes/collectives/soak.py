@@ -130,11 +130,12 @@ def soak_figure(found: Sequence[Soaked]) -> Figure:
         for each in shown
         for relative in [each.relative.tolist()]
     )
+    most = f"; the {len(shown)} cases that spread most" if len(shown) < len(found) else ""
     panel = Panel("", "minutes", "time / median of the case", series)
     return Figure(
         "collectives_soak",
         f"Collectives over time{common}",
-        f"Each point is one visit's median time over the median of its case; the {len(shown)} cases that spread most.",
+        f"Each point is one visit's median time over the median of its case{most}.",
         ((panel,),),
     )
 

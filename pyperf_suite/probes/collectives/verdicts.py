@@ -60,12 +60,17 @@ class Training:
         Raises UserError for a name there is not, a value that is no number, and dimensions that no model can have.
         """
         values = dict(_assignment(part) for part in text.split(","))
-        model_names, work_names = ({each.name for each in fields(kind)} for kind in (ModelDimensions, Workload))
-        unknown = values.keys() - model_names - work_names - {"compute_ms"}
+        model_names, work_names = ([each.name for each in fields(kind)] for kind in (ModelDimensions, Workload))
+        unknown = values.keys() - {*model_names, *work_names, "compute_ms"}
         needed = {"layers", "hidden", "ffn", "heads", "vocab"} - values.keys()
         if unknown or needed:
             wrong = f"knows no {min(unknown)}" if unknown else f"lacks {', '.join(sorted(needed))}"
             raise UserError(f"The model {text!r} {wrong}: give {', '.join([*model_names, *work_names, 'compute_ms'])}.")
+        for name, value in values.items():
+            if name != "compute_ms" and not value.is_integer():
+                raise UserError(f"{name}={value:g} was asked for, but a model has whole numbers throughout.")
+        if not 0 < values.get("compute_ms", 1.0) < math.inf:
+            raise UserError(f"compute_ms={values['compute_ms']:g} was asked for, but computing takes some time.")
         dimensions: dict[str, Any] = {name: int(value) for name, value in values.items() if name in model_names}
         model = ModelDimensions(**dimensions)
         sizes: dict[str, int] = {"seq": 4096} | {
