@@ -195,9 +195,15 @@ def _run(
         workers = _workers_of_the_launcher(device, deadline_s)
         if workers is None:
             return
-    plan = _plan(probes, profile, device, axes, seed)
-    plan.validate()
-    session = Session(plan, _folder(plan, results, resume), deadline_s, workers)
+    try:
+        plan = _plan(probes, profile, device, axes, seed)
+        plan.validate()
+        session = Session(plan, _folder(plan, results, resume), deadline_s, workers)
+    except UserError:
+        # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
+        if workers is not None:
+            workers.close()
+        raise
     _measure_all(session, Console(stderr=True), soak_min)
     _tell(session, as_json)
 

@@ -142,6 +142,16 @@ def test_under_torchrun_rank_0_alone_tells_and_records(tmp_path: Path) -> None:
     assert {record.outcome for record in timing} == {"ok"}
 
 
+def test_what_cannot_be_is_said_by_rank_0_alone_and_no_rank_is_called_missing(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, "-m", *COLLECTIVES[2:], "-a", "op=allreduce", "--results", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0
+    assert done.stderr.count("op=allreduce was asked for: choose from all_reduce") == 1
+    assert "stopped answering" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_ranks_started_with_other_sizes_measure_what_rank_0_was_asked(tmp_path: Path) -> None:
     distributed = pytest.importorskip("torch.distributed")
     store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
