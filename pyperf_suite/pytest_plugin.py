@@ -95,7 +95,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     marker = item.get_closest_marker("probe")
     if marker is None or not isinstance(item, pytest.Function) or "case_label" not in item.callspec.params:
         return
-    planned = item.config.stash[_RUN].collect(marker.args[0])[str(item.callspec.params["case_label"])]
+    planned = item.config.stash[_RUN].collect(marker.args[0]).get(str(item.callspec.params["case_label"]))
+    if planned is None:
+        return  # what was asked of this probe cannot be; said below if the item is not deselected
     clock = ReplayClock()
     item.stash[_PLANNED] = planned
     item.stash[_CLOCK] = clock
@@ -119,7 +121,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Know the plan once deselection by -k is over."""
+    """Know the plan once deselection by -k is over, and end here where something that cannot be is left in it."""
+    refused = session.config.stash[_RUN].refused
+    for item in session.items:
+        marker = item.get_closest_marker("probe")
+        if marker is not None and marker.args[0] in refused:
+            pytest.exit(refused[marker.args[0]], returncode=USAGE_ERROR)
     session.config.stash[_RUN].planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
 
 
@@ -215,23 +222,28 @@ class SuiteRun:
         self._session: Any = None
         self._pool: Any = None
         self.planned: list[PlannedCase] = []
+        # Probes that cannot do what was asked, and why: an axis may be meant for another one, which -k selects.
+        self.refused: dict[str, str] = {}
         self.replayed: dict[str, list[float]] = {}
 
     def collect(self, probe_name: str) -> dict[str, PlannedCase]:
-        """The probe's cases by label."""
+        """The probe's cases by label; none, and a reason in `refused`, where what was asked cannot be."""
         if probe_name not in self._collected:
-            with _SpokenErrors():
-                from pyperf_suite.hardware.devices import resolve
-                from pyperf_suite.probes import find_probe, overrides_of
-                from pyperf_suite.probes.axes import overrides_for
-                from pyperf_suite.runner.plan import PlannedCase
-                from pyperf_suite.runner.profiles import find_profile
+            from pyperf_suite.hardware.devices import resolve
+            from pyperf_suite.probes import find_probe, overrides_of
+            from pyperf_suite.probes.axes import overrides_for
+            from pyperf_suite.runner.plan import PlannedCase
+            from pyperf_suite.runner.profiles import find_profile
 
+            try:
                 profile = find_profile(self._config.getoption("suite_profile"))
                 device = resolve(self._config.getoption("suite_device"))
                 overrides = overrides_for(probe_name, overrides_of(self._config.getoption("suite_axis")))
                 cases = find_probe(probe_name).cases(profile.name, device, overrides)
-                self._collected[probe_name] = {case.label: PlannedCase(probe_name, case) for case in cases}
+            except UserError as error:
+                self.refused[probe_name] = str(error)
+                cases = []
+            self._collected[probe_name] = {case.label: PlannedCase(probe_name, case) for case in cases}
         return self._collected[probe_name]
 
     def follow_the_first_rank(self) -> bool:

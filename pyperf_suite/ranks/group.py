@@ -125,7 +125,7 @@ class Group:
         said = (
             f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}" if str(error).strip() else repr(error)
         )
-        alone = f"Rank {self.rank} failed in {doing!r} ({said}): the run is ended and what was measured is kept."
+        alone = f"Rank {self.rank} failed in {doing!r} ({said}): these ranks are ended and what was measured is kept."
         if self.count == 1:
             return RanksMissing(alone)
         self.watchdog.hand_over()

@@ -188,12 +188,12 @@ def _who_is_silent(before: Sequence[str], after: Sequence[str], me: int, doing: 
     never = [rank for rank in silent if not after[rank]]
     waiting = _while_waiting(doing, waited_s)
     if never:
-        return f"{_ranks(never)} never joined{waiting}: the run is ended; what was measured is kept."
+        return f"{_ranks(never)} never joined{waiting}: these ranks are ended; what was measured is kept."
     if silent:
         last = after[silent[0]].split(" ", 2)[2]
         return (
             f"{_ranks(silent)} stopped answering in {last!r}{waiting}: the process died, was stopped or lost its "
-            "network; the run is ended and what was measured is kept."
+            "network; these ranks are ended and what was measured is kept."
         )
     return ""
 
@@ -206,8 +206,8 @@ def _who_is_behind(after: Sequence[str], my_step: int, doing: str, waited_s: flo
     if behind:
         where = after[behind[0]].split(" ", 2)[2]
         return (
-            f"{_ranks(behind)} did not get past {where!r}{_while_waiting(doing, waited_s)}: the run is ended; what was "
-            "measured is kept."
+            f"{_ranks(behind)} did not get past {where!r}{_while_waiting(doing, waited_s)}: these ranks are ended; what "
+            "was measured is kept."
         )
     return (
         f"No rank came out of {doing!r} within {waited_s:g} s, though all are alive: the network between them may be "

@@ -22,12 +22,18 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Open for appending; a torn last line is moved to `<name>.torn` beside it first.
 
-        Raises UserError where the file cannot be written.
+        Raises UserError where the file cannot be written, or another run is writing it.
         """
         self.path = path
         try:
-            _set_torn_tail_aside(path)
             self._file: IO[bytes] = path.open("ab")
+            _lock(self._file)
+            _set_torn_tail_aside(path)
+        except BlockingIOError:
+            self._file.close()
+            raise UserError(
+                f"Another process is writing {path}: wait until that run is over, or leave --resume out for a new one."
+            ) from None
         except OSError as error:
             raise UserError(f"The results file {path} cannot be written: {error.strerror}.") from None
 
@@ -53,6 +59,15 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Keep other writers out for as long as the file is open. Raises BlockingIOError where one is there."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def read_journal(path: Path) -> list[Record]:

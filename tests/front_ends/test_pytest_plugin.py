@@ -183,7 +183,16 @@ def test_what_cannot_be_ends_in_one_sentence_and_exit_code_2(
     assert result.ret == 2
     result.stdout.fnmatch_lines([sentence])
     result.stdout.no_fnmatch_line("*Traceback*")
+    result.stdout.no_fnmatch_line("*ERROR collecting*")
     assert not (suite.path / "bench_results").exists()
+
+
+def test_an_axis_of_one_probe_needs_no_prefix_where_only_that_probe_is_selected(suite: pytest.Pytester) -> None:
+    shapes = ("--suite-axis", "shape=16x16x16", "--suite-axis", "workers=1")
+    chosen = ("--pyargs", "pyperf_suite.benchmarks", "-p", "no:cacheprovider", "-k", "baseline", "--collect-only", "-q")
+    result = suite.runpytest_subprocess(*chosen, *shapes)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*baseline*m=16 n=16 k=16*"])
 
 
 def test_beside_other_peoples_tests_the_plugin_changes_nothing(suite: pytest.Pytester) -> None:

@@ -162,3 +162,11 @@ def test_a_record_on_disk_is_one_line_of_plain_json(tmp_path: Path) -> None:
     write(path, [a_record(0), a_record(1, "two\nlines")])
     lines = path.read_text().splitlines()
     assert [json.loads(line)["position"] for line in lines] == [0, 1]
+
+
+def test_two_writers_of_one_run_are_one_too_many(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    with Journal(path), pytest.raises(UserError, match="Another process is writing"):
+        Journal(path)
+    with Journal(path):
+        pass  # the first one is done

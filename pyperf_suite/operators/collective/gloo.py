@@ -7,13 +7,17 @@ import time
 import numpy as np
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.hardware import memory
+from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.collective.parameters import CollectiveParameters
 from pyperf_suite.operators.collective.torch_group import process_group
 from pyperf_suite.operators.collective.torch_transfers import TorchTransfers
 from pyperf_suite.operators.ranked import RankedImplementation, RankTimes, Transfers
+from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.ranks.group import Group
+
+# With more a collective measures the scheduler, and starting them takes minutes.
+RANKS_A_CORE = 8
 
 DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
 
@@ -25,9 +29,15 @@ class Gloo(RankedImplementation[CollectiveParameters]):
     device_kind = "cpu"
 
     def validate(self, parameters: CollectiveParameters) -> None:
-        """Raise UserError for a log that is NCCL's."""
+        """Raise UserError for a log that is NCCL's, and for more ranks than this machine's cores can keep alive."""
         if parameters.logged:
             raise UserError("The log of algorithms is NCCL's, but gloo was asked for: leave logged out.")
+        cores = cpu.detect().usable_cores
+        if not rank_environment().launched and parameters.ranks > RANKS_A_CORE * cores:
+            raise UserError(
+                f"{parameters.ranks} ranks were asked for on {cores} cores, where they would spend their time waiting "
+                f"for each other: ask for at most {RANKS_A_CORE * cores}, or launch them on several machines."
+            )
 
     def prepare(self, parameters: CollectiveParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
         """Join gloo's process group, which the first case makes, and allocate this rank's buffers."""
