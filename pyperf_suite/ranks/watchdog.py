@@ -204,10 +204,9 @@ def _who_is_behind(after: Sequence[str], my_step: int, doing: str, waited_s: flo
         return "The run was ended by SIGTERM from outside: what was measured is kept."
     behind = [rank for rank, beat in enumerate(after) if int(beat.split(" ", 2)[1]) < my_step]
     if behind:
-        where = after[behind[0]].split(" ", 2)[2]
+        where, waiting = after[behind[0]].split(" ", 2)[2], _while_waiting(doing, waited_s)
         return (
-            f"{_ranks(behind)} did not get past {where!r}{_while_waiting(doing, waited_s)}: these ranks are ended; what "
-            "was measured is kept."
+            f"{_ranks(behind)} did not get past {where!r}{waiting}: these ranks are ended; what was measured is kept."
         )
     return (
         f"No rank came out of {doing!r} within {waited_s:g} s, though all are alive: the network between them may be "
