@@ -17,7 +17,8 @@ PACKAGE = Path(pyperf_suite.__file__).parent
 # Lowest first. A part imports from parts below its own layer, never from beside or above.
 LAYERS = (
     ("errors", "_native", "kernels"),
-    ("laws", "hardware"),
+    ("hardware",),
+    ("laws",),
     ("measure", "ranks"),
     ("operators",),
     ("runner",),
