@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyperf_suite.laws.attention_time import attention_time
     from pyperf_suite.laws.calibration import Block, Calibration, load_calibration
-    from pyperf_suite.laws.collective_time import collective_time
+    from pyperf_suite.laws.collectives import collective_time
     from pyperf_suite.laws.explained import Explained
     from pyperf_suite.laws.gemm import gemm_time
     from pyperf_suite.laws.roofline import memory_bound_time
@@ -23,7 +23,7 @@ _HOME = {
     "Calibration": "calibration",
     "Explained": "explained",
     "attention_time": "attention_time",
-    "collective_time": "collective_time",
+    "collective_time": "collectives",
     "gemm_time": "gemm",
     "load_calibration": "calibration",
     "memory_bound_time": "roofline",
