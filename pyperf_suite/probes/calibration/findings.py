@@ -65,7 +65,8 @@ def gpu_of(records: Sequence[Record]) -> GpuSpec | None:
 
 def _compare(spec: GpuSpec, found: Sequence[Reading]) -> tuple[list[Compared], list[str]]:
     """All readings that a law is for, and for the others why not, each reason once."""
-    compared, refused = [], {}
+    compared: list[Compared] = []
+    refused: dict[str, None] = {}
     for kind in sorted({_kind(reading) for reading in found}):
         of_kind = [reading for reading in found if _kind(reading) == kind]
         try:
