@@ -24,6 +24,7 @@ LAYERS = (
     ("runner",),
     ("probes",),
     ("history", "advise", "report"),
+    ("calibrate_command",),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),
 )
