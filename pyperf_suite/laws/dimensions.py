@@ -14,11 +14,11 @@ from pyperf_suite.errors import UserError
 LARGEST = {
     "layers": 10_000,
     "heads": 1 << 16,
-    "head_dim": 1 << 16,
     "hidden": 1 << 20,
     "ffn": 1 << 22,
     "vocab": 1 << 26,
     "experts": 1 << 16,
+    "head_dim": 1 << 16,
 }
 ALWAYS_GIVEN = ("layers", "hidden", "ffn", "heads", "vocab")
 _AT_LEAST_1 = (*ALWAYS_GIVEN, "experts", "top_k")
