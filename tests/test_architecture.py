@@ -45,7 +45,7 @@ MEASURING_PATH_MAY_IMPORT = {
     *("click", "numpy", "psutil", "pynvml", "pytest", "pytest_benchmark", "rich", "scipy", "tomli", "torch", "triton"),
 }
 # What takes long to import or may be absent is imported inside the function that uses it.
-ONLY_INSIDE_FUNCTIONS = {"matplotlib", "plotly", "pynvml", "ruptures", "torch", "triton"}
+ONLY_INSIDE_FUNCTIONS = {"matplotlib", "plotly", "pyarrow", "pynvml", "ruptures", "torch", "triton"}
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 

@@ -20,11 +20,13 @@ def fits() -> Mapping[str, FitTables]:
     from pyperf_suite.advise.calibrate.attention import fit_attention
     from pyperf_suite.advise.calibrate.collectives import fit_collectives
     from pyperf_suite.advise.calibrate.gemm import fit_gemm
+    from pyperf_suite.advise.calibrate.memory import fit_memory
 
     return {
         "gemm": fit_gemm,
         "attention": fit_attention,
         "collectives": lambda folder: {gpu: {"collectives": block} for gpu, block in fit_collectives(folder).items()},
+        "memory": lambda folder: {gpu: {"memory": block} for gpu, block in fit_memory(folder).items()},
     }
 
 
