@@ -43,8 +43,7 @@ def read_model_config(path: Path) -> ModelConfig:
     Raises UserError where there is none, where it is larger than 1 MiB, not JSON, of an unknown family, lacks a field
     that its family needs, or has one that no model can have.
     """
-    path = path / "config.json" if path.is_dir() else path
-    return model_config(_object_in(path), str(path))
+    return model_config(_object_in(_bytes_of(path), str(path)), str(path))
 
 
 def model_config(values: Mapping[str, Any], origin: str) -> ModelConfig:
@@ -86,30 +85,35 @@ def _family(values: Mapping[str, Any], origin: str) -> tuple[str, Callable[[Conf
     return family, FAMILIES[family]
 
 
-def _object_in(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        raise UserError(f"There is no model configuration at {path}: name a config.json, or the folder it lies in.")
+def _bytes_of(path: Path) -> bytes:
+    """The file's content, of a folder that of its `config.json`; no more of it than tells that it is too long."""
     try:
+        path = path / "config.json" if path.is_dir() else path
+        # A pipe or a device would have the reader wait, or never end.
+        if not path.is_file():
+            raise UserError(f"There is no model configuration at {path}: name a config.json, or the folder it lies in.")
         with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError(f"The model configuration {path} cannot be read: {error.strerror}.") from None
-    if len(text) > MOST_BYTES:
+    if len(content) > MOST_BYTES:
         raise UserError(f"{path} is larger than the 1 MiB that a model configuration may have: name a config.json.")
+    return content
+
+
+def _object_in(content: bytes, origin: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(text.decode("utf-8-sig"))
+        found = json.loads(content.decode("utf-8-sig"))
     except RecursionError:
-        raise UserError(f"{path} is nested too deeply for a model configuration: name a config.json.") from None
+        raise UserError(f"{origin} is nested too deeply for a model configuration: name a config.json.") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path} is not text in UTF-8, as JSON is: name a config.json.") from None
+        raise UserError(f"{origin} is not text in UTF-8, as JSON is: name a config.json.") from None
     except json.JSONDecodeError as error:
         raise UserError(
-            f"{path} is not whole JSON: {error.msg} in line {error.lineno}, column {error.colno}; fetch it again."
+            f"{origin} is not whole JSON: {error.msg} in line {error.lineno}, column {error.colno}; fetch it again."
         ) from None
-    except ValueError:
-        raise UserError(
-            f"{path} has a number of thousands of digits, which no model has: name a config.json."
-        ) from None
+    except ValueError:  # which Python raises for such numbers alone
+        raise UserError(f"{origin} has a number of thousands of digits, as no model has: name a config.json.") from None
     if not isinstance(found, dict):
-        raise UserError(f"{path} holds no JSON object, as a model configuration does: name a config.json.")
+        raise UserError(f"{origin} holds no JSON object, as a model configuration does: name a config.json.")
     return found

@@ -10,15 +10,22 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 
-# Far above any model there is, and low enough that no count of parameters overflows 64 bits.
+# Far above any model there is; and even all of them together are fewer parameters than 64 bits can count.
 LARGEST = {
-    "layers": 10_000,
-    "heads": 1 << 16,
-    "hidden": 1 << 20,
-    "ffn": 1 << 22,
-    "vocab": 1 << 26,
-    "experts": 1 << 16,
-    "head_dim": 1 << 16,
+    "layers": 1 << 11,
+    "hidden": 1 << 18,
+    "ffn": 1 << 20,
+    "heads": 1 << 13,
+    "vocab": 1 << 25,
+    "experts": 1 << 12,
+    "expert_ffn": 1 << 20,
+    "shared_ffn": 1 << 20,
+    "positions": 1 << 25,
+    "query_rank": 1 << 18,
+    "latent_rank": 1 << 18,
+    "value_head_dim": 1 << 13,
+    "norms": 1 << 4,
+    "head_dim": 1 << 13,  # last, as it may follow from others
 }
 ALWAYS_GIVEN = ("layers", "hidden", "ffn", "heads", "vocab")
 _AT_LEAST_1 = (*ALWAYS_GIVEN, "experts", "top_k")

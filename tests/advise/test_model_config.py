@@ -271,9 +271,11 @@ def test_a_file_that_is_no_configuration_is_refused_in_one_sentence(
 
 
 def test_where_there_is_no_file_one_is_asked_for(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent.json"):
+    for path in (tmp_path, tmp_path / "absent.json", Path("/dev/null")):
         with pytest.raises(UserError, match="There is no model configuration at"):
             read_model_config(path)
+    with pytest.raises(UserError, match="cannot be read: File name too long"):
+        read_model_config(tmp_path / ("x" * 999))
 
 
 anything = st.recursive(

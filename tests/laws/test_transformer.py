@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention import attention_flop, visible_pairs
-from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.dimensions import LARGEST, ModelDimensions
 from pyperf_suite.laws.model_grid import ModelGrid
 from pyperf_suite.laws.transformer import PHASES, Sharding, attention_call, linears, products
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(ask: Callable[[], object], se
     ("wrong", "sentence"),
     [
         ({"hidden": 1 << 30}, "hidden = 1073741824 is beyond"),
-        ({"layers": 10_001}, "layers = 10001 is beyond"),
+        ({"layers": 2049}, "layers = 2049 is beyond"),
         ({"expert_ffn": 100}, "expert_ffn = 100 is of one of several experts"),
         ({"dense_layers": 3}, "3 of 2 layers cannot be dense"),
         ({"latent_rank": 8}, "needs a value_head_dim"),
@@ -202,6 +202,15 @@ def test_what_cannot_be_is_refused_in_one_sentence(ask: Callable[[], object], se
 def test_dimensions_that_contradict_each_other_are_refused(wrong: dict[str, int], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         ModelDimensions(**{"layers": 2, "hidden": 64, "ffn": 256, "heads": 4, "vocab": 100, **wrong})
+
+
+def test_the_largest_dimensions_together_are_counted_in_64_bits() -> None:
+    sizes = {name: most for name, most in LARGEST.items() if name not in ("norms", "head_dim")}
+    largest = ModelDimensions(**sizes, head_dim=LARGEST["head_dim"], norms=16, gated=True, rope_head_dim=1, bias=True)
+    assert 1 << 62 < largest.parameters < 1 << 63
+    grid = ModelGrid.around(largest, layers=[largest.layers])
+    assert grid.valid.all()
+    assert np.asarray(grid.parameters).tolist() == [largest.parameters]
 
 
 def test_a_resized_model_keeps_what_followed_from_its_dimensions() -> None:
