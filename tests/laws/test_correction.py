@@ -55,7 +55,9 @@ def test_sizes_broadcast_together() -> None:
 
 
 def test_where_nothing_was_measured_the_law_stays_as_it_is() -> None:
-    assert correction_of(Calibration("H200 SXM"), "gemm_bf16", {"m": np.arange(1, 4), "n": 8, "k": 8}).tolist() == [1] * 3
+    assert (
+        correction_of(Calibration("H200 SXM"), "gemm_bf16", {"m": np.arange(1, 4), "n": 8, "k": 8}).tolist() == [1] * 3
+    )
 
 
 def test_a_calibration_corrects_the_law_that_was_measured_and_no_other() -> None:
