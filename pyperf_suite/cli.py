@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pyperf_suite import __version__
+from pyperf_suite.advise_commands import explain, size
 from pyperf_suite.calibrate_command import calibrate
 from pyperf_suite.errors import UserError
 
@@ -57,6 +58,8 @@ def main() -> None:
 
 
 main.add_command(calibrate)
+main.add_command(explain)
+main.add_command(size)
 
 
 def measuring_options(command: Command) -> Command:

@@ -24,7 +24,7 @@ LAYERS = (
     ("runner",),
     ("probes",),
     ("history", "advise", "report"),
-    ("calibrate_command",),
+    ("advise_commands", "calibrate_command"),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),
 )

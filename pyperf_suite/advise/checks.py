@@ -23,7 +23,7 @@ ENOUGH = 64
 class Check:
     """One rule: what it asks, what the model has, and `other`, the nearest setting on the other side of it.
 
-    Where the rule is kept, `other` breaks it; where it is broken, `other` keeps it. None where there is no such setting.
+    Where the rule is kept, `other` breaks it; where it is broken, `other` keeps it. None where there is none.
     """
 
     rule: str

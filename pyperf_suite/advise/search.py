@@ -94,8 +94,8 @@ def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
     within = np.flatnonzero(allowed & np.broadcast_to(candidates.trainable, candidates.shape).ravel())
     noise = np.maximum(NORMAL_QUANTILE * grid.deviation[within], np.log(1 + REPEATABILITY))
     faster = within[np.log(grid.speed[within]) > noise]
-    alone = {name: _fastest(grid, np.intersect1d(where, within)) for name, where in _single_changes(candidates).items()}
-    alone = {name: index for name, index in alone.items() if index is not None}
+    singles = {name: np.intersect1d(where, within) for name, where in _single_changes(candidates).items()}
+    alone = {name: _fastest(grid, among) for name, among in singles.items() if len(among)}
     chosen = sorted(_pareto(candidates, grid, faster), key=lambda index: -grid.speed[index])[:MOST_LISTED]
     present, *told = judged([candidates.at(index) for index in (0, *alone.values(), *chosen)], prices)
     return Search(
@@ -167,8 +167,8 @@ class _Flat:
         return cls(*(np.broadcast_to(array, candidates.shape).ravel() for array in arrays))
 
 
-def _fastest(grid: _Flat, among: NDArray[np.int64]) -> int | None:
-    return int(among[np.argmax(grid.speed[among])]) if len(among) else None
+def _fastest(grid: _Flat, among: NDArray[np.int64]) -> int:
+    return int(among[np.argmax(grid.speed[among])])
 
 
 def _pareto(candidates: Candidates, grid: _Flat, among: NDArray[np.int64]) -> list[int]:

@@ -5,7 +5,7 @@ Left out, as no dimension here changes what it costs beside the rest: data-paral
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -71,8 +71,3 @@ def _collectives(shapes: Shapes) -> Iterator[Part]:
     # Among one rank nothing is sent; laws need at least two to be asked.
     calls = np.where(tp > 1, 4 * np.asarray(shapes.model.layers) + 2, 0)
     yield Part("all_reduce", "collective", ("all_reduce",), (nbytes, np.maximum(tp, 2)), calls)
-
-
-def names_of(parts: Sequence[Part]) -> list[str]:
-    """The parts' names, in their order."""
-    return [part.name for part in parts]

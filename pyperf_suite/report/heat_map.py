@@ -1,4 +1,4 @@
-"""A heat map drawn into one pair of axes: the ratio of each cell to the one it is compared with, as colour and number."""
+"""A heat map drawn into one pair of axes: what each cell is over the one it is compared with, as colour and number."""
 
 from __future__ import annotations
 

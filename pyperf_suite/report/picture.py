@@ -38,9 +38,15 @@ def draw(figure: Figure, folder: Path) -> Path:
     width, height = _panel_size_in(figure)
     size = (max(1.6 * _PANEL_WIDTH_IN, columns * width), len(figure.rows) * height + 1.1)
     # Cells are numbered from 0 on, so maps of different sizes have no axis in common.
-    shared = {} if len(drawn) < sum(map(len, figure.rows)) else {"sharey": "row", "sharex": "col"}
+    mapped = len(drawn) < sum(map(len, figure.rows))
     canvas, axes = pyplot.subplots(
-        len(figure.rows), columns, figsize=size, squeeze=False, layout="constrained", **shared
+        len(figure.rows),
+        columns,
+        figsize=size,
+        squeeze=False,
+        sharey="none" if mapped else "row",
+        sharex="none" if mapped else "col",
+        layout="constrained",
     )
     for row, panels in enumerate(figure.rows):
         for column in range(columns):
