@@ -83,7 +83,7 @@ def find_gpu(name: str) -> GpuSpec:
     """
     found = _by_key().get(_key(name))
     if found is None:
-        raise UserError(f"There is no GPU {name[:80]!r} in the catalogue: {_offer(name[:80])}.")
+        raise UserError(f"There is no GPU {name[:80]!r} in the catalogue: {_offer(name[:80])}")
     return found
 
 
@@ -153,4 +153,4 @@ def _offer(name: str) -> str:
     offered = list(dict.fromkeys(_by_key()[key].name for key in near))[:NAMES_OFFERED]
     if offered:
         return f"did you mean {' or '.join(offered)}?"
-    return f"it has {', '.join(gpu.name for gpu in all_gpus())}"
+    return f"it has {', '.join(gpu.name for gpu in all_gpus())}."
