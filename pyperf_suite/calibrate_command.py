@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
 @click.option("--tables", type=click.Path(path_type=Path), metavar="FOLDER", help="Fit to the published tables there.")
-@click.option("--law", "laws", multiple=True, metavar="LAW", help="Of the tables only gemm, attention or collectives.")
+@click.option(
+    "--law",
+    "laws",
+    multiple=True,
+    metavar="LAW",
+    help="Of the tables only gemm, attention, memory, collectives or step.",
+)
 @click.option("--gpu", metavar="NAME", help="What the run's GPU is like, where the catalogue does not know it.")
 @click.option(
     "--output",
@@ -84,8 +90,8 @@ def _from_run(console: Console, folder: RunFolder, gpu: str | None, output: Path
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
     for each in found:
-        console.print(_sentence(each), highlight=False, soft_wrap=True, markup=False)
-    console.print(f"calibration {path}", highlight=False, soft_wrap=True, markup=False)
+        _say(console, _sentence(each))
+    _say(console, f"calibration {path}")
 
 
 def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:
@@ -119,22 +125,18 @@ def _sentence(corrected: Corrected) -> str:
 
 
 def _from_tables(console: Console, tables: Path, laws: tuple[str, ...], output: Path | None) -> None:
-    """Fit law by law, each told as soon as it is done; blocks of laws that are not fitted stay as they are shipped."""
+    """Fit law by law, each block told as soon as it is done; then write a file a GPU."""
     from pyperf_suite.advise.calibrate.cross_validation import described
-    from pyperf_suite.advise.calibrate.tables import calibrate_tables, save
-    from pyperf_suite.laws.calibration import shipped_calibration
+    from pyperf_suite.advise.calibrate.tables import calibrate_tables, is_as_shipped, save
 
     fitted: dict[str, Calibration] = {}
-    for _, partial in calibrate_tables(tables, laws):
-        whole = fitted.get(partial.gpu) or shipped_calibration(partial.gpu) or partial
-        for name, block in sorted(partial.blocks.items()):
-            whole = whole.with_block(name, block)
-            console.print(
-                f"{partial.gpu}  {name}: held-out error {described(block.held_out)}",
-                highlight=False,
-                soft_wrap=True,
-                markup=False,
-            )
-        fitted[partial.gpu] = whole
+    for gpu, name, block, fitted[gpu] in calibrate_tables(tables, laws):
+        known = ", as shipped" if is_as_shipped(gpu, name, block) else ""
+        _say(console, f"{gpu}  {name}: held-out error {described(block.held_out)}{known}")
     for path in save(fitted, output):
-        console.print(f"{path.stat().st_size / 1e3:6.1f} KB  {path}", highlight=False, soft_wrap=True, markup=False)
+        _say(console, f"{path.stat().st_size / 1e3:6.1f} KB  {path}")
+
+
+def _say(console: Console, line: str) -> None:
+    """One line, whatever is in it, and however narrow the terminal."""
+    console.print(line, highlight=False, soft_wrap=True, markup=False)

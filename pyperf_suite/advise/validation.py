@@ -54,7 +54,7 @@ class Product:
 class Measured:
     """What a token of a setting costs in GPU-seconds: predicted, and measured with its interval over processes.
 
-    `speedup` is how many times faster than the first setting it was measured to be, taken within each process;
+    `speedup` is how many times the first setting's rate it does its work at, measured, taken within each process;
     `measured_share` is the share of the predicted time that the measured products stand for.
     """
 
@@ -129,10 +129,19 @@ def measure(
     return session.folder, session.records
 
 
-def validate(settings: Sequence[Setting], prices: Prices, records: Sequence[Record], device: Device) -> Validation:
+def validate(
+    settings: Sequence[Setting],
+    prices: Prices,
+    records: Sequence[Record],
+    device: Device,
+    work: Sequence[float] | None = None,
+) -> Validation:
     """The records of `plan_of(settings)` beside what the laws predict; other settings are held to the first.
 
-    A product that some process did not measure keeps its predicted time. Raises UserError where that is all of them.
+    `work` is what a token of each setting is worth, in any unit: a model of more parameters does more of its own. By
+    default a token is a token. A product that some process did not measure keeps its predicted time.
+
+    Raises UserError where no product was measured by every process.
     """
     parts = parts_of(shapes_of(settings))
     launches = _launches(settings, parts, price(parts, prices), device)
@@ -141,21 +150,22 @@ def validate(settings: Sequence[Setting], prices: Prices, records: Sequence[Reco
     steps = [_Step.of([each for each in launches if each.place == place], found, processes)
              for place in range(len(settings))]  # fmt: skip
     first = steps[0]
+    worth = [1.0] * len(settings) if work is None else [each / work[0] for each in work]
     products = {each.case.case_id: each for each in launches if each.case is not None}
     return Validation(
         tuple(
             Measured(
                 setting,
                 step.predicted_s,
-                first.predicted_s / step.predicted_s,
+                worth_of * first.predicted_s / step.predicted_s,
                 ratio_over_processes(step.seconds, step.half_width),
                 ratio_over_processes(
-                    [one / other for one, other in zip(first.seconds, step.seconds, strict=True)],
+                    [worth_of * one / other for one, other in zip(first.seconds, step.seconds, strict=True)],
                     math.hypot(first.half_width, step.half_width),
                 ),
                 step.measured_share,
             )
-            for setting, step in zip(settings, steps, strict=True)
+            for setting, step, worth_of in zip(settings, steps, worth, strict=True)
         ),
         tuple(Product(each.case, each.seconds, found.get(name)) for name, each in products.items() if each.case),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyperf_suite.advise.candidates import Bounds
+from pyperf_suite.advise.measured_sizing import SizingRun, chosen, name_of
+from pyperf_suite.advise.search import Search, judged
 from pyperf_suite.advise.setting import Setting
 from pyperf_suite.advise.validation import PROBE, measure, plan_of, require_gpu, validate
 from pyperf_suite.advise.validation_findings import validation_findings
@@ -207,3 +211,16 @@ def test_settings_are_measured_through_the_runner_into_a_folder_of_their_own(tmp
     found = validate(settings, Rates(), records, device)
     assert sum(product.reading is not None for product in found.products) == len({r.case_id for r in told})
     assert all(each.measured_share > 0 for each in found.settings)
+
+
+def test_the_fastest_candidates_beyond_the_noise_are_measured_once_each_and_padding_is_no_work() -> None:
+    present, wider, padded, slower = judged([PRESENT, WIDER, PADDED, a_setting(hidden=512)], Rates())
+    fast, faster, slow = (replace(each, speed=speed, low=speed - 0.01) for each, speed in (
+        (wider, 1.05), (padded, 1.2), (slower, 0.9)))  # fmt: skip
+    found = Search(present, Bounds(), {"vocab": faster, "hidden": slow}, (fast, faster), 4, 4, 2, 1e12)
+    assert chosen(found) == [faster, fast]
+    assert [name_of(each) for each in (present, faster)] == ["present", "vocab 1000 -> 1024"]
+    run = SizingRun((present, padded), plan_of([PRESENT, PADDED], GPU, QUICK))
+    told = run.judged(Rates(), measured_at([PRESENT, PADDED], {0: 1.0, 1: 1.0})).settings[1]
+    assert told.speedup.value == pytest.approx(padded.speed, rel=1e-6)
+    assert told.speedup.value == pytest.approx(1 / padded.time_ratio, rel=0.02)

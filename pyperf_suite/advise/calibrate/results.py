@@ -18,7 +18,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Block, Calibration, shipped_calibration
 from pyperf_suite.laws.correction import DEGREES, correction, correction_name, fit_correction
-from pyperf_suite.probes.calibration.predictions import law_dtype, predicted_seconds
+from pyperf_suite.laws.gemm import BLOCK_OF, FITTED_DTYPES
+from pyperf_suite.probes.calibration.predictions import DTYPE_OF_LAW, law_dtype, predicted_seconds
 from pyperf_suite.probes.readings import Reading, readings
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
@@ -97,7 +98,7 @@ def origin_of(run: RunFolder) -> str:
 def _is_usable(case: Case) -> bool:
     """Whether a case tells of a GPU's library at sizes like those that laws are fitted to."""
     p = case.parameters
-    if case.implementation not in LIBRARIES or case.mode != "burst":
+    if case.implementation not in LIBRARIES or case.mode != "burst" or DTYPE_OF_LAW.get(p.dtype) not in FITTED_DTYPES:
         return False
     if case.operator == "matmul":
         return bool(p.layout == "TN" and p.n % DIVISIBLE_BY == 0 and p.k % DIVISIBLE_BY == 0)
@@ -105,7 +106,9 @@ def _is_usable(case: Case) -> bool:
 
 
 def _law(case: Case) -> str:
-    return f"{'gemm' if case.operator == 'matmul' else case.operator}_{law_dtype(case)}"
+    """The name of the block that prices a case."""
+    dtype = law_dtype(case)
+    return BLOCK_OF[dtype] if case.operator == "matmul" else f"attention_{dtype}"
 
 
 def _sizes(found: Sequence[Reading]) -> dict[str, NDArray[np.int64]]:

@@ -65,9 +65,17 @@ def _one_call(gpu: GpuSpec | Calibration | str, cases: Sequence[Case]) -> NDArra
         m, n, k = _columns(cases, "m", "n", "k")
         seconds = laws.gemm_time(gpu, m, n, k, dtype=law_dtype(first), layout=first.parameters.layout, mode=first.mode)
     else:
+        batch, seq_q, seq_k, heads, kv_heads, head_dim = _columns(
+            cases, "batch", "seq_q", "keys", "heads", "key_heads", "head_dim"
+        )
         seconds = laws.attention_time(
             gpu,
-            *_columns(cases, "batch", "seq_q", "keys", "heads", "key_heads", "head_dim"),
+            batch,
+            seq_q,
+            seq_k,
+            heads,
+            kv_heads,
+            head_dim,
             causal=first.parameters.causal,
             dtype=law_dtype(first),
             backward=first.parameters.backward,
