@@ -5,6 +5,7 @@ One small compressed file a GPU keeps them; those shipped lie in `calibrations/`
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -21,6 +22,8 @@ from pyperf_suite.errors import UserError
 
 VERSION = 1
 SHIPPED = Path(__file__).parent / "calibrations"
+# Not a GPU's name: the calibration of laws fitted to all GPUs with tables at once, for those without.
+POOLED = "any GPU"
 HEADER = "header.json"
 # A calibration is kilobytes; what unpacks to more than this is not one, and is not unpacked.
 MOST_BYTES = 64 << 20
@@ -71,11 +74,11 @@ class Calibration:
         """Write the file, by default among those shipped, whole or not at all; returns where it lies."""
         path = path or shipped_path(self.gpu)
         path.parent.mkdir(parents=True, exist_ok=True)
-        header = {"gpu": self.gpu, "version": self.version, "blocks": {}}
+        blocks: dict[str, Any] = {}
         partial = path.with_suffix(".partial")
         with zipfile.ZipFile(partial, "w") as archive:
             for name, block in sorted(self.blocks.items()):
-                header["blocks"][name] = {
+                blocks[name] = {
                     "arrays": sorted(block.arrays),
                     "held_out": dict(block.held_out),
                     "fitted_range": {size: list(limits) for size, limits in block.fitted_range.items()},
@@ -85,6 +88,7 @@ class Calibration:
                     content = io.BytesIO()
                     np.save(content, np.asarray(block.arrays[array]), allow_pickle=False)
                     _write(archive, f"{name}/{array}.npy", content.getvalue())
+            header = {"gpu": self.gpu, "version": self.version, "blocks": blocks}
             _write(archive, HEADER, json.dumps(header, sort_keys=True, indent=1).encode())
         partial.replace(path)
         return path
@@ -98,12 +102,13 @@ def shipped_path(gpu: str) -> Path:
 def shipped_calibration(gpu: str) -> Calibration | None:
     """The calibration shipped for a GPU by its name in the catalogue, None where no table of it was published."""
     path = shipped_path(gpu)
-    return load_calibration(path) if path.is_file() else None
+    return _shipped(path, path.stat().st_mtime_ns) if path.is_file() else None
 
 
 def all_shipped() -> tuple[Calibration, ...]:
-    """Every calibration shipped, by name of file."""
-    return tuple(load_calibration(path) for path in sorted(SHIPPED.glob("*.npz")))
+    """The calibration of every GPU that one is shipped for, by name of file; that of `POOLED` is none of them."""
+    paths = [path for path in sorted(SHIPPED.glob("*.npz")) if path != shipped_path(POOLED)]
+    return tuple(_shipped(path, path.stat().st_mtime_ns) for path in paths)
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -127,6 +132,12 @@ def load_calibration(path: Path) -> Calibration:
         f"{path} is a calibration of version {version}, but this pyperf-suite reads version {VERSION}: "
         "make it anew with `pyperf-suite calibrate`."
     )
+
+
+@functools.cache
+def _shipped(path: Path, _changed_ns: int) -> Calibration:
+    """Read once in each state of the file: laws ask at every call."""
+    return load_calibration(path)
 
 
 def _read(archive: zipfile.ZipFile, name: str, block: Mapping[str, Any]) -> Block:
