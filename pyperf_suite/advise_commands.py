@@ -154,11 +154,19 @@ def explain(
     """  # noqa: D301 - click keeps the lines below \b as they are
     from rich.console import Console
 
-    from pyperf_suite.advise.explain_product import explain_product, findings_of_product, product_as_json
+    from pyperf_suite.advise.explain_product import (
+        check_product,
+        explain_product,
+        findings_of_product,
+        product_as_json,
+    )
+    from pyperf_suite.advise.likely_tile import likely_tile
     from pyperf_suite.report.terminal import print_findings
 
     spec, laws = _gpu(gpu, calibration)
-    product = explain_product(spec, _prices(laws, dtype), m, n, k, dtype, layout.upper())
+    check_product(m, n, k, layout.upper())
+    tiled = likely_tile(laws, dtype, m, n, k)
+    product = explain_product(spec, _prices(laws, dtype), tiled, m, n, k, dtype, layout.upper())
     if as_json:
         click.echo(json.dumps(product_as_json(product), indent=2))
     else:

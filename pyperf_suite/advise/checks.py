@@ -32,15 +32,22 @@ class Check:
     other: Candidate | None
 
 
-def checks(setting: Setting, prices: Prices) -> list[Check]:
-    """Every rule that concerns the setting, with its predicted effect."""
+def checks(setting: Setting, prices: Prices, memory_limit_bytes: float) -> list[Check]:
+    """Every rule that concerns the setting, with its predicted effect; a GPU may use so much memory."""
     rules = list(_rules(setting))
     others = [other for _, _, _, other in rules if other is not None]
     told = iter(judged([setting, *others], prices)[1:])
-    return [Check(rule, found, kept, next(told) if other is not None else None) for rule, found, kept, other in rules]
+    found = []
+    for rule, size, kept, other in rules:
+        candidate = next(told) if other is not None else None
+        if kept is None:
+            kept = candidate is None or candidate.memory_bytes > memory_limit_bytes
+        found.append(Check(rule, size, kept, candidate))
+    return found
 
 
-def _rules(setting: Setting) -> Iterator[tuple[str, str, bool, Setting | None]]:
+def _rules(setting: Setting) -> Iterator[tuple[str, str, bool | None, Setting | None]]:
+    """Rule, size, whether it is kept (None: it is where memory has no room for the other), and the other setting."""
     model, tp = setting.model, setting.tp
     share = f" x tp {tp}" if tp > 1 else ""
     multiple = ENOUGH * tp
@@ -62,7 +69,8 @@ def _rules(setting: Setting) -> Iterator[tuple[str, str, bool, Setting | None]]:
         _resized(setting, **{width: ffn + tp if kept else _nearest(ffn, multiple)}),
     )
     kept = model.hidden % multiple == 0
-    yield f"hidden is a multiple of {ENOUGH}{share}", f"{model.hidden}", kept, None
+    rounded = None if kept else _resized(setting, hidden=_nearest(model.hidden, multiple))
+    yield f"hidden is a multiple of {ENOUGH}{share}", f"{model.hidden}", kept, rounded
     if not model.latent_rank:
         kept = model.head_dim % ENOUGH == 0
         yield f"head_dim is a multiple of {ENOUGH}", f"{model.head_dim}", kept, _with_other_heads(setting, kept)
@@ -71,10 +79,10 @@ def _rules(setting: Setting) -> Iterator[tuple[str, str, bool, Setting | None]]:
     seq = setting.seq + 1 if kept else round_up(setting.seq, ENOUGH)
     yield f"tokens at a time are a multiple of {ENOUGH}", tokens, kept, replace(setting, seq=seq)
     larger = replace(setting, micro_batch=2 * setting.micro_batch)
-    yield "the micro-batch is as large as memory lets it be", f"{setting.micro_batch}", False, larger
+    yield "the micro-batch is as large as memory lets it be", f"{setting.micro_batch}", None, larger
     if tp > 1:
         fewer = replace(setting, tp=tp // 2) if tp % 2 == 0 else replace(setting, tp=1)
-        yield "tensor parallelism is as small as memory lets it be", f"{tp}", False, fewer
+        yield "tensor parallelism is as small as memory lets it be", f"{tp}", None, fewer
 
 
 def _resized(setting: Setting, **sizes: int) -> Setting | None:

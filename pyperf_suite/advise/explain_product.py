@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.advise.likely_tile import TiledProduct, likely_tile
+from pyperf_suite.advise.likely_tile import TiledProduct
 from pyperf_suite.advise.prices import Prices
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
@@ -71,12 +71,22 @@ class ProductExplained:
         return self.flop_per_byte >= self.turning_flop_per_byte
 
 
-def explain_product(gpu: GpuSpec, prices: Prices, m: int, n: int, k: int, dtype: str, layout: str) -> ProductExplained:
-    """Ask the laws for one product and its neighbours. Raises UserError for sizes, dtypes and layouts there are not."""
+def check_product(m: int, n: int, k: int, layout: str) -> None:
+    """Raise UserError for sizes and layouts that there are not."""
     if not all(1 <= size <= LARGEST for size in (m, n, k)):
         raise UserError(f"M, N and K have to lie between 1 and {LARGEST}, but {m} x {n} x {k} was asked for.")
     if layout not in LAYOUTS:
         raise UserError(f"There is no layout {layout!r}: choose from {', '.join(LAYOUTS)}.")
+
+
+def explain_product(
+    gpu: GpuSpec, prices: Prices, tiled: TiledProduct, m: int, n: int, k: int, dtype: str, layout: str
+) -> ProductExplained:
+    """Ask the laws for one product and its neighbours; `tiled` is how the library likely cuts it.
+
+    Raises UserError for sizes, dtypes and layouts that there are not.
+    """
+    check_product(m, n, k, layout)
     peak = gpu.peak(dtype)
     explained = prices.gemm(layout, *(np.array([size]) for size in (m, n, k)))
     element = ELEMENT_BYTES[dtype]
@@ -94,7 +104,7 @@ def explain_product(gpu: GpuSpec, prices: Prices, m: int, n: int, k: int, dtype:
         extrapolated=bool(np.any(explained.extrapolated)),
         error_percent=explained.error_percent,
         origin=explained.origin,
-        tiled=likely_tile(m, n, gpu.sms),
+        tiled=tiled,
         peak_flop_per_s=peak,
         flop_per_byte=2.0 * m * n * k / moved,
         turning_flop_per_byte=peak / gpu.memory_bytes_per_s,
@@ -163,9 +173,10 @@ def _time_sentence(product: ProductExplained) -> str:
 def _tile_sentence(product: ProductExplained) -> str:
     tiled = product.tiled
     waves = "1 wave" if tiled.waves == 1 else f"{tiled.waves} waves"
+    split = f" x {tiled.splits} slices of K" if tiled.splits > 1 else ""
     return (
-        f"The library's likely tile is {tiled.tile.m}x{tiled.tile.n}: {tiled.tiles_m} x {tiled.tiles_n} = "
-        f"{tiled.tiles} tiles, {waves} on {tiled.sms} multiprocessors, the last one {tiled.last_wave:.0%} full; "
+        f"The library's likely tile is {tiled.rows}x{tiled.columns}: {tiled.tiles_m} x {tiled.tiles_n} tiles{split} = "
+        f"{tiled.units}, {waves} on {tiled.sms} multiprocessors, the last one {tiled.last_wave:.0%} full; "
         f"{tiled.tile_efficiency:.1%} of the tiles' area and {tiled.wave_efficiency:.1%} of the waves are used."
     )
 
@@ -234,8 +245,9 @@ def product_as_json(product: ProductExplained) -> dict[str, Any]:
         "held_out_error_percent": product.error_percent,
         "origin": product.origin,
         "likely_tile": {
-            "tile": [tiled.tile.m, tiled.tile.n],
-            "tiles": tiled.tiles,
+            "tile": [tiled.rows, tiled.columns],
+            "tiles": tiled.tiles_m * tiled.tiles_n,
+            "splits": tiled.splits,
             "waves": tiled.waves,
             "last_wave": tiled.last_wave,
             "tile_efficiency": tiled.tile_efficiency,

@@ -14,9 +14,9 @@ from pyperf_suite.advise.setting import Setting
 from pyperf_suite.errors import UserError
 from pyperf_suite.probes.findings import Figure, HeatMap
 
-MOST_COLUMNS, MOST_ROWS = 19, 11
+MOST_COLUMNS, MOST_ROWS, MOST_HEADS = 17, 13, 64
 STEP = 64
-FASTER = "work a second, over the present model's"
+RATIO = "work a second over the present one's"
 
 
 def heat_maps(setting: Setting, prices: Prices, gpu: str, reach: float) -> tuple[Figure, ...]:
@@ -29,7 +29,11 @@ def _hidden_by_heads(setting: Setting, prices: Prices, gpu: str, reach: float) -
     hiddens = _sizes(model.hidden, reach, STEP, MOST_ROWS)
     fills = model.heads * model.head_dim == model.hidden
     step = setting.tp if model.kv_heads == model.heads else max(setting.tp, model.kv_heads)
-    heads = _sizes(model.heads, 0.5 if fills else reach, step, MOST_COLUMNS)
+    heads = _sizes(model.heads, 0.5 if fills else reach, step, MOST_HEADS)
+    if fills:
+        # The columns of most cells: numbers of heads that hardly any width is divided by say nothing.
+        heads.sort(key=lambda count: (count != model.heads, -sum(hidden % (8 * count) == 0 for hidden in hiddens)))
+        heads = sorted(heads[:MOST_COLUMNS])
 
     def at(hidden: int, count: int) -> Setting:
         return replace(setting, model=model.resized(hidden=hidden, heads=count))
@@ -37,9 +41,8 @@ def _hidden_by_heads(setting: Setting, prices: Prices, gpu: str, reach: float) -
     head_dim = "head_dim follows" if fills else f"head_dim {model.head_dim}"
     return Figure(
         name="sizing_hidden_heads",
-        title=f"Hidden and heads on {gpu}: {FASTER}",
-        caption=f"Predicted; {head_dim}, everything else as asked. Grey: heads do not divide hidden, or tensor "
-        "parallelism not the heads.",
+        title=f"Hidden and heads on {gpu}",
+        caption=f"Predicted; {head_dim}, everything else as asked. Grey: the heads do not divide hidden.",
         rows=((_map(setting, prices, "heads", "hidden", heads, hiddens, (model.hidden, model.heads), at),),),
     )
 
@@ -55,7 +58,7 @@ def _ffn_by_micro_batch(setting: Setting, prices: Prices, gpu: str, reach: float
 
     return Figure(
         name="sizing_ffn_micro_batch",
-        title=f"Width of the MLP and micro-batch on {gpu}: {FASTER}",
+        title=f"Width of the MLP and micro-batch on {gpu}",
         caption="Predicted; everything else as asked. Memory is not looked at here.",
         rows=((_map(setting, prices, width, "micro-batch", widths, batches, (setting.micro_batch, present), at),),),
     )
@@ -87,7 +90,7 @@ def _map(
         title="",
         x_label=x_label,
         y_label=y_label,
-        value_label="x as fast",
+        value_label=RATIO,
         x=tuple(x),
         y=tuple(y),
         values=tuple(tuple(row) for row in values.tolist()),

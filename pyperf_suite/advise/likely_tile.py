@@ -1,57 +1,69 @@
-"""The output tile that a library most likely takes for a product, and what it makes of the product's sizes.
-
-Libraries do not tell before they run; this is the tile of a usual menu that leaves the least work to the busiest SM.
-"""
+"""The output tile that a library most likely takes for a product, and how the product's sizes fill it and the waves."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyperf_suite.laws.gemm_menu import TILES
-from pyperf_suite.laws.tiling import Tile, ceil_div, tile_count, tile_efficiency, wave_count, wave_efficiency
-
-K_STEP = 64  # of 16-bit elements in the usual stage of 128 bytes; it decides nothing here
-# A tile reads (m + n)·k of operands for m·n·k multiplications; below the side of this square that is felt.
-FULL_SIDE = 128
+from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.calibration import Calibration
+from pyperf_suite.laws.gemm import gemm_law
+from pyperf_suite.laws.gemm_menu import TILES, menu_times
+from pyperf_suite.laws.tiling import ceil_div
 
 
 @dataclass(frozen=True)
 class TiledProduct:
-    """A product cut into tiles of that size, one at a time on each of `sms` multiprocessors."""
+    """C[m, n] cut into tiles of `rows` by `columns`, each in `splits` slices of K, one at a time on each of `sms`."""
 
-    tile: Tile
-    tiles_m: int
-    tiles_n: int
-    waves: int
-    last_wave: float
-    tile_efficiency: float
-    wave_efficiency: float
+    m: int
+    n: int
+    rows: int
+    columns: int
+    splits: int
     sms: int
 
     @property
-    def tiles(self) -> int:
-        """Tiles in all."""
-        return self.tiles_m * self.tiles_n
+    def tiles_m(self) -> int:
+        """Tiles along M."""
+        return int(ceil_div(self.m, self.rows))
+
+    @property
+    def tiles_n(self) -> int:
+        """Tiles along N."""
+        return int(ceil_div(self.n, self.columns))
+
+    @property
+    def units(self) -> int:
+        """What is handed out to multiprocessors: tiles, or slices of them."""
+        return self.tiles_m * self.tiles_n * self.splits
+
+    @property
+    def waves(self) -> int:
+        """⌈units / multiprocessors⌉."""
+        return int(ceil_div(self.units, self.sms))
+
+    @property
+    def last_wave(self) -> float:
+        """Share of the multiprocessors that the last wave gives work to."""
+        return self.units / self.sms - (self.waves - 1)
+
+    @property
+    def tile_efficiency(self) -> float:
+        """Share of the tiles' area that is C."""
+        return self.m * self.n / (self.tiles_m * self.rows * self.tiles_n * self.columns)
+
+    @property
+    def wave_efficiency(self) -> float:
+        """Share of all waves' places that have work."""
+        return self.units / (self.waves * self.sms)
 
 
-def likely_tile(m: int, n: int, sms: int) -> TiledProduct:
-    """The tile of the menu with the least time of the busiest SM: waves · tile area, small tiles at a lower rate."""
+def likely_tile(laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int) -> TiledProduct:
+    """The choice with the least time on the menu of the GPU's law; libraries do not tell theirs before they run.
 
-    def busiest(tile: Tile) -> float:
-        side = 2 * tile.m * tile.n / (tile.m + tile.n)
-        waves = int(wave_count(tile_count(m, n, tile), sms))
-        return waves * tile.m * tile.n * max(1.0, (FULL_SIDE / side) ** 0.5)
-
-    tile = min((Tile(*sides, K_STEP) for sides in TILES), key=busiest)
-    tiles = int(tile_count(m, n, tile))
-    waves = int(wave_count(tiles, sms))
-    return TiledProduct(
-        tile,
-        int(ceil_div(m, tile.m)),
-        int(ceil_div(n, tile.n)),
-        waves,
-        (tiles - (waves - 1) * sms) / sms,
-        float(tile_efficiency(m, n, tile)),
-        float(wave_efficiency(tiles, sms)),
-        sms,
-    )
+    Raises UserError as `gemm_law` does.
+    """
+    law = gemm_law(laws, dtype)
+    chosen = menu_times(law.coefficients, law.rates, m, n, k)
+    rows, columns = TILES[int(chosen.tile)]
+    return TiledProduct(m, n, rows, columns, int(chosen.splits), law.rates.sms)

@@ -24,7 +24,7 @@ NORMAL_QUANTILE = 1.645
 # Two measurements of the same product on the same GPU differ by this much (aiconfigurator's tables, median).
 REPEATABILITY = 0.01
 # What one more changed dimension has to earn before it is worth changing.
-LEAST_EARNED = 0.002
+LEAST_EARNED = 0.005
 # Two candidates closer than this in parameters, or in memory, are one choice.
 PARAMETER_TOLERANCE, MEMORY_TOLERANCE = 0.002, 0.03
 MOST_LISTED = 8
@@ -140,11 +140,14 @@ def judged(settings: Sequence[Setting], prices: Prices) -> list[Candidate]:
 
 
 def changes(present: Setting, other: Setting) -> tuple[tuple[str, int, int], ...]:
-    """Which dimensions differ, with their sizes before and after."""
+    """Which dimensions differ, with their sizes before and after; what only follows others is not named."""
     names = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "expert_ffn", "vocab", "layers")
     pairs = [(name, getattr(present.model, name), getattr(other.model, name)) for name in names]
-    if present.model.experts == 1:
-        pairs = [pair for pair in pairs if pair[0] != "expert_ffn"]
+    follows = {
+        "expert_ffn": present.model.experts == 1,
+        "kv_heads": all(model.kv_heads == model.heads for model in (present.model, other.model)),
+    }
+    pairs = [pair for pair in pairs if not follows.get(pair[0])]
     pairs += [(name, getattr(present, name), getattr(other, name)) for name in ("micro_batch", "tp")]
     return tuple(pair for pair in pairs if pair[1] != pair[2])
 

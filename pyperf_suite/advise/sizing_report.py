@@ -58,7 +58,7 @@ def sizing(gpu: GpuSpec, setting: Setting, bounds: Bounds, prices: Prices, notes
         gpu,
         setting,
         tuple(present),
-        tuple(checks(setting, prices)),
+        tuple(checks(setting, prices, found.memory_limit_bytes)),
         found,
         tuple(causes[: len(found.pareto)]),
         dict(zip(found.alone, causes[len(found.pareto) :], strict=True)),
@@ -99,10 +99,22 @@ def _step_sentence(sizing: Sizing) -> str:
     setting, present = sizing.setting, sizing.search.present
     each = f" on each of {setting.tp} tensor-parallel GPUs" if setting.tp > 1 else ""
     return (
-        f"{present.parameters / 1e9:.2f} B parameters ({setting.model}), {setting.micro_batch} x {setting.seq} tokens "
-        f"in {setting.dtype} on {sizing.gpu.name}: predicted {present.seconds * 1e3:.1f} ms forward and backward of a "
-        f"micro-batch{each}, {sizing.utilization:.0%} of the peak (MFU). The optimizer and data-parallel traffic are "
+        f"{present.parameters / 1e9:.2f} B parameters ({_described(setting)}), {setting.micro_batch} x {setting.seq} "
+        f"tokens in {setting.dtype} on {sizing.gpu.name}: predicted {present.seconds * 1e3:.1f} ms forward and "
+        f"backward of a micro-batch{each}, {sizing.utilization:.0%} of the peak (MFU). The optimizer and data-parallel traffic are "
         "not counted."
+    )
+
+
+def _described(setting: Setting) -> str:
+    model = setting.model
+    shared = f" over {model.kv_heads} key-value heads" if model.kv_heads != model.heads else ""
+    mlp = (
+        f"{model.ffn}" if model.experts == 1 else f"{model.expert_ffn} x {model.experts} experts, {model.top_k} a token"
+    )
+    return (
+        f"{model.layers} layers, hidden {model.hidden}, {model.heads} heads of {model.head_dim}{shared}, ffn {mlp}, "
+        f"vocab {model.vocab}"
     )
 
 
@@ -192,7 +204,7 @@ def _checks(sizing: Sizing) -> Table:
             how = change_of(check.other) or f"seq {sizing.setting.seq} -> {check.other.setting.seq}"
             effect = _effect_of(check.other)
             if check.other.memory_bytes > sizing.search.memory_limit_bytes:
-                effect += ", does not fit"
+                effect += "; does not fit"
         rows.append((check.rule, check.found, "yes" if check.kept else "no", how, effect))
     columns = ("rule", "here", "kept", "compared with", "predicted effect on this GPU")
     return Table("The classic rules, and what they are worth here", columns, tuple(rows))
@@ -211,7 +223,15 @@ def _alone(sizing: Sizing) -> Table:
         )
         for name, candidate in sizing.search.alone.items()
     ]
-    columns = ("dimension", "best change alone", "its work", "time a token", "parameters", "GiB", "saves (of the step)")
+    columns = (
+        "dimension",
+        "best change alone",
+        "work a second",
+        "time a token",
+        "parameters",
+        "GiB",
+        "saves (of the step)",
+    )
     return Table("One dimension at a time", columns, tuple(rows))
 
 
@@ -227,7 +247,7 @@ def _pareto(sizing: Sizing) -> Table:
         )
         for candidate, causes in zip(sizing.search.pareto, sizing.causes, strict=True)
     ]
-    columns = ("change", "its work", "time a token", "parameters", "GiB", "saves (of the step)")
+    columns = ("change", "work a second", "time a token", "parameters", "GiB", "saves (of the step)")
     return Table("Together: no other is better in time, parameters and memory at once", columns, tuple(rows))
 
 

@@ -75,7 +75,7 @@ def draw(figure: Figure, folder: Path) -> Path:
     canvas.legend(
         list(named.values()),
         list(named),
-        title=figure.title,
+        title=textwrap.fill(figure.title, int(size[0] * 8)),
         title_fontsize=13,
         loc="outside upper center",
         ncols=_legend_columns(list(named), size[0]),
