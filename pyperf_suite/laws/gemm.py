@@ -167,10 +167,11 @@ def gemm_time(
         raise UserError(f"There is no layout {layout!r}: ask for one of {', '.join(SIDE_BY_SIDE)}.")
     law = gemm_law(gpu, dtype)
     sizes = _sizes(m, n, k)
-    corrected = isinstance(gpu, Calibration)
-    here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True))) if corrected else 1.0
-    whole = [size.astype(np.int64) for size in sizes]
-    penalty = alignment_penalty(law.gpu, *whole, dtype=dtype, layout=layout).factor
+    here = np.ones(())
+    if isinstance(gpu, Calibration):
+        here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
+    rows, columns, depth = (size.astype(np.int64) for size in sizes)
+    penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout).factor
     menu = menu_times(law.coefficients, law.rates, *sizes) if explain else None
     plain = menu_seconds(law.coefficients, law.rates, *sizes) if menu is None else menu.seconds
     aligned = plain * law.library_factor(*sizes) * here
