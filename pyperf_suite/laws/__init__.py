@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyperf_suite.laws.attention_time import attention_time
     from pyperf_suite.laws.calibration import Block, Calibration, load_calibration
     from pyperf_suite.laws.collectives import collective_time
     from pyperf_suite.laws.explained import Explained
+    from pyperf_suite.laws.fused_attention import attention_time
     from pyperf_suite.laws.gemm import gemm_time
     from pyperf_suite.laws.roofline import memory_bound_time
 
@@ -22,7 +22,7 @@ _HOME = {
     "Block": "calibration",
     "Calibration": "calibration",
     "Explained": "explained",
-    "attention_time": "attention_time",
+    "attention_time": "fused_attention",
     "collective_time": "collectives",
     "gemm_time": "gemm",
     "load_calibration": "calibration",
