@@ -33,6 +33,12 @@ def correction_of(calibration: Calibration, law: str, sizes: Mapping[str, ArrayL
     return correction(block, sizes)
 
 
+def stated_error(calibration: Calibration, law: str, error_percent: float) -> float:
+    """The mean error in % to state for a law: the correction's own held-out one, else what the law states itself."""
+    block = calibration.blocks.get(correction_name(law))
+    return error_percent if block is None else float(block.held_out["mape"])
+
+
 def correction(block: Block, sizes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
     """The factor of a block. Raises KeyError where a size that it was fitted with is not given."""
     inside = [

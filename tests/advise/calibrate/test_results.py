@@ -12,13 +12,18 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.advise.calibrate import results
+from pyperf_suite.advise.calibrate.cross_validation import error_percent
+from pyperf_suite.advise.calibrate.gemm_tables import gemm_tables
 from pyperf_suite.advise.calibrate.results import FILE, calibrated, corrections
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.calibration import load_calibration
-from pyperf_suite.laws.correction import correction_of
+from pyperf_suite.laws import attention_time, gemm_time
+from pyperf_suite.laws.calibration import POOLED, load_calibration, shipped_calibration
+from pyperf_suite.laws.correction import correction, correction_of
+from pyperf_suite.laws.gemm import GemmLaw
+from pyperf_suite.laws.gemm_menu import MenuCoefficients
 from pyperf_suite.operators import find_operator
 from pyperf_suite.probes.calibration.probe import Calibration
 from pyperf_suite.runner.case import Case
@@ -131,7 +136,11 @@ def test_the_command_keeps_a_calibration_beside_the_machines_runs_and_states_its
     assert "where the law alone has 20.0 %" in done.output
     kept = load_calibration(tmp_path / "machine" / FILE)
     assert kept.gpu == H200.name
-    assert correction_of(kept, "gemm_bf16", {"m": 512, "n": 4096, "k": 4096}) == pytest.approx(1.25)
+    own, shipped = (gemm_time(gpu, 512, 4096, 4096, explain=True) for gpu in (kept, "H200"))
+    assert own.seconds == pytest.approx(1.25 * shipped.seconds)
+    assert own.error_percent == kept.blocks["gemm_bf16_here"].held_out["mape"] < shipped.error_percent
+    attention = (attention_time(gpu, 1, 2048, 2048, 32, 8, 128) for gpu in (kept, "H200"))
+    assert next(attention) == pytest.approx(1.25 * next(attention))
 
 
 @pytest.mark.parametrize(
@@ -165,3 +174,38 @@ def test_another_known_gpu_stands_in_for_one_that_the_catalogue_lacks(tmp_path: 
     done = CliRunner().invoke(main, ["calibrate", str(run), "--gpu", "h200", "--output", str(tmp_path / "own.npz")])
     assert done.exit_code == 0, done.output
     assert load_calibration(tmp_path / "own.npz").gpu == H200.name
+
+
+@pytest.mark.parametrize("gpu", ["H100", "H200", "L40S"])
+def test_seventy_products_of_a_gpu_bring_a_transferred_law_nearer_to_the_rest_of_its_table(
+    measured_tables: Path, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The law pooled over other GPUs, corrected by rows near those that the probe measures, judged on all others."""
+    (table,) = (each for each in gemm_tables(measured_tables) if (each.gpu, each.dtype) == (find_gpu(gpu), "bf16"))
+    logs = np.log([table.m, table.n, table.k])
+    rows = {
+        int(np.abs(logs - np.log([[p.m], [p.n], [p.k]])).sum(axis=0).argmin()): case
+        for case in PRODUCTS
+        for p in [case.parameters]
+    }
+    cases = [
+        replace(case, parameters=replace(case.parameters, m=int(table.m[r]), n=int(table.n[r]), k=int(table.k[r])))
+        for r, case in rows.items()
+    ]
+    block = shipped_calibration(POOLED).block("gemm_bf16")
+    law = GemmLaw(table.gpu, "bf16", MenuCoefficients.from_arrays(block.arrays), None, block)
+
+    def pooled(spec: object, asked: Sequence[Case]) -> np.ndarray:
+        return law.seconds(*(np.array([float(getattr(c.parameters, size)) for c in asked]) for size in "mnk"))
+
+    monkeypatch.setattr(results, "predicted_seconds", pooled)
+    (found,) = corrections(table.gpu, [record(c, table.seconds[r]) for r, c in zip(rows, cases, strict=True)], "rows")
+    assert found.block is not None
+    assert found.after.mape < found.before.mape
+    rest = (table.m >= 128) & (table.n >= 1024) & (table.k >= 1024) & ~np.isin(np.arange(table.m.size), list(rows))
+    m, n, k = (size[rest].astype(float) for size in (table.m, table.n, table.k))
+    alone = law.seconds(m, n, k)
+    corrected = alone * correction(found.block, {"m": m, "n": n, "k": k})
+    assert (
+        error_percent(corrected, table.seconds[rest]).mean() < 0.85 * error_percent(alone, table.seconds[rest]).mean()
+    )
