@@ -192,17 +192,27 @@ def _bound_sentence(product: ProductExplained) -> str:
 def _alignment_sentence(product: ProductExplained) -> str:
     element = ELEMENT_BYTES[product.dtype]
     needed, best = elements_in(NEEDED_BYTES, element), elements_in(BEST_BYTES, element)
-    odd = [name for name, divisor in product.divisors.items() if divisor < needed]
-    fair = [name for name, divisor in product.divisors.items() if needed <= divisor < best]
+    rows = {name: product.divisors[name] for name in contiguous(product.layout)}
+    odd = [name for name, divisor in rows.items() if divisor < needed]
+    fair = [name for name, divisor in rows.items() if needed <= divisor < best]
     told = ", ".join(f"{name} by {divisor}" for name, divisor in product.divisors.items())
     if odd:
         return (
-            f"Divisible: {told}; {' and '.join(odd)} below the {needed} that tensor cores and TMA take whole "
-            f"({NEEDED_BYTES} bytes)."
+            f"Divisible: {told}; {' and '.join(odd)}, along which rows lie in memory, below the {needed} that tensor "
+            f"cores and TMA take whole ({NEEDED_BYTES} bytes)."
         )
     if fair:
-        return f"Divisible: {told}; {' and '.join(fair)} below the {best} that fill {BEST_BYTES} bytes, the rest at it."
-    return f"Divisible: {told}; all by the {best} that fill {BEST_BYTES} bytes."
+        return (
+            f"Divisible: {told}; {' and '.join(fair)}, along which rows lie in memory, below the {best} that fill "
+            f"{BEST_BYTES} bytes."
+        )
+    return f"Divisible: {told}; {' and '.join(rows)}, along which rows lie in memory, fill {BEST_BYTES} bytes."
+
+
+def contiguous(layout: str) -> list[str]:
+    """The dimensions that lie along rows of A, B or C as stored, whose divisibility counts."""
+    of_a, of_b = "M" if layout[1] == "T" else "K", "K" if layout[0] == "T" else "N"
+    return sorted({of_a, of_b, "N"}, key="MNK".index)
 
 
 def _causes(product: ProductExplained) -> Table:

@@ -20,7 +20,7 @@ from pyperf_suite.probes.findings import Findings, Table
 
 Causes = tuple[tuple[str, float], ...]
 
-NOTHING_FASTER = "nothing beyond what the laws may err"
+UNSURE = "within what the laws may err"
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def _step_sentence(sizing: Sizing) -> str:
     return (
         f"{present.parameters / 1e9:.2f} B parameters ({_described(setting)}), {setting.micro_batch} x {setting.seq} "
         f"tokens in {setting.dtype} on {sizing.gpu.name}: predicted {present.seconds * 1e3:.1f} ms forward and "
-        f"backward of a micro-batch{each}, {sizing.utilization:.0%} of the peak (MFU). The optimizer and data-parallel traffic are "
-        "not counted."
+        f"backward of a micro-batch{each}, {sizing.utilization:.0%} of the peak (MFU). The optimizer and data-parallel "
+        "traffic are not counted."
     )
 
 
@@ -183,7 +183,7 @@ def _products(sizing: Sizing) -> Table:
                          if seconds >= 0.01 * part.seconds)  # fmt: skip
         rows.append(
             (
-                part.part + ("*" if part.extrapolated else ""),
+                part.part + (" *" if part.extrapolated else ""),
                 " x ".join(map(str, part.sizes)),
                 str(part.calls),
                 f"{part.seconds * 1e3:.2f}",
@@ -238,7 +238,7 @@ def _alone(sizing: Sizing) -> Table:
 def _pareto(sizing: Sizing) -> Table:
     rows = [
         (
-            change_of(candidate) + ("*" if candidate.extrapolated else ""),
+            change_of(candidate) + (" *" if candidate.extrapolated else ""),
             _effect_of(candidate),
             f"{candidate.time_ratio - 1:+.1%}",
             f"{candidate.parameter_change:+.2%}",
@@ -261,7 +261,7 @@ def _speed_of(candidate: Candidate) -> str:
 
 
 def _effect_of(candidate: Candidate) -> str:
-    return _speed_of(candidate) if candidate.is_faster or candidate.is_slower else NOTHING_FASTER
+    return _speed_of(candidate) if candidate.is_faster or candidate.is_slower else UNSURE
 
 
 def _memory_of(candidate: Candidate) -> str:

@@ -12,7 +12,7 @@ from pyperf_suite import advise_commands
 from pyperf_suite.advise.candidates import Bounds
 from pyperf_suite.advise.causes import saved, spent_by
 from pyperf_suite.advise.checks import checks
-from pyperf_suite.advise.explain_product import explain_product, findings_of_product
+from pyperf_suite.advise.explain_product import contiguous, explain_product, findings_of_product
 from pyperf_suite.advise.heat_maps import heat_maps
 from pyperf_suite.advise.likely_tile import TiledProduct
 from pyperf_suite.advise.search import judged
@@ -176,8 +176,13 @@ def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
     assert explained.divisors == {"M": 4096, "N": 1, "K": 4096}
     assert {(better.dimension, better.size) for better in explained.better} >= {("N", 50264), ("N", 50256)}
     text = " ".join(findings_of_product(explained).sentences)
-    assert "N below the 8 that tensor cores" in text
+    assert "N, along which rows lie in memory, below the 8" in text
     assert "bound by computing" in text
+
+
+@pytest.mark.parametrize(("layout", "names"), [("TN", ["N", "K"]), ("NN", ["N", "K"]), ("NT", ["M", "N"])])
+def test_only_dimensions_along_which_rows_lie_have_to_divide(layout, names):
+    assert contiguous(layout) == names
 
 
 def test_a_product_of_good_sizes_is_left_alone(made_up):
