@@ -153,7 +153,10 @@ def findings_of_product(product: ProductExplained) -> Findings:
     )
 
 
-_EXTRAPOLATED = "The law was not fitted on sizes like these: it extrapolates, and its error here is not known."
+_EXTRAPOLATED = (
+    "The law was not fitted on this: it extrapolates to these sizes, this dtype or this GPU, and may err by more than it "
+    "says."
+)
 
 
 def _time_sentence(product: ProductExplained) -> str:

@@ -89,7 +89,7 @@ def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
     """Price the neighbours of a setting and pick those worth telling."""
     candidates = neighbours(setting, bounds)
     grid = _Flat.of(candidates, costs_of(candidates.shapes, setting, prices))
-    limit = max(bounds.memory_bytes, grid.memory_bytes[0])
+    limit = float(max(bounds.memory_bytes, grid.memory_bytes[0]))
     allowed = (np.abs(grid.parameters - 1) <= bounds.parameter_change) & (grid.memory_bytes <= limit)
     within = np.flatnonzero(allowed & np.broadcast_to(candidates.trainable, candidates.shape).ravel())
     noise = np.maximum(NORMAL_QUANTILE * grid.deviation[within], np.log(1 + REPEATABILITY))
@@ -143,9 +143,10 @@ def changes(present: Setting, other: Setting) -> tuple[tuple[str, int, int], ...
     """Which dimensions differ, with their sizes before and after; what only follows others is not named."""
     names = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "expert_ffn", "vocab", "layers")
     pairs = [(name, getattr(present.model, name), getattr(other.model, name)) for name in names]
+    models = (present.model, other.model)
     follows = {
-        "expert_ffn": present.model.experts == 1,
-        "kv_heads": all(model.kv_heads == model.heads for model in (present.model, other.model)),
+        "expert_ffn": all(model.expert_ffn == model.ffn for model in models),
+        "kv_heads": all(model.kv_heads == model.heads for model in models),
     }
     pairs = [pair for pair in pairs if not follows.get(pair[0])]
     pairs += [(name, getattr(present, name), getattr(other, name)) for name in ("micro_batch", "tp")]

@@ -91,7 +91,7 @@ def _sentences(sizing: Sizing) -> list[str]:
 
 _EXTRAPOLATED = (
     "Some of this model's shapes lie beyond those that the laws were fitted on (marked * below): there they "
-    "extrapolate, and their error is not known."
+    "extrapolate, and may err by more than they say."
 )
 
 

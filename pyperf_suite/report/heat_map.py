@@ -29,7 +29,7 @@ def draw_heat_map(axes: Axes, heat_map: HeatMap) -> None:
     )
     axes.set_facecolor("#f2f2f2")  # no such model
     _name_places(axes, heat_map)
-    if values.size <= _MOST_NUMBERS:
+    if np.isfinite(values).sum() <= _MOST_NUMBERS:
         _write_numbers(axes, values, spread)
     if heat_map.here is not None:
         row, column = heat_map.here

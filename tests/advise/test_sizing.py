@@ -38,7 +38,7 @@ def command(made_up, monkeypatch):
 
 @pytest.fixture
 def found(made_up):
-    return sizing(H200, Setting(GPT, 2048), Bounds(), made_up)
+    return sizing(H200, Setting(GPT, 2048), Bounds(memory_bytes=1e9), made_up)
 
 
 def test_the_work_of_a_step_adds_up_to_its_time(made_up):
