@@ -35,6 +35,12 @@ def test_a_gpu_without_a_figure_has_that_of_its_architecture_or_none():
     assert sustained_origin(l40s) is None
 
 
+def test_a_gpu_with_more_power_than_the_measured_one_is_not_held_down_by_its_cap():
+    sxm, pcie = find_gpu("A100 SXM"), find_gpu("A100 PCIe 40GB")
+    assert (sustained_slowdown(sxm, UTILIZATIONS) == 1).all()
+    assert sustained_slowdown(pcie, UTILIZATIONS).max() > 1
+
+
 @pytest.mark.parametrize(("name", "within"), [("H200", 0.04), ("B200", 0.08)])
 def test_a_second_of_products_is_as_much_slower_as_was_measured(measured_tables, name, within):
     parquet = pytest.importorskip("pyarrow.parquet")
