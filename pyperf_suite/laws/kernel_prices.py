@@ -6,7 +6,7 @@ Laws of whole iterations ask only this, so that a test or a measurement can answ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
@@ -34,15 +34,19 @@ class KernelPrices(Protocol):
 
 @dataclass(frozen=True)
 class LawPrices:
-    """Prices by the laws as calibrated for a GPU, or as transferred to it."""
+    """Prices by the laws as calibrated for a GPU, or as transferred to it.
+
+    One iteration after another is a sustained load, so that is how products are priced unless `mode` says "burst".
+    """
 
     gpu: str | GpuSpec | Calibration
     dtype: str = "bf16"
+    mode: Literal["burst", "sustained"] = "sustained"
 
     def gemm(self, layout: str, m: int, n: int, k: int) -> float:
         from pyperf_suite.laws import gemm_time
 
-        return float(gemm_time(self.gpu, m, n, k, dtype=self.dtype, layout=layout))
+        return float(gemm_time(self.gpu, m, n, k, dtype=self.dtype, layout=layout, mode=self.mode))
 
     def attention(
         self, causal: bool, backward: bool, batch: int, seq: int, heads: int, kv_heads: int, head_dim: int

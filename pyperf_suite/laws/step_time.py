@@ -94,7 +94,7 @@ class StepConstants:
     """What no kernel's law knows, as found on published iterations.
 
     Attributes:
-        slowdown: kernels within a step take so many times as long as alone, at clocks that last and with gaps between.
+        slowdown: kernels within a step take so many times as long as alone under a sustained load.
         host_s_per_layer: in which the host launches one layer's forward pass; a GPU that is faster than that waits.
         network_bytes_per_s: what a GPU really sends between nodes, one direction; None: what its maker's servers have.
     """
@@ -111,7 +111,8 @@ class StepTime:
     `parts` are products, attention, memory bound, tensor parallelism and host (waiting for launches), each of all
     micro-batches on the slowest stage; bubble (waiting for the pipeline to fill and drain, with its transfers),
     gradients, optimizer. `extrapolated` says that the constants are of another GPU than the one asked for, and
-    `error_percent` how far the law was off on iterations that were left out where its constants were found.
+    `error_percent` how far the law was off on iterations that were left out where its constants were found; None where
+    they are another GPU's, of which no iteration was measured.
     """
 
     seconds: float
@@ -213,7 +214,7 @@ def _of_block(block: Block, of_another_gpu: bool) -> _Found:
         float(block.arrays[name]) for name in ("slowdown", "host_s_per_layer", "network_bytes_per_s")
     )
     constants = StepConstants(slowdown, host_s, None if of_another_gpu else network)
-    return _Found(constants, of_another_gpu, float(block.held_out["mape"]))
+    return _Found(constants, of_another_gpu, None if of_another_gpu else float(block.held_out["mape"]))
 
 
 def _work_of_layer(model: ModelDimensions, plan: Plan, prices: KernelPrices, constants: StepConstants) -> _Work:

@@ -132,7 +132,9 @@ def test_a_calibrations_own_constants_are_used_and_those_of_another_gpu_are_said
     assert own.seconds == pytest.approx(2 * seconds(PLAN))
     assert own.error_percent == 5.0
     assert not own.extrapolated
-    assert step_time("H100", MODEL, PLAN, prices=MadeUpPrices()).extrapolated
+    of_another = step_time("H100", MODEL, PLAN, prices=MadeUpPrices())
+    assert of_another.extrapolated
+    assert of_another.error_percent is None
     assert not step_time("A100", MODEL, PLAN, prices=MadeUpPrices()).extrapolated
 
 
