@@ -154,8 +154,8 @@ def findings_of_product(product: ProductExplained) -> Findings:
 
 
 _EXTRAPOLATED = (
-    "The law was not fitted on this: it extrapolates to these sizes, this dtype or this GPU, and may err by more than it "
-    "says."
+    "The law was not fitted on this: it extrapolates to these sizes, this dtype or this GPU, and may err by more than "
+    "it says."
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyperf_suite.advise.candidates import width_of_mlp
+from pyperf_suite.advise.candidates import HEAD_DIMS, width_of_mlp
 from pyperf_suite.advise.prices import Prices
 from pyperf_suite.advise.search import judged
 from pyperf_suite.advise.setting import Setting
@@ -36,13 +36,16 @@ def _hidden_by_heads(setting: Setting, prices: Prices, gpu: str, reach: float) -
         heads = sorted(heads[:MOST_COLUMNS])
 
     def at(hidden: int, count: int) -> Setting:
-        return replace(setting, model=model.resized(hidden=hidden, heads=count))
+        resized = model.resized(hidden=hidden, heads=count)
+        if resized.head_dim > max(*HEAD_DIMS, model.head_dim):
+            raise UserError(f"No attention kernel has heads of {resized.head_dim}.")
+        return replace(setting, model=resized)
 
     head_dim = "head_dim follows" if fills else f"head_dim {model.head_dim}"
     return Figure(
         name="sizing_hidden_heads",
         title=f"Hidden and heads on {gpu}",
-        caption=f"Predicted; {head_dim}, everything else as asked. Grey: the heads do not divide hidden.",
+        caption=f"Predicted; {head_dim}, everything else as asked. Grey: no such model.",
         rows=((_map(setting, prices, "heads", "hidden", heads, hiddens, (model.hidden, model.heads), at),),),
     )
 

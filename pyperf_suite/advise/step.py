@@ -19,13 +19,17 @@ FORWARD_AND_BACKWARD = 3
 
 
 def parts_of(shapes: Shapes) -> list[Part]:
-    """Every kind of work, its sizes and calls broadcasting over the axes of the shapes."""
+    """Every kind of work, its sizes and calls broadcasting over the axes of the shapes.
+
+    A grid has places where a group is larger than what it is to share; laws refuse such sizes, so there they are asked
+    for the nearest ones that can be, and `Candidates.trainable` leaves those places out.
+    """
     return [*_products(shapes), *_attention(shapes), *_memory_bound(shapes), *_collectives(shapes)]
 
 
 def _products(shapes: Shapes) -> Iterator[Part]:
     for product in products(shapes.model, shapes.tokens, shapes.sharding):
-        sizes = (product.m, product.n, product.k)
+        sizes = tuple(np.maximum(size, 1) for size in (product.m, product.n, product.k))
         yield Part(f"{product.part}, {product.phase}", "gemm", (product.layout,), sizes, product.calls)
 
 
@@ -33,12 +37,14 @@ def _attention(shapes: Shapes) -> Iterator[Part]:
     call = attention_call(shapes.model, shapes.micro_batch, shapes.seq, shapes.sharding)
     # Queries and values of latent attention differ in width: as much work is done at their mean.
     head_dim = (np.asarray(call.head_dim) + call.value_head_dim) // 2
+    heads = np.maximum(call.heads, 1)
+    kv_heads = np.where(heads % call.kv_heads == 0, call.kv_heads, 1)
     for backward in (False, True):
         yield Part(
             f"attention, {'backward' if backward else 'forward'}",
             "attention",
             (call.causal, backward),
-            (call.batch, call.seq, call.heads, call.kv_heads, head_dim),
+            (call.batch, call.seq, heads, kv_heads, head_dim),
             call.calls,
         )
 

@@ -21,6 +21,7 @@ class MadeUpPrices:
     asked: list[tuple[str, int, int, int]] = field(default_factory=list)
 
     def gemm(self, layout, m, n, k):
+        assert min(m.min(), n.min(), k.min()) >= 1
         self.asked += [(layout, *row) for row in np.stack([m, n, k], axis=1).tolist()]
         ideal = 2.0 * m * n * k / 1e14
         tiled = 2.0 * (-(-m // 128) * 128) * (-(-n // 128) * 128) * k / 1e14
@@ -29,6 +30,7 @@ class MadeUpPrices:
         return self._explained(parts, m > 1 << 20)
 
     def attention(self, causal, backward, batch, seq, heads, kv_heads, head_dim):
+        assert not np.any(heads % kv_heads)
         ideal = (2.5 if backward else 1.0) * 4.0 * batch * heads * head_dim * seq * seq / (2 if causal else 1) / 5e13
         padded = -(-head_dim // 64) * 64 / head_dim
         return self._explained({"ideal": ideal, "head_dim": ideal * (padded - 1)}, np.zeros(len(batch), dtype=bool))
