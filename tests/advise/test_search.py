@@ -128,7 +128,7 @@ def test_only_the_dimensions_asked_for_vary(made_up):
 
 def test_laws_are_asked_for_no_size_that_a_group_too_large_would_leave(made_up):
     """The made-up laws refuse sizes of 0 and heads that do not divide, as real ones do."""
-    few_heads = ModelDimensions(layers=4, hidden=1024, ffn=4096, heads=12, kv_heads=6, head_dim=128, vocab=1000)
+    few_heads = ModelDimensions(layers=4, hidden=1024, ffn=4608, heads=12, kv_heads=6, head_dim=128, vocab=1000)
     found = search(Setting(few_heads, 1024, tp=6), Bounds(), made_up)
     assert found.within >= 1
 
