@@ -6,7 +6,7 @@ The error is that of whole head shapes (heads, kv_heads, head_dim) left out: all
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -137,19 +137,47 @@ def fit_kernels(table: PrefillTable, sms: int) -> list[KernelLaw]:
 
 
 def fit_kernel(rows: PrefillTable, library: str, head_dim: int, sms: int) -> KernelLaw:
-    """The tile with the least mean error of the counted seconds, and the grid of what these miss."""
+    """The tile whose counted seconds come nearest, its costs, and the grid of what these miss."""
     shape = rows.shape()
-
-    def counted(block: int, resident: int) -> tuple[float, KernelLaw]:
-        kernel = KernelLaw(library, head_dim, block, resident, sms, Costs(0, 0, 0, 0, 0), np.zeros(GRID))
-        costs = Costs(*nonnegative_fit(kernel.features(shape), rows.seconds))
-        kernel = KernelLaw(library, head_dim, block, resident, sms, costs, np.zeros(GRID))
-        return float(np.abs(np.log(kernel.counted_seconds(shape) / rows.seconds)).mean()), kernel
-
-    _, kernel = min((counted(block, resident) for block in BLOCKS for resident in RESIDENT), key=lambda fit: fit[0])
+    tiles = [
+        KernelLaw(library, head_dim, block, resident, sms, Costs(0, 0, 0, 0, 0), np.zeros(GRID))
+        for block in BLOCKS
+        for resident in RESIDENT
+    ]
+    features = [tile.features(shape) for tile in tiles]
+    costs = [np.array(nonnegative_fit(counted, rows.seconds)) for counted in features]
+    apart = [
+        np.abs(np.log(counted @ cost / rows.seconds)).mean() for counted, cost in zip(features, costs, strict=True)
+    ]
+    best = int(np.argmin(apart))
+    fitted = _log_fit(features[best], costs[best], rows.seconds)
+    kernel = replace(tiles[best], costs=Costs(*fitted.tolist()))
     missed = np.log(rows.seconds / kernel.counted_seconds(shape))
-    grid = fit_grid(missed, grid_sizes(shape), GRID, SMOOTHNESS)
-    return KernelLaw(library, head_dim, kernel.block, kernel.resident, sms, kernel.costs, grid)
+    return replace(kernel, grid=fit_grid(missed, grid_sizes(shape), GRID, SMOOTHNESS))
+
+
+def _log_fit(
+    features: NDArray[np.float64], start: NDArray[np.float64], seconds: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Costs that make log(counted / measured) small, far rows counting by their distance, not its square.
+
+    Least squares of relative residuals, where it starts, forgive a time ten times too short: it is only 90 % less.
+    """
+    from scipy.optimize import least_squares
+
+    typical = np.median(seconds[:, None] / np.maximum(features, np.finfo(np.float64).tiny), axis=0)
+    floor = 1e-3 * typical
+
+    def missed(log_costs: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.log(features @ np.exp(log_costs) / seconds))
+
+    def slope(log_costs: NDArray[np.float64]) -> NDArray[np.float64]:
+        shares = features * np.exp(log_costs)
+        return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+
+    first = np.log(np.maximum(start, floor))
+    found = least_squares(missed, first, slope, loss="soft_l1", f_scale=0.05, bounds=(np.log(floor) - 5, np.inf))
+    return np.asarray(np.exp(found.x))
 
 
 def fit_block(table: PrefillTable, spec: GpuSpec) -> Block:
