@@ -30,6 +30,7 @@ class MadeUpPrices:
         return self._explained(parts, m > 1 << 20)
 
     def attention(self, causal, backward, batch, seq, heads, kv_heads, head_dim):
+        assert heads.min() >= 1
         assert not np.any(heads % kv_heads)
         ideal = (2.5 if backward else 1.0) * 4.0 * batch * heads * head_dim * seq * seq / (2 if causal else 1) / 5e13
         padded = -(-head_dim // 64) * 64 / head_dim
