@@ -12,7 +12,9 @@ from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.advise.candidates import Bounds
+    from pyperf_suite.advise.measured_sizing import MeasuredSizing
     from pyperf_suite.advise.prices import LawPrices
+    from pyperf_suite.advise.sizing_report import Sizing
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.laws.calibration import Calibration
     from pyperf_suite.laws.dimensions import ModelDimensions
@@ -65,6 +67,17 @@ def gpu_options(command: Any) -> Any:
 )
 @click.option("--reach", type=float, default=15.0, show_default=True, metavar="PERCENT", help="Of each width, at most.")
 @click.option("--head-dims", metavar="N,...", help="Head dimensions that candidates may have.")
+@click.option("--measure", is_flag=True, help="Run the best candidates beside the model on the GPU in this machine.")
+@click.option("--profile", default="standard", show_default=True, metavar="NAME", help="How thoroughly to measure.")
+@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="Where to measure: auto or cuda:N.")
+@click.option(
+    "--results",
+    default="bench_results",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="For the records of what is measured.",
+)
 @click.option("--output", type=click.Path(path_type=Path), metavar="FOLDER", help="For the heat maps and a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
 def size(
@@ -82,6 +95,10 @@ def size(
     parameter_change: float,
     reach: float,
     head_dims: str | None,
+    measure: bool,
+    profile: str,
+    device: str,
+    results: Path,
     **dimensions: Any,
 ) -> None:
     """Say which nearby dimensions of a model train faster on a GPU, by how much, and why.
@@ -90,20 +107,47 @@ def size(
     Examples:
       pyperf-suite size --config config.json --gpu H200 --tp 8
       pyperf-suite size --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50257 --not-gated --gpu A100
+      pyperf-suite size --config config.json --measure
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.advise.setting import Setting
     from pyperf_suite.advise.sizing_report import sizing
+    from pyperf_suite.advise.validation import require_gpu
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.runner.profiles import find_profile
 
     spec, laws = _gpu(gpu, calibration)
     spec.peak(dtype)
+    if measure:
+        find_profile(profile)
+        require_gpu(spec, resolve(device))
     model, longest, notes = _model(config, dimensions)
     setting = Setting(model, seq or min(DEFAULT_SEQ, longest or DEFAULT_SEQ), micro_batch, tp, shards, dtype)
     prices = _prices(laws, dtype)
     found = sizing(spec, setting, _bounds(spec, vary, parameter_change, reach, head_dims), prices, notes)
-    _present(found, prices, output, as_json)
+    measured = _measured(found, prices, profile, device, results) if measure else None
+    _present(found, prices, output, as_json, measured)
 
 
-def _present(found: Any, prices: LawPrices, output: Path | None, as_json: bool) -> None:
+def _measured(found: Sizing, prices: LawPrices, profile: str, device: str, results: Path) -> MeasuredSizing:
+    """Run the best candidates beside the present model, under a progress bar."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from pyperf_suite.advise.measured_sizing import SizingRun
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.runner.profiles import find_profile
+
+    run = SizingRun.of(found.gpu, found.search, resolve(device), find_profile(profile))
+    console = Console(stderr=True)
+    console.print(f"measuring: {run.plan.outlook}", highlight=False, soft_wrap=True)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(run.plan.cases))
+        return run.measured(prices, results, lambda _: progress.advance(task))
+
+
+def _present(
+    found: Sizing, prices: LawPrices, output: Path | None, as_json: bool, measured: MeasuredSizing | None
+) -> None:
     """Print the answer; pictures and a page only into a folder that was named."""
     from rich.console import Console
 
@@ -111,26 +155,33 @@ def _present(found: Any, prices: LawPrices, output: Path | None, as_json: bool) 
     from pyperf_suite.advise.sizing_report import findings_of_sizing
     from pyperf_suite.report.markdown import page
     from pyperf_suite.report.run_report import draw_all
-    from pyperf_suite.report.terminal import print_findings
+    from pyperf_suite.report.terminal import cautions, print_findings
 
     findings = {"size": findings_of_sizing(found, prices)}
+    records = []
+    if measured is not None:
+        findings["measured"] = measured.findings
+        records = measured.folder.records()
     written = []
     if output is not None:
         try:
             output.mkdir(parents=True, exist_ok=True)
             pictures = draw_all(findings, output)
             text = output / "sizing.md"
-            text.write_text(page(f"Sizes on {found.gpu.name}", findings, [], pictures), encoding="utf-8")
+            text.write_text(page(f"Sizes on {found.gpu.name}", findings, cautions(records), pictures), encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"{output} cannot be written ({error.strerror}): name another folder with --output."
             ) from None
         written = [*pictures, text]
     if as_json:
-        click.echo(json.dumps(sizing_as_json(found, [str(path) for path in written]), indent=2))
+        told = sizing_as_json(found, [str(path) for path in written])
+        click.echo(json.dumps(told | ({} if measured is None else {"measured": measured.to_json()}), indent=2))
         return
     console = Console()
-    print_findings(console, findings, [])
+    print_findings(console, findings, records)
+    if measured is not None:
+        console.print(f"records   {measured.folder.records_path}", highlight=False, soft_wrap=True)
     for path in written:
         console.print(f"{'picture' if path.suffix == '.png' else 'text':9} {path}", highlight=False, soft_wrap=True)
 

@@ -91,7 +91,7 @@ def _from_run(console: Console, folder: RunFolder, gpu: str | None, output: Path
         raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
     for each in found:
         _say(console, _sentence(each))
-    _say(console, f"calibration {path}")
+    _say(console, f"Written to {path}: take it for sizes with `pyperf-suite size --calibration {path}`.")
 
 
 def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pyperf_suite.advise.prices import Prices
 from pyperf_suite.advise.search import Candidate, Search
@@ -36,6 +37,33 @@ class MeasuredSizing:
     def findings(self) -> Findings:
         """Sentences and tables of predicted against measured."""
         return validation_findings(self.names, self.validation)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: seconds a token, and rates of work over the present model's with their intervals."""
+        mean, median = self.validation.error_percent
+        return {
+            "records": str(self.folder.records_path),
+            "prediction_error_percent": {"mean": mean, "median": median},
+            "settings": [
+                {
+                    "name": name,
+                    "predicted_s": each.predicted_s,
+                    "measured_s": asdict(each.cost_s),
+                    "predicted_speed": each.predicted_speedup,
+                    "measured_speed": asdict(each.speedup),
+                    "measured_share": each.measured_share,
+                }
+                for name, each in zip(self.names, self.validation.settings, strict=True)
+            ],
+            "products": [
+                {
+                    "case": product.case.to_json(),
+                    "predicted_s": product.predicted_s,
+                    "measured_s": product.reading.seconds if product.reading else None,
+                }
+                for product in self.validation.products
+            ],
+        }
 
 
 @dataclass(frozen=True)

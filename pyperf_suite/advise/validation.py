@@ -124,6 +124,10 @@ def measure(
         for planned in plan.cases:
             told(session.measure(planned)[-1])
         session.finish()
+    except KeyboardInterrupt:
+        raise UserError(
+            f"Interrupted; {len(session.records)} records are kept in {session.folder.records_path}."
+        ) from None
     finally:
         session.close()
     return session.folder, session.records

@@ -11,7 +11,16 @@ from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.probes.speedups import wins
 
-SETTINGS = ("candidate", "predicted us/token", "measured us/token", "predicted gain", "measured gain", "measured share")
+SETTINGS = (
+    "candidate",
+    "predicted us/token",
+    "measured us/token",
+    "predicted work a second",
+    "measured work a second",
+    "measured share",
+)
+# The others are in the records, and in --json.
+MOST_PRODUCTS = 20
 PRODUCTS = ("what", "predicted us", "measured us", "predicted / measured")
 
 
@@ -31,12 +40,19 @@ def validation_findings(names: Sequence[str], validation: Validation) -> Finding
             "process could measure them."
         )
     settings = tuple(_setting_row(name, each, measured[0]) for name, each in zip(names, measured, strict=True))
-    products = sorted(validation.products, key=lambda product: -_miss(product))
+    products = sorted(validation.products, key=lambda product: -_miss(product))[:MOST_PRODUCTS]
+    which = (
+        f", the {len(products)} missed most of {len(validation.products)}" if unmeasured + count > len(products) else ""
+    )
     return Findings(
         tuple(sentences),
         (
             Table("Candidates, predicted and measured", SETTINGS, settings),
-            Table("Products, predicted and measured", PRODUCTS, tuple(_product_row(product) for product in products)),
+            Table(
+                f"Products, predicted and measured{which}",
+                PRODUCTS,
+                tuple(_product_row(product) for product in products),
+            ),
         ),
     )
 
@@ -47,17 +63,17 @@ def _verdict(names: Sequence[str], measured: Sequence[Measured]) -> str:
     best = measured[place]
     if wins(best.speedup):
         return (
-            f"{names[place]} is measured to be {_gain(best.speedup)} faster than {names[0]} for each token; "
-            f"{best.predicted_speedup - 1:+.1%} was predicted."
+            f"{names[place]} is measured to do its work at {_rate(best.speedup)} the rate of {names[0]}, where "
+            f"{best.predicted_speedup:.3f} x was predicted."
         )
     return (
         f"None of the {len(measured) - 1} candidates is measured to be faster than {names[0]} beyond the interval; the "
-        f"best, {names[place]}, by {_gain(best.speedup)}, where {best.predicted_speedup - 1:+.1%} was predicted."
+        f"best, {names[place]}, at {_rate(best.speedup)} its rate, where {best.predicted_speedup:.3f} x was predicted."
     )
 
 
-def _gain(speedup: Ratio) -> str:
-    return f"{speedup.value - 1:+.1%} [{speedup.low - 1:+.1%}, {speedup.high - 1:+.1%}]"
+def _rate(speedup: Ratio) -> str:
+    return f"{speedup.value:.3f} x ({speedup.low:.3f} to {speedup.high:.3f})"
 
 
 def _setting_row(name: str, each: Measured, first: Measured) -> tuple[str, ...]:
@@ -65,10 +81,10 @@ def _setting_row(name: str, each: Measured, first: Measured) -> tuple[str, ...]:
     present = each is first
     return (
         name,
-        f"{each.predicted_s * 1e6:.3f}",
-        f"{micro.value:.3f} [{micro.low:.3f}, {micro.high:.3f}]",
-        "" if present else f"{each.predicted_speedup - 1:+.1%}",
-        "" if present else _gain(each.speedup),
+        f"{each.predicted_s * 1e6:.4g}",
+        f"{micro.value:.4g} ({micro.low:.4g} to {micro.high:.4g})",
+        "" if present else f"{each.predicted_speedup:.3f} x",
+        "" if present else _rate(each.speedup),
         f"{each.measured_share:.0%}",
     )
 
@@ -81,7 +97,7 @@ def _miss(product: Product) -> float:
 def _product_row(product: Product) -> tuple[str, ...]:
     reading = product.reading
     measured = ("not measured", "") if reading is None else (
-        f"{reading.seconds * 1e6:.1f} [{reading.low * 1e6:.1f}, {reading.high * 1e6:.1f}]",
+        f"{reading.seconds * 1e6:.1f} ({reading.low * 1e6:.1f} to {reading.high * 1e6:.1f})",
         f"{product.predicted_s / reading.seconds:.2f}",
     )  # fmt: skip
     return (_what(product), f"{product.predicted_s * 1e6:.1f}", *measured)

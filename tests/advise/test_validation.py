@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from pyperf_suite.advise import measured_sizing, validation
 from pyperf_suite.advise.candidates import Bounds
 from pyperf_suite.advise.measured_sizing import SizingRun, chosen, name_of
 from pyperf_suite.advise.search import Search, judged
 from pyperf_suite.advise.setting import Setting
 from pyperf_suite.advise.validation import PROBE, measure, plan_of, require_gpu, validate
 from pyperf_suite.advise.validation_findings import validation_findings
+from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device, resolve
@@ -147,7 +151,7 @@ def test_a_slow_odd_vocabulary_shows_as_a_gain_that_was_not_predicted() -> None:
     assert found.settings[1].predicted_speedup < 1
     assert found.settings[1].speedup.low > 1.1
     told = validation_findings(["present", "vocab 1024"], found)
-    assert told.sentences[0].startswith("vocab 1024 is measured to be +")
+    assert told.sentences[0].startswith("vocab 1024 is measured to do its work at 1.")
     worst = told.tables[1].rows[0]
     assert "1000" in worst[0]
     assert worst[-1] == "0.33"
@@ -205,12 +209,13 @@ def test_settings_are_measured_through_the_runner_into_a_folder_of_their_own(tmp
     device = resolve("cpu")
     small = Setting(ModelDimensions(layers=1, hidden=32, ffn=64, heads=2, vocab=64), seq=16)
     settings = [small, Setting(ModelDimensions(layers=1, hidden=32, ffn=96, heads=2, vocab=64), seq=16)]
+    plan = plan_of(settings, device, QUICK)
     told: list[Record] = []
-    folder, records = measure(plan_of(settings, device, QUICK), tmp_path, told.append)
+    folder, records = measure(replace(plan, cases=plan.cases[:3]), tmp_path, told.append)
     assert folder.records() == records
     found = validate(settings, Rates(), records, device)
-    assert sum(product.reading is not None for product in found.products) == len({r.case_id for r in told})
-    assert all(each.measured_share > 0 for each in found.settings)
+    read = {product.case.case_id for product in found.products if product.reading is not None}
+    assert read == {record.case_id for record in told} == {planned.case.case_id for planned in plan.cases[:3]}
 
 
 def test_the_fastest_candidates_beyond_the_noise_are_measured_once_each_and_padding_is_no_work() -> None:
@@ -224,3 +229,37 @@ def test_the_fastest_candidates_beyond_the_noise_are_measured_once_each_and_padd
     told = run.judged(Rates(), measured_at([PRESENT, PADDED], {0: 1.0, 1: 1.0})).settings[1]
     assert told.speedup.value == pytest.approx(padded.speed, rel=1e-6)
     assert told.speedup.value == pytest.approx(1 / padded.time_ratio, rel=0.02)
+
+
+MODEL = ["--layers", "2", "--hidden", "256", "--heads", "4", "--ffn", "768", "--vocab", "1001", "--seq", "512"]
+
+
+def test_size_measures_and_tells_predicted_beside_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner's place is taken by times of half the made-up rate, on a machine whose GPU is the one asked for."""
+    folder = SimpleNamespace(records_path=tmp_path / "records.jsonl", records=list)
+
+    def run(plan: Any, results: Path, told: Any, deadline_s: float) -> tuple[Any, list[Record]]:
+        records = [record(each.case, 2 * rate_s(each.case), process) for process in range(3) for each in plan.cases]
+        for each in records[: len(plan.cases)]:
+            told(each)
+        return folder, records
+
+    monkeypatch.setattr(measured_sizing, "measure", run)
+    monkeypatch.setattr(measured_sizing, "require_gpu", lambda *asked: None)
+    monkeypatch.setattr(validation, "require_gpu", lambda *asked: None)
+    asked = ["size", *MODEL, "--gpu", "H200", "--vary", "vocab", "--measure", "--device", "cpu", "--json"]
+    done = CliRunner().invoke(main, asked, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)["measured"]
+    present, *others = told["settings"]
+    assert present["name"] == "present"
+    assert present["measured_speed"] == {"value": 1, "low": 1, "high": 1}
+    assert all(each["name"].startswith("vocab 1001 -> ") for each in others)
+    assert told["prediction_error_percent"]["mean"] > 0
+    assert {product["case"]["operator"] for product in told["products"]} == {"matmul", "attention"}
+
+
+def test_size_measures_nothing_where_the_gpu_is_not_there() -> None:
+    done = CliRunner().invoke(main, ["size", *MODEL, "--gpu", "H200", "--measure", "--device", "cpu"])
+    assert done.exit_code == 2
+    assert "leave --measure out" in done.output
