@@ -148,13 +148,13 @@ class Candidates:
     def at(self, index: int) -> Setting:
         """One candidate by its flat index."""
         places = np.unravel_index(index, self.shape)
-        named = dict(zip(("hidden", "heads", "kv_heads", "head_dim"), self.attention[places[0]].tolist(), strict=True))
-        others = {name: int(sizes[place]) for (name, sizes), place in zip(self.others.items(), places[1:], strict=True)}
-        micro_batch, tp = others.pop("micro_batch"), others.pop("tp")
-        present = {name: getattr(self.setting.model, name) for name in named | others}
-        changes = {name: size for name, size in (named | others).items() if size != present[name]}
-        # What follows from a changed dimension is told as well, for it may not follow as it did before.
-        model = self.setting.model.resized(**(named | others)) if changes else self.setting.model
+        sizes = dict(zip(("hidden", "heads", "kv_heads", "head_dim"), self.attention[places[0]].tolist(), strict=True))
+        for (name, along), place in zip(self.others.items(), places[1:], strict=True):
+            sizes[name] = int(along[place])
+        micro_batch, tp = sizes.pop("micro_batch"), sizes.pop("tp")
+        # All are named, for what follows from a changed dimension may not follow as it did before.
+        same = all(getattr(self.setting.model, name) == size for name, size in sizes.items())
+        model = self.setting.model if same else self.setting.model.resized(**sizes)
         return replace(self.setting, model=model, micro_batch=micro_batch, tp=tp)
 
 
