@@ -35,7 +35,7 @@ HOLD = 0.3
 EVALUATIONS = 60
 # Noise of the first column's residual and of what the others add, relative to the likeness of sites: several
 # measurements of one shape disagree at random, far more than sites do.
-NOISE, NOISE_OF_OTHERS = 0.5, 5.0
+NOISE, NOISE_OF_OTHERS = 0.75, 20.0
 
 START = MenuCoefficients(
     tile_rates=np.array([0.4, 0.5, 0.5, 0.6, 0.55, 0.55, 0.65, 0.65, 0.7, 0.7]),
