@@ -207,8 +207,10 @@ def _l2_bytes_per_s(law: MenuCoefficients, rates: Rates) -> float:
 def _memory_seconds(law: MenuCoefficients, rates: Rates, m: Floats, n: Floats, k: Floats) -> Floats:
     moved = rates.operand_bytes * (m + n) * k + rates.result_bytes * m * n
     resident = 1.0 / (1.0 + (moved / (law.resident_share * rates.l2_bytes)) ** law.resident_steepness)
-    from_memory = (1.0 - resident) / (law.memory_share * rates.memory_bytes_per_s)
-    return moved * (resident / _l2_bytes_per_s(law, rates) + from_memory)
+    memory_bytes_per_s = law.memory_share * rates.memory_bytes_per_s
+    # Few warps are in flight then, so that L2 does not outrun HBM; it does GDDR.
+    l2_bytes_per_s = max(_l2_bytes_per_s(law, rates), memory_bytes_per_s)
+    return moved * (resident / l2_bytes_per_s + (1.0 - resident) / memory_bytes_per_s)
 
 
 def _split_seconds(law: MenuCoefficients, rates: Rates, m: Floats, n: Floats, splits: ArrayLike) -> Floats:

@@ -44,9 +44,9 @@ START = MenuCoefficients(
     softness=0.5,
     overlap=3.0,
     memory_share=0.85,
-    l2_share=0.6,
+    l2_share=0.3,
     resident_share=0.2,
-    resident_steepness=3.0,
+    resident_steepness=4.0,
     split_s=2e-6,
     split_traffic=0.5,
 )
