@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pyperf_suite import __version__
+from pyperf_suite.advise_commands import explain, size
+from pyperf_suite.calibrate_command import calibrate
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -64,6 +66,11 @@ def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:
 @click.version_option(__version__, prog_name="pyperf-suite")
 def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""
+
+
+main.add_command(calibrate)
+main.add_command(explain)
+main.add_command(size)
 
 
 def measuring_options(command: Command) -> Command:

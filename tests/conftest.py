@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -14,6 +15,8 @@ from pyperf_suite.hardware.shared_library import Unavailable
 hypothesis.settings.register_profile("same_each_time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same_each_time"))
 
+MEASURED_TABLES = "PYPERF_MEASURED_TABLES"
+
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
     """Leave the tests out of `pytest --benchmark-only`, which would collect them only to skip each."""
@@ -24,3 +27,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked `gpu` where there is none, with the driver's reason."""
     if item.get_closest_marker("gpu") and isinstance(driver(), Unavailable):
         pytest.skip(f"needs a CUDA device, but {driver()}")
+
+
+@pytest.fixture(scope="session")
+def measured_tables(pytestconfig: pytest.Config) -> Path:
+    """The folder of published measurements, which are not the project's to ship: a test skips where they are not."""
+    folder = Path(os.environ.get(MEASURED_TABLES) or pytestconfig.rootpath.parent / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip(
+            f"the published measurements are not at {folder}: set {MEASURED_TABLES} to the folder that has them"
+        )
+    return folder

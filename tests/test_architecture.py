@@ -17,12 +17,14 @@ PACKAGE = Path(pyperf_suite.__file__).parent
 # Lowest first. A part imports from parts below its own layer, never from beside or above.
 LAYERS = (
     ("errors", "_native", "kernels"),
-    ("laws", "hardware"),
+    ("hardware",),
+    ("laws",),
     ("measure", "ranks"),
     ("operators",),
     ("runner",),
     ("probes",),
     ("history", "advise", "report"),
+    ("advise_commands", "calibrate_command"),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),
 )
@@ -40,10 +42,10 @@ MEASURING_PATH = (
     "benchmarks",
 )
 MEASURING_PATH_MAY_IMPORT = {
-    *("click", "numpy", "psutil", "pynvml", "pytest", "pytest_benchmark", "rich", "scipy", "torch", "triton"),
+    *("click", "numpy", "psutil", "pynvml", "pytest", "pytest_benchmark", "rich", "scipy", "tomli", "torch", "triton"),
 }
 # What takes long to import or may be absent is imported inside the function that uses it.
-ONLY_INSIDE_FUNCTIONS = {"matplotlib", "plotly", "pynvml", "ruptures", "torch", "triton"}
+ONLY_INSIDE_FUNCTIONS = {"matplotlib", "plotly", "pyarrow", "pynvml", "ruptures", "torch", "triton"}
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 

@@ -5,13 +5,21 @@ Vector loads, TMA and tensor cores take runs of bytes whole, so how fast a produ
 
 from __future__ import annotations
 
+from typing import TypeVar
 
-def largest_power_of_two(size: int) -> int:
+import numpy as np
+from numpy.typing import NDArray
+
+# One size, or an array of them, each answered for itself.
+Size = TypeVar("Size", int, NDArray[np.int64])
+
+
+def largest_power_of_two(size: Size) -> Size:
     """The largest power of two that divides a size of at least 1: 1 for odd sizes, 8 for 1000, 1024 for 1024."""
     return size & -size
 
 
-def round_up(size: int, multiple: int) -> int:
+def round_up(size: Size, multiple: int) -> Size:
     """The smallest multiple that is not less than the size."""
     return -(-size // multiple) * multiple
 

@@ -55,8 +55,11 @@ class PiecewiseAlphaBeta:
 
     def seconds(self, size_bytes: ArrayLike) -> NDArray[np.float64]:
         """Predicted seconds of messages of `size_bytes`, the S of `communication.message_bytes`."""
-        lengths = _lengths(np.asarray(size_bytes, dtype=np.float64), self.bends_bytes)
-        return np.asarray(self.start_s + lengths @ np.array(self.betas_s_per_byte))
+        size = np.asarray(size_bytes, dtype=np.float64)
+        knots = np.array([0.0, *self.bends_bytes])
+        at_knots = self.start_s + _lengths(knots, self.bends_bytes) @ np.array(self.betas_s_per_byte)
+        beyond = np.maximum(size - knots[-1], 0.0) * self.betas_s_per_byte[-1]
+        return np.asarray(np.interp(size, knots, at_knots) + beyond)
 
     def segments(self) -> tuple[Segment, ...]:
         """The straight lines with their own α, the time at which each would meet the axis; smallest sizes first."""

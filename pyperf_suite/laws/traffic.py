@@ -120,9 +120,12 @@ def zero_3(model: ModelDimensions, work: Workload, ranks: int) -> Traffic:
     """
     transfers = []
     for where, calls, parameters in (
-        ("layers", model.layers, model.layer_parameters),
+        ("layers", model.sparse_layers, model.layer_parameters),
+        ("dense layers", model.dense_layers, model.dense_layer_parameters),
         ("embeddings", 1, model.outer_parameters),
     ):
+        if not calls:
+            continue
         calls *= work.micro_batches
         size, gradient_size = parameters * work.element_bytes, parameters * work.gradient_bytes
         transfers += [
@@ -211,7 +214,7 @@ def expert_parallel(model: ModelDimensions, work: Workload, ranks: int, capacity
     if model.experts % ranks:
         raise UserError(f"{model.experts} experts cannot be spread over {ranks} ranks evenly.")
     size = work.activation_bytes(model.hidden) * model.top_k * capacity_factor
-    calls = 2 * model.layers * work.micro_batches
+    calls = 2 * model.sparse_layers * work.micro_batches
     return Traffic(
         "EP",
         (

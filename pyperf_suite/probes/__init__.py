@@ -9,6 +9,7 @@ from pyperf_suite.probes.alignment.probe import Alignment
 from pyperf_suite.probes.attention_heads.probe import AttentionHeads
 from pyperf_suite.probes.axes import parse_overrides
 from pyperf_suite.probes.baseline import Baseline
+from pyperf_suite.probes.calibration.probe import Calibration
 from pyperf_suite.probes.collectives.probe import Collectives
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.static_kernels import StaticKernels
@@ -16,7 +17,7 @@ from pyperf_suite.probes.tile_wave.probe import TileWave
 
 PROBES: dict[str, Probe] = {
     probe.name: probe
-    for probe in (TileWave(), Baseline(), Alignment(), AttentionHeads(), Collectives(), StaticKernels())
+    for probe in (TileWave(), Baseline(), Alignment(), AttentionHeads(), Collectives(), Calibration(), StaticKernels())
 }
 
 

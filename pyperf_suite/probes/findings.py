@@ -44,13 +44,31 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class HeatMap:
+    """Values over a grid of sizes: `values[row][column]` at `y[row]` and `x[column]`, NaN where there is no such case.
+
+    `here` is the row and column of what the others are compared with, marked as that. Values of 1 are as good as it:
+    above is drawn in one colour, below in the other, both darker the further away.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    value_label: str
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]
+    here: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class Figure:
     """Panels in rows; `name` is the file's stem, `caption` says in a sentence what one sees."""
 
     name: str
     title: str
     caption: str
-    rows: tuple[tuple[Panel, ...], ...]
+    rows: tuple[tuple[Panel | HeatMap, ...], ...]
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,12 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyperf_suite.probes.findings import Figure, Panel
+from pyperf_suite.probes.findings import Figure, HeatMap, Panel
+from pyperf_suite.report.heat_map import draw_heat_map
 
 _PANEL_WIDTH_IN, _PANEL_HEIGHT_IN = 4.2, 3.1
+# A cell has its number written in it.
+_CELL_WIDTH_IN, _CELL_HEIGHT_IN = 0.42, 0.3
 
 # Readable for the colour-blind (Okabe and Ito 2008), and told apart by shape as well.
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#777777"
@@ -29,28 +32,42 @@ def draw(figure: Figure, folder: Path) -> Path:
     from matplotlib import pyplot
 
     columns = max(len(row) for row in figure.rows)
-    points = [s.label for row in figure.rows for panel in row for s in panel.series if s.style == "points"]
+    drawn = [panel for row in figure.rows for panel in row if isinstance(panel, Panel)]
+    points = [series.label for panel in drawn for series in panel.series if series.style == "points"]
     marks = dict(zip(dict.fromkeys(points), itertools.cycle(_MARKS), strict=False))
-    size = (max(1.6, columns) * _PANEL_WIDTH_IN, len(figure.rows) * _PANEL_HEIGHT_IN + 1.1)
+    width, height = _panel_size_in(figure)
+    size = (max(1.6 * _PANEL_WIDTH_IN, columns * width), len(figure.rows) * height + 1.1)
+    # Cells are numbered from 0 on, so maps of different sizes have no axis in common.
+    mapped = len(drawn) < sum(map(len, figure.rows))
     canvas, axes = pyplot.subplots(
-        len(figure.rows), columns, figsize=size, squeeze=False, sharey="row", sharex="col", layout="constrained"
+        len(figure.rows),
+        columns,
+        figsize=size,
+        squeeze=False,
+        sharey="none" if mapped else "row",
+        sharex="none" if mapped else "col",
+        layout="constrained",
     )
     for row, panels in enumerate(figure.rows):
         for column in range(columns):
-            if column < len(panels):
+            panel = panels[column] if column < len(panels) else None
+            if isinstance(panel, HeatMap):
+                draw_heat_map(axes[row][column], panel)
+            elif panel is not None:
                 _draw_panel(
                     axes[row][column],
-                    panels[column],
+                    panel,
                     marks,
                     first=column == 0,
-                    titled=panels[column].title != _title_at(figure, row - 1, column),
+                    titled=panel.title != _title_at(figure, row - 1, column),
                     last=_title_at(figure, row + 1, column) is None,
                 )
             else:
                 axes[row][column].set_visible(False)
-    for row_of_axes in axes:
-        # Only now, when every panel of the row has had its say in how high it is.
-        row_of_axes[0].set_ylim(0, _HEADROOM * row_of_axes[0].get_ylim()[1])
+    for row_of_axes, panels in zip(axes, figure.rows, strict=True):
+        if not any(isinstance(panel, HeatMap) for panel in panels):
+            # Only now, when every panel of the row has had its say in how high it is.
+            row_of_axes[0].set_ylim(0, _HEADROOM * row_of_axes[0].get_ylim()[1])
     named = {
         label: handle for each in axes.flat for handle, label in zip(*each.get_legend_handles_labels(), strict=True)
     }
@@ -58,7 +75,7 @@ def draw(figure: Figure, folder: Path) -> Path:
     canvas.legend(
         list(named.values()),
         list(named),
-        title=figure.title,
+        title=textwrap.fill(figure.title, int(size[0] * 8)),
         title_fontsize=13,
         loc="outside upper center",
         ncols=_legend_columns(list(named), size[0]),
@@ -69,6 +86,14 @@ def draw(figure: Figure, folder: Path) -> Path:
     canvas.savefig(path, dpi=120)
     pyplot.close(canvas)
     return path
+
+
+def _panel_size_in(figure: Figure) -> tuple[float, float]:
+    """Width and height of each panel: the usual, or what the cells of the largest heat map ask for."""
+    maps = [panel for row in figure.rows for panel in row if isinstance(panel, HeatMap)]
+    columns = max((len(heat_map.x) for heat_map in maps), default=0)
+    rows = max((len(heat_map.y) for heat_map in maps), default=0)
+    return max(_PANEL_WIDTH_IN, 2 + columns * _CELL_WIDTH_IN), max(_PANEL_HEIGHT_IN, 1 + rows * _CELL_HEIGHT_IN)
 
 
 def _title_at(figure: Figure, row: int, column: int) -> str | None:

@@ -94,6 +94,10 @@ class FakeNvml:
         parent._obj.value = 8
         return 0
 
+    def nvmlDeviceGetName(self, device: ctypes.c_void_p, text: Any, length: int) -> int:
+        text.value = b"NVIDIA H200"
+        return 0
+
     def nvmlDeviceGetIndex(self, device: ctypes.c_void_p, index: Any) -> int:
         index._obj.value = 3
         return 0

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.cuda_driver import gpus
+from pyperf_suite.hardware.detection import installed_gpu
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.identity import identity
 from pyperf_suite.hardware.state import state
@@ -20,6 +22,14 @@ def test_the_first_gpu_is_described_by_the_driver():
     assert first.uuid.startswith(("GPU-", "MIG-"))
     assert first.multiprocessors > 0
     assert first.memory_bytes > 1 << 30
+
+
+def test_the_first_gpu_is_in_the_catalogue_and_as_the_driver_describes_it():
+    first, spec = gpus()[0], installed_gpu()
+    assert spec.compute_capability == first.compute_capability
+    assert spec.sms == first.multiprocessors
+    whole = spec.name.split(" MIG ")[0]
+    assert first.memory_bytes < 1.01 * find_gpu(whole).memory_bytes
 
 
 def test_a_run_on_the_gpu_has_identity_and_state_as_plain_json():

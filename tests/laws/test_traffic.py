@@ -105,6 +105,15 @@ def test_gradients_travel_in_buckets_and_layers_one_by_one() -> None:
     assert {t.calls for t in layers} == {32 * 4}
 
 
+def test_layers_without_experts_are_gathered_apart_and_send_no_tokens() -> None:
+    model = ModelDimensions(6, 512, 2048, 8, 1000, gated=True, experts=4, top_k=2, expert_ffn=256, dense_layers=2)
+    traffic = zero_3(model, WORK, 8)
+    [dense] = [t for t in traffic.transfers if t.purpose == "parameters of dense layers, forward"]
+    assert (dense.calls, dense.size_bytes) == (2 * 4, model.dense_layer_parameters * 2)
+    assert sent(traffic, "all_gather") == 4 * 2 * model.parameters * 2
+    assert {t.calls for t in expert_parallel(model, WORK, 4).transfers} == {2 * 4 * 4}
+
+
 def test_gradients_in_another_type_than_parameters_are_counted_as_such() -> None:
     work = Workload(seq=1, gradient_bytes=4)
     assert sent(ddp(LLAMA, work, 8), "all_reduce") == pytest.approx(LLAMA.parameters * 4)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
+from pyperf_suite.probes.findings import Figure, Findings, HeatMap, Panel, Series, Table
 from pyperf_suite.report.picture import _line_colour, draw
 from pyperf_suite.report.run_report import draw_all
 from pyperf_suite.report.terminal import cautions, print_findings
@@ -29,6 +29,7 @@ FIGURE = Figure(
     ),
 )
 
+POINTS_PANEL = Panel("one", "N", "us", (POINTS,))
 
 BUSY = {"elapsed_s": 1.0, "process_cpu_s": 0.5, "cpu_busy_s": 2.0}
 
@@ -82,6 +83,19 @@ def test_a_figure_becomes_a_png(tmp_path: Path) -> None:
     path = draw(FIGURE, tmp_path)
     assert path.name == "a_figure.png"
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_heat_map_paints_better_and_worse_in_different_colours_and_stands_beside_panels(tmp_path: Path) -> None:
+    from matplotlib import pyplot
+
+    def red_beyond_blue(value: float) -> float:
+        cells = HeatMap("map", "x", "y", "ratio", (1, 2), (3, 4), ((1.0, value), (value, float("nan"))), here=(0, 0))
+        path = draw(Figure(f"map_{value}", "title", "caption", ((cells, POINTS_PANEL),)), tmp_path)
+        pixels = pyplot.imread(path)[..., :3].reshape(-1, 3)
+        saturated = pixels[pixels.max(axis=1) - pixels.min(axis=1) > 0.25]
+        return float((saturated[:, 0] > saturated[:, 2]).mean())
+
+    assert red_beyond_blue(0.8) > red_beyond_blue(1.2)
 
 
 def test_each_set_of_points_has_a_colour_of_its_own(tmp_path: Path) -> None:

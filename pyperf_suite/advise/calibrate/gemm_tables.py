@@ -1,0 +1,72 @@
+"""Reads the published tables of matrix products: one column a re-measurement, of which some are held for true."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+
+ORIGIN = "ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0, NVIDIA)"
+# Re-measurements with random weights, the quietest first: others had weights that were never set, which draw less
+# power and run faster. The A100 has but one.
+TRUTHS = ("trtllm_1.3.0rc20", "sglang_0.5.14")
+TRUTHS_WITHOUT_THESE = ("sglang_0.5.10",)
+
+_TABLE = re.compile(r"gemm_(bf16|fp8)_(.+)\.parquet")
+
+
+@dataclass(frozen=True)
+class GemmTable:
+    """The products of one dtype on one GPU: sizes, and seconds of each column held for true, NaN where it has none.
+
+    `columns_s` has a row for each product and a column for each of the `truths`; `seconds` is their median.
+    """
+
+    gpu: GpuSpec
+    dtype: str
+    truths: tuple[str, ...]
+    m: NDArray[np.float64]
+    n: NDArray[np.float64]
+    k: NDArray[np.float64]
+    columns_s: NDArray[np.float64]
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """Of each product the median of what is held for true."""
+        return np.asarray(np.nanmedian(self.columns_s, axis=1))
+
+    @property
+    def origin(self) -> str:
+        """The table and the columns taken from it."""
+        return f"{ORIGIN}, {self.dtype} on {self.gpu.name}, {', '.join(self.truths)}"
+
+    def rows(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> GemmTable:
+        """The products chosen by mask or number."""
+        return GemmTable(
+            *(self.gpu, self.dtype, self.truths),
+            *(column[chosen] for column in (self.m, self.n, self.k, self.columns_s)),
+        )
+
+
+def gemm_tables(folder: Path) -> list[GemmTable]:
+    """Every table of products in a folder, by name of file. Raises UserError for one of an unknown GPU."""
+    named = [(path, _TABLE.fullmatch(path.name)) for path in sorted(folder.glob("gemm_*.parquet"))]
+    return [read_gemm_table(path, name[1], find_gpu(name[2].replace("_", " "))) for path, name in named if name]
+
+
+def read_gemm_table(path: Path, dtype: str, gpu: GpuSpec) -> GemmTable:
+    """One table; rows without tokens (the H100's has some) and without a column held for true are left out."""
+    from pyarrow import parquet
+
+    there = parquet.read_schema(path).names
+    truths = TRUTHS if all(name in there for name in TRUTHS) else TRUTHS_WITHOUT_THESE
+    columns = parquet.read_table(path, columns=["m", "n", "k", *truths])
+    m, n, k, *times = (columns[name].to_numpy().astype(np.float64) for name in ("m", "n", "k", *truths))
+    columns_s = np.stack(times, axis=1) * 1e-6
+    usable = (m >= 1) & np.isfinite(columns_s).any(axis=1)
+    return GemmTable(gpu, dtype, truths, m[usable], n[usable], k[usable], columns_s[usable])

@@ -1,0 +1,90 @@
+"""Fits how fast each GPU of the published tables moves bytes, to products of so few rows that nothing else counts.
+
+Such a product streams its weight matrix through the GPU once, from memory or, where it was small and warm, from L2.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from pyperf_suite.advise.calibrate.cross_validation import cross_validate, site_numbers
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.calibration import Block
+from pyperf_suite.laws.roofline import MemoryLaw
+
+TABLES = "gemm_bf16_*.parquet"
+ORIGIN = "ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0, NVIDIA), bf16 products of at most 16 rows"
+# Re-measurements with random weights (shared tables' README); A100 has another.
+TRUTH = ("trtllm_1.3.0rc20", "sglang_0.5.14")
+TRUTH_OF = {"A100 SXM": ("sglang_0.5.10",)}
+MOST_ROWS = 16
+ELEMENT_BYTES = 2
+# Errors in log seconds beyond this count linearly: kernels for few rows are chosen erratically.
+USUAL_ERROR = 0.1
+START = MemoryLaw(3e-6, 0.8, 0.8, (0.0, np.inf), 0.0, ORIGIN)
+
+
+def fit_memory(tables_folder: Path) -> dict[str, Block]:
+    """The block "memory" of each GPU that the folder has a table of bf16 products of, by its name in the catalogue.
+
+    Raises UserError where it has none.
+    """
+    tables = sorted(tables_folder.glob(TABLES))
+    if not tables:
+        raise UserError(f"There is no {TABLES} in {tables_folder}: name the folder that the published tables lie in.")
+    return {gpu.name: _fit_gpu(gpu, table) for table in tables for gpu in [find_gpu(_gpu_in(table))]}
+
+
+def read_streams(table: Path) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
+    """Bytes, seconds and site (n, k) of each product of few rows in a table."""
+    from pyarrow import parquet
+
+    names = TRUTH_OF.get(find_gpu(_gpu_in(table)).name, TRUTH)
+    columns = parquet.read_table(table, columns=["m", "n", "k", *names])
+    m, n, k, *truths = (columns[name].to_numpy().astype(np.float64) for name in ("m", "n", "k", *names))
+    usable = (m >= 1) & (m <= MOST_ROWS) & np.isfinite(truths).any(axis=0)
+    m, n, k = m[usable], n[usable], k[usable]
+    seconds = np.nanmedian(np.array(truths)[:, usable], axis=0) * 1e-6
+    return ELEMENT_BYTES * (m * n + n * k + m * k), seconds, site_numbers(n, k)
+
+
+def _fit_gpu(gpu: GpuSpec, table: Path) -> Block:
+    nbytes, seconds, sites = read_streams(table)
+
+    def fit(rows: NDArray[np.intp]):  # type: ignore[no-untyped-def]
+        law = _fit_law(gpu, nbytes[rows], seconds[rows])
+        return lambda unseen: sum(law.parts(gpu, nbytes[unseen]).values())
+
+    law = _fit_law(gpu, nbytes, seconds)
+    return Block(
+        {name: np.array(getattr(law, name)) for name in ("launch_s", "memory_share", "cache_share")},
+        cross_validate(fit, seconds, sites).to_json(),
+        {"nbytes": (float(nbytes.min()), float(nbytes.max()))},
+        ORIGIN,
+    )
+
+
+def _fit_law(gpu: GpuSpec, nbytes: NDArray[np.float64], seconds: NDArray[np.float64]) -> MemoryLaw:
+    """Least squares of log seconds, robust; the L2 is never slower than memory."""
+
+    def law_of(logs: NDArray[np.float64]) -> MemoryLaw:
+        launch_s, memory_share, gain = np.exp(logs)
+        return MemoryLaw(launch_s, memory_share, memory_share * gain, START.fitted_bytes, 0.0, ORIGIN)
+
+    def misses(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        predicted = np.asarray(sum(law_of(logs).parts(gpu, nbytes).values()))
+        return np.log(predicted / seconds)
+
+    start = np.log([START.launch_s, START.memory_share, 1.1])
+    bounds = (np.array([-np.inf, -np.inf, 0.0]), np.array([np.inf, 0.0, np.inf]))
+    return law_of(least_squares(misses, start, bounds=bounds, loss="soft_l1", f_scale=USUAL_ERROR).x)
+
+
+def _gpu_in(table: Path) -> str:
+    """The GPU in a table's name: h200_sxm in gemm_bf16_h200_sxm.parquet."""
+    return table.stem.removeprefix(TABLES.split("*")[0])

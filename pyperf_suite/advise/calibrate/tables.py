@@ -1,0 +1,109 @@
+"""Fits every law that is shipped to the published tables: what made `laws/calibrations`, to be run again at will."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from pyperf_suite.advise.calibrate.attention import fit_attention
+from pyperf_suite.advise.calibrate.collectives import fit_collectives
+from pyperf_suite.advise.calibrate.gemm import fit_gemm
+from pyperf_suite.advise.calibrate.memory import fit_memory
+from pyperf_suite.advise.calibrate.step import fit_step
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.laws.calibration import Block, Calibration, shipped_calibration, shipped_path
+from pyperf_suite.laws.kernel_prices import LawPrices
+
+# A calibration is downloaded with the package by everybody, for every GPU.
+LARGEST_BYTES = 200_000
+# Fits end where they no longer improve, which other machines' arithmetic puts a little elsewhere.
+ROUNDING = 1e-3
+# Whose iterations are published.
+STEP_GPU = "A100"
+
+Blocks = Mapping[str, Mapping[str, Block]]
+# Blocks by GPU and name, from the folder of tables and what was fitted before, by GPU.
+Fit = Callable[[Path, Mapping[str, Calibration]], Blocks]
+
+
+def _alone(name: str, fit: Callable[[Path], Mapping[str, Block]]) -> Fit:
+    """A fit of one block a GPU, under its name."""
+    return lambda folder, _: {gpu: {name: block} for gpu, block in fit(folder).items()}
+
+
+def _step(folder: Path, fitted: Mapping[str, Calibration]) -> Blocks:
+    """The constants of an iteration, on top of the laws of its kernels as they were just fitted."""
+    gpu = find_gpu(STEP_GPU)
+    prices = LawPrices(fitted.get(gpu.name, gpu))
+    return {name: {"step": block} for name, block in fit_step(folder, prices).items()}
+
+
+# In the order in which they are made: iterations are told from the laws of kernels.
+FITS: Mapping[str, Fit] = {
+    "gemm": lambda folder, _: fit_gemm(folder),
+    "attention": lambda folder, _: fit_attention(folder),
+    "memory": _alone("memory", fit_memory),
+    "collectives": _alone("collectives", fit_collectives),
+    "step": _step,
+}
+
+
+def calibrate_tables(folder: Path, laws: tuple[str, ...] = ()) -> Iterator[tuple[str, str, Block, Calibration]]:
+    """Each block as it is fitted: the GPU, the block's name, itself, and the GPU's calibration with it.
+
+    `laws` names some of `FITS`, all where it is empty; blocks of others stay as they are shipped. Raises UserError for
+    a law that there is not, a folder that is not there, or one without the tables.
+    """
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}: name the one that the published tables lie in.")
+    for law in laws:
+        if law not in FITS:
+            raise UserError(f"There is no law {law!r} to fit: choose from {', '.join(FITS)}.")
+    fitted: dict[str, Calibration] = {}
+    for law, fit in FITS.items():
+        if laws and law not in laws:
+            continue
+        for gpu, blocks in sorted(fit(folder, fitted).items()):
+            for name, block in sorted(blocks.items()):
+                fitted[gpu] = (fitted.get(gpu) or shipped_calibration(gpu) or Calibration(gpu)).with_block(name, block)
+                yield gpu, name, block, fitted[gpu]
+
+
+def is_as_shipped(gpu: str, name: str, block: Block) -> bool:
+    """Whether a block is the shipped one within rounding."""
+    shipped = shipped_calibration(gpu)
+    other = None if shipped is None else shipped.blocks.get(name)
+    return other is not None and block.arrays.keys() == other.arrays.keys() and all(
+        _is_close(np.asarray(block.arrays[each]), np.asarray(other.arrays[each])) for each in block.arrays
+    )  # fmt: skip
+
+
+def save(calibrations: Mapping[str, Calibration], folder: Path | None = None) -> list[Path]:
+    """Write a file a GPU, by default where those shipped lie. Raises UserError for one too large or not writable."""
+    paths = []
+    for gpu, calibration in sorted(calibrations.items()):
+        path = shipped_path(gpu) if folder is None else folder / shipped_path(gpu).name
+        try:
+            calibration.save(path)
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be written ({error.strerror}): name another folder with --output."
+            ) from None
+        size = path.stat().st_size
+        if size > LARGEST_BYTES:
+            raise UserError(
+                f"{path} has {size} bytes, but a calibration has at most {LARGEST_BYTES}: fit coarser grids."
+            )
+        paths.append(path)
+    return paths
+
+
+def _is_close(array: np.ndarray, other: np.ndarray) -> bool:
+    """Equal within rounding of the largest entry: small residuals are known no better than large ones."""
+    if array.shape != other.shape or not np.issubdtype(array.dtype, np.number):
+        return np.array_equal(array, other)
+    scale = float(np.max(np.abs(other[np.isfinite(other)]), initial=0.0))
+    return bool(np.allclose(array, other, rtol=ROUNDING, atol=ROUNDING * scale, equal_nan=True))

@@ -1,0 +1,295 @@
+"""`pyperf-suite size` and `pyperf-suite explain`: which dimensions are faster on a GPU, and what one product costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyperf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from pyperf_suite.advise.candidates import Bounds
+    from pyperf_suite.advise.measured_sizing import MeasuredSizing
+    from pyperf_suite.advise.prices import LawPrices
+    from pyperf_suite.advise.sizing_report import Sizing
+    from pyperf_suite.hardware.catalogue import GpuSpec
+    from pyperf_suite.laws.calibration import Calibration
+    from pyperf_suite.laws.dimensions import ModelDimensions
+
+DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32", "int8")
+DEFAULT_SEQ = 4096
+# What a model has to have where no config.json says it.
+NEEDED = ("layers", "hidden", "heads", "ffn", "vocab")
+
+
+def gpu_options(command: Any) -> Any:
+    """Which GPU is asked about, and by whose calibration."""
+    for option in (
+        click.option(
+            "--calibration",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Laws fitted by `calibrate` instead of those shipped.",
+        ),
+        click.option("--gpu", metavar="NAME", help="As in H200 or A100; by default the GPU in this machine."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="A Hugging Face config.json.")
+@click.option("--layers", type=int, metavar="N")
+@click.option("--hidden", type=int, metavar="N")
+@click.option("--heads", type=int, metavar="N")
+@click.option("--kv-heads", type=int, metavar="N", help="By default as many as heads.")
+@click.option("--head-dim", type=int, metavar="N", help="By default hidden / heads.")
+@click.option("--ffn", type=int, metavar="N", help="Width of the MLP.")
+@click.option("--vocab", type=int, metavar="N")
+@click.option("--experts", type=int, metavar="N")
+@click.option("--top-k", type=int, metavar="N", help="Experts that a token visits.")
+@click.option("--gated/--not-gated", default=None, help="SwiGLU or GELU; by default gated.")
+@click.option("--tied/--not-tied", default=None, help="One matrix for embedding and logits.")
+@click.option("--seq", type=int, metavar="N", help=f"By default {DEFAULT_SEQ}, or what the model has if that is less.")
+@click.option("--micro-batch", type=int, default=1, show_default=True, metavar="N")
+@click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Tensor-parallel GPUs.")
+@click.option(
+    "--shards", type=int, default=1, show_default=True, metavar="N", help="Data-parallel GPUs (ZeRO-3, FSDP)."
+)
+@click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True)
+@gpu_options
+@click.option("--vary", metavar="NAME,...", help="Only these dimensions, as in heads,vocab.")
+@click.option(
+    "--parameter-change", type=float, default=2.0, show_default=True, metavar="PERCENT", help="Of parameters, at most."
+)
+@click.option("--reach", type=float, default=15.0, show_default=True, metavar="PERCENT", help="Of each width, at most.")
+@click.option("--head-dims", metavar="N,...", help="Head dimensions that candidates may have.")
+@click.option("--measure", is_flag=True, help="Run the best candidates beside the model on the GPU in this machine.")
+@click.option("--profile", default="standard", show_default=True, metavar="NAME", help="How thoroughly to measure.")
+@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="Where to measure: auto or cuda:N.")
+@click.option(
+    "--results",
+    default="bench_results",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="For the records of what is measured.",
+)
+@click.option("--output", type=click.Path(path_type=Path), metavar="FOLDER", help="For the heat maps and a page.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+def size(
+    config: Path | None,
+    gpu: str | None,
+    calibration: Path | None,
+    output: Path | None,
+    as_json: bool,
+    seq: int | None,
+    micro_batch: int,
+    tp: int,
+    shards: int,
+    dtype: str,
+    vary: str | None,
+    parameter_change: float,
+    reach: float,
+    head_dims: str | None,
+    measure: bool,
+    profile: str,
+    device: str,
+    results: Path,
+    **dimensions: Any,
+) -> None:
+    """Say which nearby dimensions of a model train faster on a GPU, by how much, and why.
+
+    \b
+    Examples:
+      pyperf-suite size --config config.json --gpu H200 --tp 8
+      pyperf-suite size --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50257 --not-gated --gpu A100
+      pyperf-suite size --config config.json --measure
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.advise.setting import Setting
+    from pyperf_suite.advise.sizing_report import sizing
+    from pyperf_suite.advise.validation import require_gpu
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.runner.profiles import find_profile
+
+    spec, laws = _gpu(gpu, calibration)
+    spec.peak(dtype)
+    if measure:
+        find_profile(profile)
+        require_gpu(spec, resolve(device))
+    model, longest, notes = _model(config, dimensions)
+    setting = Setting(model, seq or min(DEFAULT_SEQ, longest or DEFAULT_SEQ), micro_batch, tp, shards, dtype)
+    prices = _prices(laws, dtype)
+    found = sizing(spec, setting, _bounds(spec, vary, parameter_change, reach, head_dims), prices, notes)
+    measured = _measured(found, prices, profile, device, results) if measure else None
+    _present(found, prices, output, as_json, measured)
+
+
+def _measured(found: Sizing, prices: LawPrices, profile: str, device: str, results: Path) -> MeasuredSizing:
+    """Run the best candidates beside the present model, under a progress bar."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from pyperf_suite.advise.measured_sizing import SizingRun
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.runner.profiles import find_profile
+
+    run = SizingRun.of(found.gpu, found.search, resolve(device), find_profile(profile))
+    console = Console(stderr=True)
+    console.print(f"measuring: {run.plan.outlook}", highlight=False, soft_wrap=True)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(run.plan.cases))
+        return run.measured(prices, results, lambda _: progress.advance(task))
+
+
+def _present(
+    found: Sizing, prices: LawPrices, output: Path | None, as_json: bool, measured: MeasuredSizing | None
+) -> None:
+    """Print the answer; pictures and a page only into a folder that was named."""
+    from rich.console import Console
+
+    from pyperf_suite.advise.sizing_json import sizing_as_json
+    from pyperf_suite.advise.sizing_report import findings_of_sizing
+    from pyperf_suite.report.markdown import page
+    from pyperf_suite.report.run_report import draw_all
+    from pyperf_suite.report.terminal import cautions, print_findings
+
+    findings = {"size": findings_of_sizing(found, prices)}
+    records = []
+    if measured is not None:
+        findings["measured"] = measured.findings
+        records = measured.folder.records()
+    written = []
+    if output is not None:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            pictures = draw_all(findings, output)
+            text = output / "sizing.md"
+            text.write_text(page(f"Sizes on {found.gpu.name}", findings, cautions(records), pictures), encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"{output} cannot be written ({error.strerror}): name another folder with --output."
+            ) from None
+        written = [*pictures, text]
+    if as_json:
+        told = sizing_as_json(found, [str(path) for path in written])
+        click.echo(json.dumps(told | ({} if measured is None else {"measured": measured.to_json()}), indent=2))
+        return
+    console = Console()
+    print_findings(console, findings, records)
+    if measured is not None:
+        console.print(f"records   {measured.folder.records_path}", highlight=False, soft_wrap=True)
+    for path in written:
+        console.print(f"{'picture' if path.suffix == '.png' else 'text':9} {path}", highlight=False, soft_wrap=True)
+
+
+@click.command()
+@click.argument("m", type=int)
+@click.argument("n", type=int)
+@click.argument("k", type=int)
+@click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True)
+@click.option("--layout", default="TN", show_default=True, metavar="XY", help="TN fprop, NN dgrad, NT wgrad, or TT.")
+@gpu_options
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+def explain(
+    m: int, n: int, k: int, dtype: str, layout: str, gpu: str | None, calibration: Path | None, as_json: bool
+) -> None:
+    """Explain the time of one product C[M,N] = A[M,K] B[K,N]: tiles, waves, alignment, bound, better sizes nearby.
+
+    \b
+    Example:
+      pyperf-suite explain 4096 50257 4096 --gpu H200
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from rich.console import Console
+
+    from pyperf_suite.advise.explain_product import (
+        check_product,
+        explain_product,
+        findings_of_product,
+        product_as_json,
+    )
+    from pyperf_suite.advise.likely_tile import likely_tile
+    from pyperf_suite.report.terminal import print_findings
+
+    spec, laws = _gpu(gpu, calibration)
+    check_product(m, n, k, layout.upper())
+    tiled = likely_tile(laws, dtype, m, n, k)
+    product = explain_product(spec, _prices(laws, dtype), tiled, m, n, k, dtype, layout.upper())
+    if as_json:
+        click.echo(json.dumps(product_as_json(product), indent=2))
+    else:
+        print_findings(Console(), {"explain": findings_of_product(product)}, [])
+
+
+def _gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuSpec | Calibration]:
+    """What was asked about, and what its laws are taken from."""
+    from pyperf_suite.hardware.catalogue import find_gpu
+    from pyperf_suite.laws.calibration import load_calibration
+
+    if calibration is not None:
+        fitted = load_calibration(calibration)
+        if name is not None and find_gpu(name) != find_gpu(fitted.gpu):
+            raise UserError(f"{calibration} was fitted on {fitted.gpu}, not on {name}: leave --gpu out, or name that.")
+        return find_gpu(fitted.gpu), fitted
+    spec = find_gpu(name) if name is not None else _gpu_of_this_machine()
+    return spec, spec
+
+
+def _gpu_of_this_machine() -> GpuSpec:
+    from pyperf_suite.hardware.catalogue import find_gpu
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.hardware.identity import identity
+
+    device = resolve("auto")
+    if device.kind != "cuda":
+        raise UserError("There is no GPU in this machine to take sizes for: name one, as in --gpu H200.")
+    return find_gpu(str(identity(device).fields["model"]))
+
+
+def _prices(laws: GpuSpec | Calibration, dtype: str) -> LawPrices:
+    from pyperf_suite.advise.prices import LawPrices
+
+    return LawPrices(laws, dtype)
+
+
+def _model(config: Path | None, given: dict[str, Any]) -> tuple[ModelDimensions, int, tuple[str, ...]]:
+    """The model of the file, of the options, or of both; with its longest sequence, 0 where not said, and notes."""
+    from pyperf_suite.advise.model_config import read_model_config
+    from pyperf_suite.laws.dimensions import ModelDimensions
+
+    said = {name: value for name, value in given.items() if value is not None}
+    for name, value in said.items():
+        if value < 1 and not isinstance(value, bool):
+            raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {value} was asked for.")
+    if config is not None:
+        read = read_model_config(config)
+        return (read.dimensions.resized(**said) if said else read.dimensions), read.longest_seq, read.notes
+    if missing := [name for name in NEEDED if name not in said]:
+        raise UserError(
+            f"A model needs {', '.join(f'--{name}' for name in NEEDED)}, but {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing: give them, or a config.json with --config."
+        )
+    return ModelDimensions(**{"gated": True, **said}), 0, ()
+
+
+def _bounds(spec: GpuSpec, vary: str | None, parameter_change: float, reach: float, head_dims: str | None) -> Bounds:
+    from pyperf_suite.advise.candidates import AXES, HEAD_DIMS, Bounds
+    from pyperf_suite.laws.memory import USABLE_SHARE
+
+    return Bounds(
+        vary=tuple(name.strip().replace("-", "_") for name in vary.split(",")) if vary else AXES,
+        parameter_change=parameter_change / 100,
+        reach=reach / 100,
+        head_dims=_numbers(head_dims) if head_dims else HEAD_DIMS,
+        memory_bytes=USABLE_SHARE * spec.memory_bytes,
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"{text!r} are no head dimensions: write numbers, as in 64,128.") from None

@@ -1,0 +1,142 @@
+"""`pyperf-suite calibrate`: fit the laws to this machine's own run, or to the published tables that ship with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pyperf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pyperf_suite.advise.calibrate.results import Corrected
+    from pyperf_suite.hardware.catalogue import GpuSpec
+    from pyperf_suite.laws.calibration import Calibration
+    from pyperf_suite.runner.results import RunFolder
+
+
+@click.command()
+@click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
+@click.option("--tables", type=click.Path(path_type=Path), metavar="FOLDER", help="Fit to the published tables there.")
+@click.option(
+    "--law",
+    "laws",
+    multiple=True,
+    metavar="LAW",
+    help="Of the tables only gemm, attention, memory, collectives or step.",
+)
+@click.option("--gpu", metavar="NAME", help="What the run's GPU is like, where the catalogue does not know it.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="The file to write for a run, by default beside the machine's runs; the folder for tables, by default the "
+    "package's own.",
+)
+@click.option(
+    "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
+)
+@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="Whose newest run: auto or cuda:N.")
+def calibrate(
+    run: Path | None,
+    tables: Path | None,
+    laws: tuple[str, ...],
+    gpu: str | None,
+    output: Path | None,
+    results: Path,
+    device: str,
+) -> None:
+    """Fit the laws to RUN, by default this machine's newest of `run calibration`, and state their held-out error.
+
+    \b
+    Examples:
+      pyperf-suite run calibration && pyperf-suite calibrate
+      pyperf-suite calibrate --tables ../shared/data
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from rich.console import Console
+
+    console = Console()
+    if tables is not None:
+        if run is not None or gpu is not None:
+            raise UserError("--tables fits the laws of every GPU to its table: leave out the run and --gpu.")
+        _from_tables(console, tables, laws, output)
+        return
+    if laws:
+        raise UserError("--law chooses among the laws of --tables; a run's records decide by themselves: leave it out.")
+    _from_run(console, _run_folder(run, results, device), gpu, output)
+
+
+def _run_folder(run: Path | None, results: Path, device: str) -> RunFolder:
+    from pyperf_suite.advise.calibrate.results import newest_run
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.runner.results import open_run
+
+    return open_run(run) if run is not None else newest_run(results, identity(resolve(device)).slug)
+
+
+def _from_run(console: Console, folder: RunFolder, gpu: str | None, output: Path | None) -> None:
+    from pyperf_suite.advise.calibrate.results import FILE, calibrated, corrections, origin_of
+
+    records = folder.records()
+    spec = _gpu_of(folder, gpu)
+    found = corrections(spec, records, origin_of(folder))
+    path = output or folder.path.parent / FILE
+    try:
+        calibrated(spec, found).save(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
+    for each in found:
+        _say(console, _sentence(each))
+    _say(console, f"Written to {path}: take it for sizes with `pyperf-suite size --calibration {path}`.")
+
+
+def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:
+    """The GPU of a run by the catalogue, or what it was said to be like."""
+    from pyperf_suite.hardware.catalogue import find_gpu
+
+    if named is not None:
+        return find_gpu(named)
+    identity = folder.manifest.get("identity", {})
+    if "multiprocessors" not in identity:
+        raise UserError(
+            f"Run {folder.run_id} was taken on {identity.get('model', 'no GPU')}, but the laws that are calibrated are "
+            "of GPUs: name a run taken on one."
+        )
+    try:
+        return find_gpu(str(identity["model"]))
+    except UserError as reason:
+        raise UserError(f"{str(reason).rstrip('.')}; say with --gpu which known one it is like.") from None
+
+
+def _sentence(corrected: Corrected) -> str:
+    from pyperf_suite.advise.calibrate.cross_validation import described
+
+    after = described(corrected.after.to_json())
+    if corrected.block is None:
+        return f"{corrected.law}: the law fits this machine as it is, with an error of {after}; nothing was changed."
+    return (
+        f"{corrected.law}: an error of {after} on this machine, where the law alone has "
+        f"{corrected.before.mape:.1f} % (median {corrected.before.median:.1f} %)."
+    )
+
+
+def _from_tables(console: Console, tables: Path, laws: tuple[str, ...], output: Path | None) -> None:
+    """Fit law by law, each block told as soon as it is done; then write a file a GPU."""
+    from pyperf_suite.advise.calibrate.cross_validation import described
+    from pyperf_suite.advise.calibrate.tables import calibrate_tables, is_as_shipped, save
+
+    fitted: dict[str, Calibration] = {}
+    for gpu, name, block, fitted[gpu] in calibrate_tables(tables, laws):
+        known = ", as shipped" if is_as_shipped(gpu, name, block) else ""
+        _say(console, f"{gpu}  {name}: held-out error {described(block.held_out)}{known}")
+    for path in save(fitted, output):
+        _say(console, f"{path.stat().st_size / 1e3:6.1f} KB  {path}")
+
+
+def _say(console: Console, line: str) -> None:
+    """One line, whatever is in it, and however narrow the terminal."""
+    console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,156 @@
+"""What GPUs are, by their data sheets: multiprocessors, clocks, peaks, bandwidths, each with its source.
+
+The values stand in gpus.toml beside this file; here they get units, and GPUs are found by the many names they have.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CATALOGUE = Path(__file__).with_name("gpus.toml")
+# The names that peaks go by, widest first. A GPU lacks those that it has no units for.
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
+# Drivers and people write these or leave them out; they tell no two GPUs apart.
+MAKERS_WORDS = r"\b(nvidia|tesla|geforce|quadro|amd|instinct|gpu)\b"
+NAMES_OFFERED = 3
+
+
+@dataclass(frozen=True)
+class GpuSpec:
+    """One kind of GPU. Rates are dense and per second: FLOP (int8: operations), bytes; sizes are bytes.
+
+    `boost_mhz` is the clock that the peaks belong to where their source names one. `peak_flop_per_s` has a key of
+    `DTYPES` for each dtype that the GPU has units for, accumulated in fp32. `link_bytes_per_s` is one direction of all
+    links to other GPUs together, None where there are none but the host's. `sources` says of every field, by its name,
+    where its value is from.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    architecture: str
+    compute_capability: tuple[int, int] | None  # None for GPUs that CUDA does not run on
+    sms: int  # multiprocessors; AMD's compute units
+    boost_mhz: float
+    memory_bytes: int
+    memory_bytes_per_s: float
+    l2_bytes: int
+    peak_flop_per_s: Mapping[str, float]
+    link_bytes_per_s: float | None
+    power_w: float
+    sources: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @property
+    def slug(self) -> str:
+        """The name as part of a file's name: h200_sxm."""
+        return re.sub(r"[^a-z0-9]+", "_", self.name.lower())
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of dense products in that dtype (`DTYPES`); raises UserError where the GPU has no units for it."""
+        if dtype not in self.peak_flop_per_s:
+            there = ", ".join(self.peak_flop_per_s)
+            raise UserError(f"{self.name} has no units for {dtype!r}: ask for one of {there}.")
+        return self.peak_flop_per_s[dtype]
+
+
+def find_gpu(name: str) -> GpuSpec:
+    """The GPU of that name, as its maker, a driver or a person writes it: "NVIDIA H100 80GB HBM3", "h100 sxm", "H100".
+
+    Case, maker and punctuation do not matter. A name that leaves out form or memory means the one sold most: "A100" is
+    the SXM module with 80 GB.
+
+    Raises:
+        UserError: the catalogue has no such GPU; the nearest names are offered.
+    """
+    found = _by_key().get(_key(name))
+    if found is None:
+        raise UserError(f"There is no GPU {name[:80]!r} in the catalogue: {_offer(name[:80])}")
+    return found
+
+
+@functools.cache
+def all_gpus() -> tuple[GpuSpec, ...]:
+    """Every GPU of the catalogue, by architecture from the oldest."""
+    return tuple(_spec(entry) for entry in tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))["gpu"])
+
+
+def _spec(entry: Mapping[str, Any]) -> GpuSpec:
+    """An entry of gpus.toml in plain units.
+
+    Memory is sold in GB and reported by drivers in GiB of nearly the same number, so GiB is what the entry says.
+    """
+    capability, link = entry.get("compute_capability"), entry.get("link_gb_per_s")
+    values = {
+        "name": entry["name"],
+        "aliases": tuple(entry.get("aliases", ())),
+        "architecture": entry["architecture"],
+        "compute_capability": None if capability is None else (capability[0], capability[1]),
+        "sms": entry["sms"],
+        "boost_mhz": float(entry["boost_mhz"]),
+        "memory_bytes": int(entry["memory_gib"] * 2**30),
+        "memory_bytes_per_s": entry["memory_gb_per_s"] * 1e9,
+        "l2_bytes": int(entry["l2_mib"] * 2**20),
+        "peak_flop_per_s": {
+            dtype: entry["peak_tflop_per_s"][dtype] * 1e12 for dtype in DTYPES if dtype in entry["peak_tflop_per_s"]
+        },
+        "link_bytes_per_s": None if link is None else link * 1e9,
+        "power_w": float(entry["power_w"]),
+    }
+    return GpuSpec(**values, sources=_sources(entry))
+
+
+# Under which name gpus.toml has a field, where its unit there is another.
+_WRITTEN_AS = {
+    "memory_bytes": "memory_gib",
+    "memory_bytes_per_s": "memory_gb_per_s",
+    "l2_bytes": "l2_mib",
+    "peak_flop_per_s": "peak_tflop_per_s",
+    "link_bytes_per_s": "link_gb_per_s",
+}
+
+
+def _sources(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Where each field's value is from: its own source, or the entry's with those who state the same."""
+    checked = entry.get("checked_against")
+    usual = entry["source"] + (f" (checked against {checked})" if checked else "")
+    own = entry.get("source_of", {})
+    named = [field.name for field in fields(GpuSpec) if field.name not in ("name", "aliases", "sources")]
+    return {name: own.get(_WRITTEN_AS.get(name, name), usual) for name in named}
+
+
+@functools.cache
+def _by_key() -> Mapping[str, GpuSpec]:
+    return {_key(name): gpu for gpu in all_gpus() for name in (gpu.name, *gpu.aliases)}
+
+
+def _key(name: str) -> str:
+    """A name without what does not tell GPUs apart."""
+    return re.sub(r"[^a-z0-9]", "", re.sub(MAKERS_WORDS, " ", name.lower()))
+
+
+def _offer(name: str) -> str:
+    """What to write instead of a name that is not there."""
+    near = difflib.get_close_matches(_key(name), list(_by_key()), n=2 * NAMES_OFFERED, cutoff=0.5)
+    offered = list(dict.fromkeys(_by_key()[key].name for key in near))[:NAMES_OFFERED]
+    if offered:
+        return f"did you mean {' or '.join(offered)}?"
+    return f"it has {', '.join(gpu.name for gpu in all_gpus())}."

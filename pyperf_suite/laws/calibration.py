@@ -1,0 +1,154 @@
+"""What was fitted for one GPU: blocks of coefficients, each with its origin, its range and its own held-out error.
+
+One small compressed file a GPU keeps them; those shipped lie in `calibrations/`, a user's own wherever they were saved.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+
+VERSION = 1
+SHIPPED = Path(__file__).parent / "calibrations"
+# Not a GPU's name: the calibration of laws fitted to all GPUs with tables at once, for those without.
+POOLED = "any GPU"
+HEADER = "header.json"
+# A calibration is kilobytes; what unpacks to more than this is not one, and is not unpacked.
+MOST_BYTES = 64 << 20
+# The earliest time that a zip file can hold: the same coefficients make the same file whenever they are saved.
+EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The coefficients of one law on one GPU.
+
+    `held_out` is the error on what the fit did not see: `mape` and `median` in %, `sites` left out, `how` they were
+    chosen. `fitted_range` says for each size the smallest and largest that was fitted; beyond it the law extrapolates.
+    `origin` names the measurements.
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+    held_out: Mapping[str, float | int | str]
+    fitted_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All blocks of one GPU, `gpu` being its name in the catalogue; `version` that of the file's format."""
+
+    gpu: str
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def origin(self) -> str:
+        """The measurements that the blocks were fitted to, each named once."""
+        return "; ".join(dict.fromkeys(block.origin for block in self.blocks.values() if block.origin))
+
+    def with_block(self, name: str, block: Block) -> Calibration:
+        """The same calibration with that block added or replaced."""
+        return replace(self, blocks={**self.blocks, name: block})
+
+    def block(self, name: str) -> Block:
+        """The block of a law. Raises UserError where it was not fitted."""
+        if name not in self.blocks:
+            known = ", ".join(sorted(self.blocks)) or "nothing"
+            raise UserError(f"The calibration of {self.gpu} has no {name}, only {known}: fit it with `calibrate`.")
+        return self.blocks[name]
+
+    def save(self, path: Path | None = None) -> Path:
+        """Write the file, by default among those shipped, whole or not at all; returns where it lies."""
+        path = path or shipped_path(self.gpu)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        blocks: dict[str, Any] = {}
+        partial = path.with_suffix(".partial")
+        with zipfile.ZipFile(partial, "w") as archive:
+            for name, block in sorted(self.blocks.items()):
+                blocks[name] = {
+                    "arrays": sorted(block.arrays),
+                    "held_out": dict(block.held_out),
+                    "fitted_range": {size: list(limits) for size, limits in block.fitted_range.items()},
+                    "origin": block.origin,
+                }
+                for array in sorted(block.arrays):
+                    content = io.BytesIO()
+                    np.save(content, np.asarray(block.arrays[array]), allow_pickle=False)
+                    _write(archive, f"{name}/{array}.npy", content.getvalue())
+            header = {"gpu": self.gpu, "version": self.version, "blocks": blocks}
+            _write(archive, HEADER, json.dumps(header, sort_keys=True, indent=1).encode())
+        partial.replace(path)
+        return path
+
+
+def shipped_path(gpu: str) -> Path:
+    """Where the calibration shipped for a GPU of the catalogue lies, if there is one."""
+    return SHIPPED / f"{re.sub(r'[^a-z0-9]+', '_', gpu.lower()).strip('_')}.npz"
+
+
+def shipped_calibration(gpu: str) -> Calibration | None:
+    """The calibration shipped for a GPU by its name in the catalogue, None where no table of it was published."""
+    path = shipped_path(gpu)
+    return _shipped(path, path.stat().st_mtime_ns) if path.is_file() else None
+
+
+def all_shipped() -> tuple[Calibration, ...]:
+    """The calibration of every GPU that one is shipped for, by name of file; that of `POOLED` is none of them."""
+    paths = [path for path in sorted(SHIPPED.glob("*.npz")) if path != shipped_path(POOLED)]
+    return tuple(_shipped(path, path.stat().st_mtime_ns) for path in paths)
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read a calibration. Raises UserError for what is none, or one of another version."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
+                raise ValueError(f"it unpacks to more than {MOST_BYTES >> 20} MiB")
+            header = json.loads(archive.read(HEADER))
+            version = header["version"]
+            if version == VERSION:
+                blocks = {name: _read(archive, name, block) for name, block in header["blocks"].items()}
+                return Calibration(str(header["gpu"]), blocks)
+    except FileNotFoundError:
+        raise UserError(f"There is no calibration at {path}: make one with `pyperf-suite calibrate`.") from None
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{path} is not a calibration ({error or type(error).__name__}): make one with `pyperf-suite calibrate`."
+        ) from None
+    raise UserError(
+        f"{path} is a calibration of version {version}, but this pyperf-suite reads version {VERSION}: "
+        "make it anew with `pyperf-suite calibrate`."
+    )
+
+
+@functools.cache
+def _shipped(path: Path, _changed_ns: int) -> Calibration:
+    """Read once in each state of the file: laws ask at every call."""
+    return load_calibration(path)
+
+
+def _read(archive: zipfile.ZipFile, name: str, block: Mapping[str, Any]) -> Block:
+    arrays = {
+        array: np.load(io.BytesIO(archive.read(f"{name}/{array}.npy")), allow_pickle=False) for array in block["arrays"]
+    }
+    limits = {size: (float(low), float(high)) for size, (low, high) in block["fitted_range"].items()}
+    return Block(arrays, dict(block["held_out"]), limits, str(block["origin"]))
+
+
+def _write(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    entry = zipfile.ZipInfo(name, EPOCH)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(entry, content)

@@ -1,0 +1,134 @@
+"""The time of an operator that only moves bytes: a launch, then a share of the memory's or the L2's bandwidth.
+
+Norms, activations, optimizers and products of few rows are of this kind; what they compute hides behind the bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.laws.calibration import Block, Calibration, all_shipped, shipped_calibration
+from pyperf_suite.laws.explained import Explained
+
+BLOCK = "memory"
+# Operands start to miss the L2 when they are this share of it, and all miss at twice that: beside them it holds what
+# ran before. The share at which the tables of the GPU with the largest L2 (L40S) fit best.
+CACHED_SHARE = 1 / 8
+# Mean error on GPUs whose own table was left out (advise.calibrate.memory): H100 read off H200 and back; A100 off H100
+# and B200 off H200 (22 % both), and L40S with its large L2 off A100 (72 %).
+ERROR_PERCENT_SAME_ARCHITECTURE = 13.3
+ERROR_PERCENT_OTHER_ARCHITECTURE = 38.8
+
+
+@dataclass(frozen=True)
+class MemoryLaw:
+    """What was fitted for one GPU.
+
+    `launch_s` passes however few the bytes. `memory_share` and `cache_share` are the rates reached from memory and from
+    L2, both over the memory's bandwidth by the data sheet.
+    """
+
+    launch_s: float
+    memory_share: float
+    cache_share: float
+    fitted_bytes: tuple[float, float]
+    error_percent: float
+    origin: str
+    transferred: bool = False
+
+    def parts(self, gpu: GpuSpec, nbytes: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Seconds by cause, as `memory_bound_time` explains them."""
+        ideal = nbytes / gpu.memory_bytes_per_s
+        cached = np.clip(2 - nbytes / (CACHED_SHARE * gpu.l2_bytes), 0, 1)
+        return {
+            "ideal": ideal,
+            "bandwidth": ideal * (1 - cached) * (1 / self.memory_share - 1),
+            "cache": ideal * cached * (1 / self.cache_share - 1),
+            "launch": np.full_like(ideal, self.launch_s),
+        }
+
+
+@overload
+def memory_bound_time(
+    gpu: str | GpuSpec | Calibration, nbytes: ArrayLike, explain: Literal[False] = False
+) -> NDArray[np.float64]: ...
+
+
+@overload
+def memory_bound_time(gpu: str | GpuSpec | Calibration, nbytes: ArrayLike, explain: Literal[True]) -> Explained: ...
+
+
+def memory_bound_time(
+    gpu: str | GpuSpec | Calibration, nbytes: ArrayLike, explain: bool = False
+) -> NDArray[np.float64] | Explained:
+    """Seconds of an operator that reads and writes `nbytes` altogether, of any shape.
+
+    Args:
+        gpu: its name, its `GpuSpec`, or a `Calibration` with a block "memory".
+        nbytes: bytes read and written, not negative.
+        explain: return `Explained` with the parts ideal (bytes at the data sheet's bandwidth), bandwidth (what memory
+            falls short of it), cache (what bytes found in L2 gain, negative, or lose) and launch.
+
+    Raises:
+        UserError: an unknown GPU, or bytes that are negative or not finite.
+    """
+    spec = gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu)
+    law = unpack_law(gpu.block(BLOCK)) if isinstance(gpu, Calibration) and BLOCK in gpu.blocks else _shipped_law(spec)
+    size = np.asarray(nbytes, dtype=np.float64)
+    if not np.all(np.isfinite(size) & (size >= 0)):
+        raise UserError(f"An operator cannot move {np.min(size):g} bytes: give 0 bytes or more.")
+    parts = law.parts(spec, size)
+    seconds = np.asarray(sum(parts.values()))
+    if not explain:
+        return seconds
+    beyond = (size < law.fitted_bytes[0]) | (size > law.fitted_bytes[1])
+    return Explained(seconds, parts, beyond | law.transferred, law.error_percent, law.origin)
+
+
+def unpack_law(block: Block) -> MemoryLaw:
+    """The law that a block of a calibration keeps."""
+    launch_s, memory_share, cache_share = (
+        float(block.arrays[name]) for name in ("launch_s", "memory_share", "cache_share")
+    )
+    mape = float(block.held_out["mape"])
+    return MemoryLaw(launch_s, memory_share, cache_share, block.fitted_range["nbytes"], mape, block.origin)
+
+
+def transferred_law(gpu: GpuSpec, known: Mapping[str, MemoryLaw]) -> MemoryLaw:
+    """The law of the most alike of GPUs known by name: of one architecture first, then nearest in bandwidth.
+
+    Raises UserError where none is known.
+    """
+    if not known:
+        raise UserError(f"No GPU's memory is calibrated, so nothing can be told of {gpu.name}'s: calibrate one.")
+
+    def unlikeness(name: str) -> tuple[bool, float, str]:
+        other = find_gpu(name)
+        apart = abs(float(np.log(other.memory_bytes_per_s / gpu.memory_bytes_per_s)))
+        return other.architecture != gpu.architecture, apart, name
+
+    nearest = find_gpu(min(known, key=unlikeness))
+    same = nearest.architecture == gpu.architecture
+    return replace(
+        known[nearest.name],
+        error_percent=ERROR_PERCENT_SAME_ARCHITECTURE if same else ERROR_PERCENT_OTHER_ARCHITECTURE,
+        origin=f"read off {nearest}, fitted to {known[nearest.name].origin}",
+        transferred=True,
+    )
+
+
+@functools.cache
+def _shipped_law(gpu: GpuSpec) -> MemoryLaw:
+    calibration = shipped_calibration(gpu.name)
+    if calibration is not None and BLOCK in calibration.blocks:
+        return unpack_law(calibration.block(BLOCK))
+    known = {shipped.gpu: unpack_law(shipped.block(BLOCK)) for shipped in all_shipped() if BLOCK in shipped.blocks}
+    return transferred_law(gpu, known)

@@ -1,0 +1,118 @@
+"""Which sizes to measure so that a few say something of all: points that fill the space of their logarithms evenly.
+
+A lattice, not a grid: on a grid of four sizes each, sixty-four products would only ever see four values of m.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.attention import attention_flop, visible_pairs
+from pyperf_suite.probes.shape import Shape
+
+# Sizes that models have and libraries are good at; what misaligned ones cost is the alignment probe's to find.
+ROUND_M, ROUND_NK = 8, 64
+
+KV_RATIOS = (1, 4, 8)
+HEAD_DIMS = (64, 128)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Sizes from `low` to `high`, and the most that one of what they make may cost.
+
+    `flop` bounds the time on the device, `elements` of the operands the time to make and verify them on the host.
+    """
+
+    m: tuple[int, int]
+    nk: tuple[int, int]
+    flop: float
+    elements: float
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Batch, heads, key heads, head dimension and tokens of one causal self-attention: BxHxKVxDxS."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.heads}x{self.kv_heads}x{self.head_dim}x{self.seq}"
+
+    @classmethod
+    def parse(cls, text: str) -> AttentionShape:
+        """The inverse of `str`. Raises UserError for anything else."""
+        parts = text.split("x")
+        if len(parts) != 5 or not all(part.strip().isdigit() for part in parts):
+            raise UserError(
+                f"{text!r} is not the shape of an attention: write BATCHxHEADSxKV_HEADSxHEAD_DIMxSEQ, as in "
+                "1x32x8x128x4096."
+            )
+        return cls(*(int(part) for part in parts))
+
+
+def spread_products(count: int, extent: Extent) -> tuple[Shape, ...]:
+    """So many different products, evenly over the logarithms of m, n and k inside the extent."""
+    shapes = (
+        Shape(
+            _between(*extent.m, place[0], ROUND_M),
+            _between(*extent.nk, place[1], ROUND_NK),
+            _between(*extent.nk, place[2], ROUND_NK),
+        )
+        for place in _lattice(3)
+    )
+    allowed = (
+        shape
+        for shape in shapes
+        if 2.0 * shape.m * shape.n * shape.k <= extent.flop
+        and shape.m * shape.k + shape.k * shape.n + shape.m * shape.n <= extent.elements
+    )
+    return tuple(itertools.islice(allowed, count))
+
+
+def spread_attentions(
+    count: int, tokens: tuple[int, int], heads: tuple[int, int], flop: float
+) -> tuple[AttentionShape, ...]:
+    """So many different causal attentions, evenly over the logarithms of tokens, batch x heads and grouping."""
+    found: dict[AttentionShape, None] = {}
+    for place in _lattice(5):
+        ratio = KV_RATIOS[int(place[2] * len(KV_RATIOS))]
+        shape = AttentionShape(
+            batch=_between(1, 8, place[3], 1),
+            heads=_between(*heads, place[1], ratio),
+            kv_heads=_between(*heads, place[1], ratio) // ratio,
+            head_dim=HEAD_DIMS[int(place[4] * len(HEAD_DIMS))],
+            seq=_between(*tokens, place[0], ROUND_NK),
+        )
+        pairs = int(visible_pairs(shape.seq, shape.seq, causal=True))
+        if float(attention_flop(shape.batch, shape.heads, shape.head_dim, pairs, False)) <= flop:
+            found[shape] = None
+        if len(found) == count:
+            break
+    return tuple(found)
+
+
+def _between(low: int, high: int, place: float, multiple: int) -> int:
+    """The size at that share of the way in the logarithm, as a multiple and at least one."""
+    return max(1, round(low * (high / low) ** place / multiple)) * multiple
+
+
+def _lattice(dimensions: int) -> Iterator[tuple[float, ...]]:
+    """Points of the unit cube without end, each set of first ones spread evenly.
+
+    The additive recurrence with the generalised golden ratio, the root of x^(d+1) = x + 1 (Roberts, *The unreasonable
+    effectiveness of quasirandom sequences*, 2018).
+    """
+    ratio = 1.5
+    for _ in range(64):
+        ratio = (1 + ratio) ** (1 / (dimensions + 1))
+    steps = [ratio**-power for power in range(1, dimensions + 1)]
+    for index in itertools.count():
+        yield tuple((0.5 + index * step) % 1 for step in steps)

@@ -1,0 +1,127 @@
+"""The fit of products: sites held out whole, a smoothing that follows what is there, and the errors promised."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyperf_suite.advise.calibrate.gemm import (
+    fit_coefficients,
+    fit_gemm,
+    fit_law,
+    held_out_rows,
+    predict,
+)
+from pyperf_suite.advise.calibrate.gemm_tables import GemmTable, gemm_tables, read_gemm_table
+from pyperf_suite.advise.calibrate.site_kriging import SiteKriging
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.laws.gemm import gemm_law
+from pyperf_suite.laws.gemm_menu import MenuCoefficients, Rates, menu_seconds
+from pyperf_suite.laws.residual_grid import ResidualGrid
+
+M = np.array([1.0, 16.0, 128.0, 129.0, 1024.0, 8192.0])
+EDGES = 2.0 ** np.arange(6, 15)
+SITES = np.array([(n, k) for n in EDGES for k in EDGES])
+
+
+def made_up_table(seed: int = 0, noise: float = 0.0) -> GemmTable:
+    """What the shipped law of the H100 would measure, with a smooth factor and noise on top."""
+    gpu = find_gpu("H100")
+    n, k = np.repeat(SITES, len(M), axis=0).T
+    m = np.tile(M, len(SITES))
+    truth = menu_seconds(gemm_law(gpu).coefficients, Rates.of(gpu, "bf16"), m, n, k)
+    factor = 0.1 * np.sin(np.log2(n) / 2) + np.random.default_rng(seed).normal(0, noise, m.size)
+    return GemmTable(gpu, "bf16", ("made up",), m, n, k, (truth * np.exp(factor))[:, None])
+
+
+def test_sites_are_held_out_whole():
+    table = made_up_table()
+    unseen = held_out_rows(table)
+    assert unseen.mean() == pytest.approx(0.3, abs=0.01)
+    seen_sites = set(zip(table.n[~unseen], table.k[~unseen], strict=True))
+    assert not seen_sites & set(zip(table.n[unseen], table.k[unseen], strict=True))
+
+
+def test_a_law_with_a_smooth_factor_is_found_again_at_sites_that_were_not_seen():
+    table = made_up_table()
+    unseen = held_out_rows(table)
+    law, residual = fit_law(table.rows(~unseen))
+    errors = np.abs(predict(table.rows(unseen), law, residual) / table.rows(unseen).seconds - 1)
+    alone = np.abs(predict(table.rows(unseen), law) / table.rows(unseen).seconds - 1)
+    assert errors.mean() < 0.02
+    assert errors.mean() < alone.mean() / 2
+
+
+def test_the_fit_is_the_same_each_time():
+    table = made_up_table(noise=0.05)
+    one, other = (fit_coefficients([table]) for _ in range(2))
+    np.testing.assert_array_equal(one.tile_rates, other.tile_rates)
+
+
+def test_kriging_follows_what_neighbouring_sites_share_and_not_one_outlier():
+    residual = np.tile(0.05 * np.log2(SITES[:, :1] / 512), (1, len(M)))
+    outlier = residual.copy()
+    outlier[40] += 1.0
+    at = np.array([[700.0, 3000.0]])
+    clean, disturbed = (SiteKriging.fit(SITES, M, values, 0.5).at(at) for values in (residual, outlier))
+    np.testing.assert_allclose(clean, 0.05 * np.log2(700 / 512), atol=0.02)
+    np.testing.assert_allclose(disturbed, clean, atol=0.05)
+
+
+def test_kriging_bridges_sizes_that_a_site_lacks():
+    residual = np.full((len(SITES), len(M)), 0.2)
+    residual[3, 2] = np.nan
+    np.testing.assert_allclose(SiteKriging.fit(SITES, M, residual, 0.5).at(SITES), 0.2, atol=1e-9)
+
+
+def test_a_grid_says_at_its_nodes_what_it_was_given_and_between_them_goes_straight():
+    values = np.random.default_rng(0).normal(size=(3, 2, 4)).transpose(2, 1, 0)
+    grid = ResidualGrid((np.array([1.0, 2, 4, 8]), np.array([64.0, 128]), np.array([32.0, 64, 512])), values)
+    assert grid(4, 64, 32) == pytest.approx(values[2, 0, 0])
+    assert grid(np.sqrt(8), 64, 512) == pytest.approx((values[1, 0, 2] + values[2, 0, 2]) / 2)
+    assert grid(1e6, 1, 1e6) == pytest.approx(values[3, 0, 2])
+    read = ResidualGrid.from_arrays(grid.as_arrays())
+    np.testing.assert_allclose(read.values, values, atol=np.abs(values).max() / 250)
+
+
+def test_coefficients_survive_being_kept():
+    law = gemm_law("H200").coefficients
+    read = MenuCoefficients.from_arrays(law.as_arrays())
+    assert vars(read).keys() == vars(law).keys()
+    np.testing.assert_array_equal(read.tile_rates, law.tile_rates)
+
+
+def test_a_folder_without_tables_is_said_so(tmp_path):
+    with pytest.raises(UserError, match="no gemm_"):
+        fit_gemm(tmp_path)
+
+
+def test_rows_without_tokens_or_measurement_are_left_out(measured_tables):
+    table = read_gemm_table(measured_tables / "gemm_bf16_h100_sxm.parquet", "bf16", find_gpu("H100"))
+    assert table.m.min() == 1
+    assert np.all(np.isfinite(table.seconds))
+    assert table.truths == ("trtllm_1.3.0rc20", "sglang_0.5.14")
+
+
+@pytest.mark.parametrize(("gpu", "worst"), [("H200 SXM", 4.5), ("A100 SXM", 6.1)])
+def test_a_published_table_is_predicted_at_sites_that_the_fit_never_saw(measured_tables, gpu, worst):
+    (table,) = (each for each in gemm_tables(measured_tables) if each.gpu.name == gpu and each.dtype == "bf16")
+    unseen = held_out_rows(table)
+    law, residual = fit_law(table.rows(~unseen), start=gemm_law(gpu).coefficients)
+    predicted, measured = predict(table.rows(unseen), law, residual), table.rows(unseen).seconds
+    assert 100 * np.mean(np.abs(predicted / measured - 1)) < worst
+
+
+@pytest.mark.parametrize("gpu", ["H200 SXM", "H100 SXM", "A100 SXM", "L40S", "B200 SXM"])
+def test_one_row_more_is_told_better_than_by_no_change(measured_tables, gpu):
+    (table,) = (each for each in gemm_tables(measured_tables) if each.gpu.name == gpu and each.dtype == "bf16")
+    unseen = held_out_rows(table)
+    law, residual = fit_law(table.rows(~unseen), start=gemm_law(gpu).coefficients)
+    table = table.rows(unseen & (table.n >= 1024) & (table.k >= 1024) & (table.m >= 512))
+    row = {size: number for number, size in enumerate(zip(table.m, table.n, table.k, strict=True))}
+    pairs = [(number, row[m + 1, n, k]) for (m, n, k), number in row.items() if (m + 1, n, k) in row]
+    before, after = np.array(pairs).T
+    predicted = predict(table, law, residual)
+    steps = table.seconds[after] / table.seconds[before]
+    assert np.mean(np.abs(predicted[after] / predicted[before] / steps - 1)) < np.mean(np.abs(1 / steps - 1))

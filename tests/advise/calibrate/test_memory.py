@@ -1,0 +1,69 @@
+"""How fast memory is, fitted to the published tables: what is shipped comes out again, with its errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyperf_suite.advise.calibrate.cross_validation import error_percent
+from pyperf_suite.advise.calibrate.memory import fit_memory, read_streams
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.laws.calibration import shipped_calibration
+from pyperf_suite.laws.roofline import (
+    BLOCK,
+    ERROR_PERCENT_OTHER_ARCHITECTURE,
+    ERROR_PERCENT_SAME_ARCHITECTURE,
+    transferred_law,
+    unpack_law,
+)
+
+
+@pytest.fixture(scope="module")
+def blocks(measured_tables):
+    pytest.importorskip("pyarrow")
+    return fit_memory(measured_tables)
+
+
+def test_what_is_shipped_comes_out_again(blocks):
+    assert blocks.keys() == {"A100 SXM", "B200 SXM", "H100 SXM", "H200 SXM", "L40S"}
+    for gpu, block in blocks.items():
+        shipped = shipped_calibration(gpu).block(BLOCK)
+        assert {name: float(value) for name, value in shipped.arrays.items()} == pytest.approx(
+            {name: float(value) for name, value in block.arrays.items()}, rel=1e-3
+        )
+        assert shipped.held_out["mape"] == pytest.approx(block.held_out["mape"], abs=0.05)
+        assert shipped.fitted_range == block.fitted_range
+        assert shipped.origin == block.origin
+
+
+def test_weights_that_were_not_seen_are_streamed_as_fast_as_told(blocks):
+    for block in blocks.values():
+        assert block.held_out["mape"] < 21
+        assert block.held_out["median"] < 16
+
+
+def test_large_weights_are_streamed_within_a_few_percent(blocks, measured_tables):
+    for name, block in blocks.items():
+        gpu = find_gpu(name)
+        nbytes, seconds, _ = read_streams(measured_tables / f"gemm_bf16_{gpu.slug}.parquet")
+        large = nbytes > 64 * 2**20
+        predicted = sum(unpack_law(block).parts(gpu, nbytes[large]).values())
+        assert error_percent(predicted, seconds[large]).mean() < 7
+
+
+def test_a_gpu_left_out_is_as_far_off_as_is_told_of_those_without_a_table(blocks, measured_tables):
+    laws = {name: unpack_law(block) for name, block in blocks.items()}
+    told = {ERROR_PERCENT_SAME_ARCHITECTURE: [], ERROR_PERCENT_OTHER_ARCHITECTURE: []}
+    for name in laws:
+        gpu = find_gpu(name)
+        law = transferred_law(gpu, {other: law for other, law in laws.items() if other != name})
+        nbytes, seconds, _ = read_streams(measured_tables / f"gemm_bf16_{gpu.slug}.parquet")
+        told[law.error_percent].append(error_percent(sum(law.parts(gpu, nbytes).values()), seconds).mean())
+    for said, errors in told.items():
+        assert np.mean(errors) == pytest.approx(said, abs=0.1)
+
+
+def test_a_folder_without_tables_is_refused(tmp_path):
+    with pytest.raises(UserError, match="name the folder"):
+        fit_memory(tmp_path)

@@ -1,0 +1,58 @@
+"""Laws made up for tests, whose right answers can be told without a GPU or a calibration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from pyperf_suite.laws.explained import Explained
+
+
+@dataclass
+class MadeUpPrices:
+    """A GPU of 100 TFLOP/s that computes whole tiles of 128, twice as slowly where a size is odd in eights.
+
+    `asked` keeps the products that were asked for; `error_percent` is what the laws admit to.
+    """
+
+    error_percent: float | None = 1.0
+    asked: list[tuple[str, int, int, int]] = field(default_factory=list)
+
+    def gemm(self, layout, m, n, k):
+        assert min(m.min(), n.min(), k.min()) >= 1
+        self.asked += [(layout, *row) for row in np.stack([m, n, k], axis=1).tolist()]
+        ideal = 2.0 * m * n * k / 1e14
+        tiled = 2.0 * (-(-m // 128) * 128) * (-(-n // 128) * 128) * k / 1e14
+        penalty = np.where((m % 8 == 0) & (n % 8 == 0) & (k % 8 == 0), 0.0, tiled)
+        parts = {"ideal": ideal, "tile": tiled - ideal, "alignment": penalty, "launch": np.full(len(m), 1e-6)}
+        return self._explained(parts, m > 1 << 20)
+
+    def attention(self, causal, backward, batch, seq, heads, kv_heads, head_dim):
+        assert heads.min() >= 1
+        assert not np.any(heads % kv_heads)
+        ideal = (2.5 if backward else 1.0) * 4.0 * batch * heads * head_dim * seq * seq / (2 if causal else 1) / 5e13
+        padded = -(-head_dim // 64) * 64 / head_dim
+        return self._explained({"ideal": ideal, "head_dim": ideal * (padded - 1)}, np.zeros(len(batch), dtype=bool))
+
+    def memory_bound(self, nbytes):
+        return self._explained({"bandwidth": nbytes / 1e12}, np.zeros(len(nbytes), dtype=bool))
+
+    def collective(self, op, nbytes, ranks):
+        return self._explained(
+            {"bandwidth": 2 * nbytes / 1e11 * (ranks - 1) / ranks}, np.zeros(len(nbytes), dtype=bool)
+        )
+
+    def _explained(self, parts, extrapolated):
+        return Explained(sum(parts.values()), parts, extrapolated, self.error_percent, "made up")
+
+
+@pytest.fixture
+def made_up() -> MadeUpPrices:
+    return MadeUpPrices()
+
+
+@pytest.fixture
+def made_up_with():
+    return MadeUpPrices

@@ -1,0 +1,301 @@
+"""Configurations as they are published, with the parameters of the weights beside them; and files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.advise.model_config import model_config, read_model_config
+from pyperf_suite.errors import UserError
+
+
+def decoder(family: str, layers: int, hidden: int, ffn: int, heads: int, vocab: int, **more: Any) -> dict[str, Any]:
+    """A configuration with the names that most families use."""
+    return {
+        "model_type": family,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_attention_heads": heads,
+        "vocab_size": vocab,
+        **more,
+    }
+
+
+def gpt2(layers: int, hidden: int, heads: int) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "n_layer": layers,
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+        "n_inner": None,
+    }
+
+
+def opt(layers: int, hidden: int, heads: int, **more: Any) -> dict[str, Any]:
+    sizes = decoder("opt", layers, hidden, 0, heads, 50272, max_position_embeddings=2048, word_embed_proj_dim=hidden)
+    return {**sizes, "ffn_dim": 4 * hidden, **more}
+
+
+def bloom(layers: int, hidden: int, heads: int) -> dict[str, Any]:
+    return {
+        "model_type": "bloom",
+        "n_layer": layers,
+        "n_embed": hidden,
+        "num_attention_heads": heads,
+        "vocab_size": 250880,
+        "seq_length": 2048,
+    }
+
+
+GQA = {"num_key_value_heads": 8}
+TIED = {"tie_word_embeddings": True}
+LATENT = {
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_layer_freq": 1,
+}
+LLAMA_3 = decoder("llama", 32, 4096, 14336, 32, 128256, **GQA, max_position_embeddings=8192)
+PYTHIA = {"tie_word_embeddings": False}
+V2 = {"n_shared_experts": 2, "moe_intermediate_size": 1536, "num_experts_per_tok": 6, "first_k_dense_replace": 1}
+V3 = {"n_shared_experts": 1, "moe_intermediate_size": 2048, "num_experts_per_tok": 8, "first_k_dense_replace": 3}
+QWEN3_MOE = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "mlp_only_layers": []}
+QWEN2_MOE = {
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "decoder_sparse_step": 1,
+}
+FALCON = {"bias": False, "parallel_attn": True, "multi_query": True}
+
+# Parameters: those of the published weights, as Hugging Face counts them; biases and norms included.
+PUBLISHED = {
+    "gpt2": (gpt2(12, 768, 12), 124_439_808),
+    "gpt2-xl": (gpt2(48, 1600, 25), 1_557_611_200),
+    "Llama-2-7b": (decoder("llama", 32, 4096, 11008, 32, 32000), 6_738_415_616),
+    "Llama-2-13b": (decoder("llama", 40, 5120, 13824, 40, 32000, num_key_value_heads=40), 13_015_864_320),
+    "Llama-2-70b": (decoder("llama", 80, 8192, 28672, 64, 32000, **GQA), 68_976_648_192),
+    "Meta-Llama-3-8B": (LLAMA_3, 8_030_261_248),
+    "Llama-3.1-405B": (decoder("llama", 126, 16384, 53248, 128, 128256, **GQA), 405_853_388_800),
+    "Llama-3.2-1B": (decoder("llama", 16, 2048, 8192, 32, 128256, **GQA, **TIED, head_dim=64), 1_235_814_400),
+    "Mistral-7B-v0.1": (decoder("mistral", 32, 4096, 14336, 32, 32000, **GQA), 7_241_732_096),
+    "Mixtral-8x7B-v0.1": (
+        decoder("mixtral", 32, 4096, 14336, 32, 32000, **GQA, num_local_experts=8, num_experts_per_tok=2),
+        46_702_792_704,
+    ),
+    "Mixtral-8x22B-v0.1": (
+        decoder("mixtral", 56, 6144, 16384, 48, 32000, **GQA, num_local_experts=8, num_experts_per_tok=2),
+        140_620_634_112,
+    ),
+    "Qwen2.5-0.5B": (decoder("qwen2", 24, 896, 4864, 14, 151936, num_key_value_heads=2, **TIED), 494_032_768),
+    "Qwen2-7B": (decoder("qwen2", 28, 3584, 18944, 28, 152064, num_key_value_heads=4), 7_615_616_512),
+    "Qwen2-72B": (decoder("qwen2", 80, 8192, 29568, 64, 152064, **GQA), 72_706_203_648),
+    "Qwen3-8B": (decoder("qwen3", 36, 4096, 12288, 32, 151936, **GQA, head_dim=128), 8_190_735_360),
+    "Qwen3-0.6B": (decoder("qwen3", 28, 1024, 3072, 16, 151936, **GQA, **TIED, head_dim=128), 596_049_920),
+    "Qwen1.5-MoE-A2.7B": (
+        decoder("qwen2_moe", 24, 2048, 5632, 16, 151936, num_key_value_heads=16, **QWEN2_MOE),
+        14_315_784_192,
+    ),
+    "Qwen3-30B-A3B": (
+        decoder("qwen3_moe", 48, 2048, 6144, 32, 151936, num_key_value_heads=4, head_dim=128, **QWEN3_MOE),
+        30_532_122_624,
+    ),
+    "bloom-560m": (bloom(24, 1024, 16), 559_214_592),
+    "bloom": (bloom(70, 14336, 112), 176_247_271_424),
+    "pythia-160m": (decoder("gpt_neox", 12, 768, 3072, 12, 50304, **PYTHIA), 162_322_944),
+    "pythia-6.9b": (decoder("gpt_neox", 32, 4096, 16384, 32, 50432, **PYTHIA), 6_857_302_016),
+    "pythia-12b": (decoder("gpt_neox", 36, 5120, 20480, 40, 50688, **PYTHIA), 11_846_072_320),
+    "falcon-7b": (decoder("falcon", 32, 4544, 18176, 71, 65024, **FALCON), 6_921_720_704),
+    "falcon-40b": (
+        decoder("falcon", 60, 8192, 0, 128, 65024, **FALCON, new_decoder_architecture=True, num_kv_heads=8),
+        41_303_293_952,
+    ),
+    "gemma-2b": (decoder("gemma", 18, 2048, 16384, 8, 256000, num_key_value_heads=1, head_dim=256), 2_506_172_416),
+    "gemma-7b": (decoder("gemma", 28, 3072, 24576, 16, 256000, num_key_value_heads=16, head_dim=256), 8_537_680_896),
+    "gemma-2-9b": (decoder("gemma2", 42, 3584, 14336, 16, 256000, **GQA, head_dim=256), 9_241_705_984),
+    "gemma-3-1b-pt": (
+        decoder("gemma3_text", 26, 1152, 6912, 4, 262144, num_key_value_heads=1, head_dim=256),
+        999_885_952,
+    ),
+    "phi-2": (decoder("phi", 32, 2560, 10240, 32, 51200, num_key_value_heads=32), 2_779_683_840),
+    "Phi-3-mini-4k-instruct": (decoder("phi3", 32, 3072, 8192, 32, 32064, num_key_value_heads=32), 3_821_079_552),
+    "opt-125m": (opt(12, 768, 12), 125_239_296),
+    "opt-6.7b": (opt(32, 4096, 32), 6_658_473_984),
+    "DeepSeek-V2-Lite": (
+        decoder("deepseek_v2", 27, 2048, 10944, 16, 102400, **LATENT, **V2 | {"moe_intermediate_size": 1408})
+        | {"n_routed_experts": 64, "q_lora_rank": None},
+        15_706_484_224,
+    ),
+    "DeepSeek-V2": (
+        decoder("deepseek_v2", 60, 5120, 12288, 128, 102400, **LATENT, **V2, n_routed_experts=160, q_lora_rank=1536),
+        235_741_434_880,
+    ),
+    # Without its layer that predicts one more token.
+    "DeepSeek-V3": (
+        decoder("deepseek_v3", 61, 7168, 18432, 128, 129280, **LATENT, **V3, n_routed_experts=256, q_lora_rank=1536),
+        671_026_419_200,
+    ),
+    "bert-base-uncased": (
+        decoder("bert", 12, 768, 3072, 12, 30522, max_position_embeddings=512, type_vocab_size=2),
+        109_514_298,
+    ),
+    "roberta-base": (
+        decoder("roberta", 12, 768, 3072, 12, 50265, max_position_embeddings=514, type_vocab_size=1),
+        124_697_433,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_configuration_has_as_many_parameters_as_the_published_weights(name: str) -> None:
+    config, parameters = PUBLISHED[name]
+    assert model_config(config, name).dimensions.parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("Mixtral-8x7B-v0.1", 12.9), ("Qwen3-30B-A3B", 3.3), ("DeepSeek-V2", 21), ("DeepSeek-V3", 37), ("gpt2", 0.124)],
+)
+def test_a_token_meets_as_many_parameters_as_the_publishers_say(name: str, billions: float) -> None:
+    # Publishers round, and differ in whether the embedding counts.
+    dimensions = model_config(PUBLISHED[name][0], name).dimensions
+    assert dimensions.active_parameters == pytest.approx(billions * 1e9, rel=0.03)
+
+
+def test_a_configuration_is_read_from_its_file_or_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA_3).encode())
+    read = read_model_config(path)
+    assert read == read_model_config(tmp_path)
+    assert (read.family, read.longest_seq, read.notes) == ("llama", 8192, ())
+    assert read.dimensions.kv_heads == 8
+
+
+def test_of_a_model_of_text_and_images_the_text_is_taken() -> None:
+    text = decoder("gemma3_text", 34, 2560, 10240, 8, 262208)
+    for absent in ("num_attention_heads", "vocab_size"):
+        del text[absent]
+    read = model_config({"model_type": "gemma3", "text_config": text}, "gemma-3-4b")
+    # 4.30 billion with 0.42 billion of the images' encoder and projector.
+    assert read.dimensions.parameters == pytest.approx(3.88e9, rel=0.001)
+    assert "text" in read.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "note"),
+    [({"sliding_window": 4096}, "see a window"), ({"num_nextn_predict_layers": 1}, "several tokens at once")],
+)
+def test_what_the_dimensions_leave_out_is_noted(more: dict[str, int], note: str) -> None:
+    [told] = model_config({**LLAMA_3, **more}, "config.json").notes
+    assert note in told
+    assert model_config({**LLAMA_3, "sliding_window": 4096, "use_sliding_window": False}, "c").notes == ()
+
+
+def test_layers_without_experts_are_counted_as_their_family_places_them() -> None:
+    sparse = decoder("qwen3_moe", 6, 2048, 6144, 32, 1000, head_dim=128, **QWEN3_MOE)
+    for more, dense in (({"mlp_only_layers": [0, 1, 9]}, 2), ({"decoder_sparse_step": 2}, 3)):
+        assert model_config({**sparse, **more}, "config.json").dimensions.dense_layers == dense
+    latent = decoder("deepseek_v2", 6, 5120, 12288, 128, 1000, **LATENT, **V2, n_routed_experts=160)
+    assert model_config({**latent, "moe_layer_freq": 2}, "config.json").dimensions.dense_layers == 4
+    for absent in ("n_routed_experts", "moe_intermediate_size"):
+        del latent[absent]
+    assert model_config(latent, "config.json").dimensions.experts == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model_type": "mamba"}, "unknown family 'mamba'.*llama.*give --layers.*has num_hidden_layers = 32"),
+        ({"model_type": None}, "does not say its model_type"),
+        ({"model_type": ["llama"]}, "does not say its model_type"),
+        ({"num_hidden_layers": None}, "a llama model, lacks the field num_hidden_layers"),
+        ({"hidden_size": "4096"}, "has hidden_size = '4096', where a whole number"),
+        ({"hidden_size": 4096.5}, "has hidden_size = 4096.5, where a whole number"),
+        ({"hidden_size": True}, "has hidden_size = True, where a whole number"),
+        ({"hidden_size": {"a": [1] * 999}}, "has hidden_size = an object, where"),
+        ({"hidden_size": "x" * 9999}, "has hidden_size = 'x{39}…, where"),
+        ({"hidden_size": 10**400}, "hidden_size that is not within"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers that is not within"),
+        ({"num_hidden_layers": 0}, "config.json: A model needs layers of at least 1"),
+        ({"vocab_size": 1 << 30}, "vocab = 1073741824 is beyond"),
+        ({"num_attention_heads": 30}, "divided into 30 heads"),
+        ({"num_key_value_heads": 5}, "share 5 key-value heads"),
+        ({"tie_word_embeddings": "no"}, "has tie_word_embeddings = 'no', where true or false"),
+        ({"model_type": "qwen3_moe", **QWEN3_MOE, "mlp_only_layers": 3}, "mlp_only_layers = 3, where a list"),
+        (
+            {"model_type": "qwen3_moe", **QWEN3_MOE, "decoder_sparse_step": 0},
+            "decoder_sparse_step that is not within 1",
+        ),
+        ({"model_type": "qwen3_moe", **QWEN3_MOE, "num_experts_per_tok": 999}, "cannot visit 999 of 128 experts"),
+        ({"model_type": "phi", "qk_layernorm": True}, "norms queries and keys"),
+        (opt(24, 1024, 16, word_embed_proj_dim=512), "embeddings of 512 beside a hidden_size of 1024"),
+    ],
+)
+def test_a_configuration_that_cannot_be_counted_says_why_in_one_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as told:
+        model_config({**LLAMA_3, **change}, "config.json")
+    assert str(told.value).startswith("config.json")
+    assert len(str(told.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (json.dumps(LLAMA_3)[:60].encode(), "is not whole JSON: .* in line 1"),
+        (b"", "is not whole JSON"),
+        (b"[" * 500_000, "nested too deeply"),
+        (b'{"text_config": ' * 50_000, "nested too deeply"),
+        (b" " * ((1 << 20) + 1), "larger than the 1 MiB"),
+        (b"\xff\xfe{}", "not text in UTF-8"),
+        (b"[1, 2]", "holds no JSON object"),
+        (b'{"hidden_size": ' + b"9" * 5000 + b"}", "thousands of digits"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_in_one_sentence(
+    content: bytes, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=sentence):
+        read_model_config(path)
+
+
+def test_where_there_is_no_file_one_is_asked_for(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent.json", Path("/dev/null")):
+        with pytest.raises(UserError, match="There is no model configuration at"):
+            read_model_config(path)
+    with pytest.raises(UserError, match="cannot be read: File name too long"):
+        read_model_config(tmp_path / ("x" * 999))
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def outcome(config: dict[str, Any], name: str) -> int | str:
+    """The parameters of a configuration, or the sentence that refuses it."""
+    try:
+        return model_config(config, name).dimensions.parameters
+    except UserError as told:
+        return str(told)
+
+
+@given(st.sampled_from(sorted(PUBLISHED)), st.data())
+def test_any_value_in_any_field_is_read_or_refused_but_never_a_traceback(name: str, data: st.DataObject) -> None:
+    config = dict(PUBLISHED[name][0])
+    config[data.draw(st.sampled_from(sorted(config)))] = data.draw(anything)
+    told = outcome(config, name)
+    assert told > 0 if isinstance(told, int) else told.startswith(name) and "\n" not in told

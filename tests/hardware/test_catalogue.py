@@ -1,0 +1,157 @@
+"""The catalogue of GPUs: its values agree with each other, and names find what they mean."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import csv
+import re
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import DTYPES, GpuSpec, all_gpus, find_gpu
+from pyperf_suite.hardware.links import nvlink_of, pcie_of
+
+every_gpu = pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.slug)
+
+# FMA a multiprocessor does in a clock, by its maker's architecture whitepapers; fp32 lanes and 16-bit tensor cores.
+FMA_PER_CLOCK = {
+    "Pascal": ({64}, {128}),
+    "Volta": ({64}, {512}),
+    "Turing": ({64}, {256, 512}),
+    "Ampere": ({64, 128}, {256, 512, 1024}),
+    "Ada": ({128}, {256, 512}),
+    "Hopper": ({128}, {2048}),
+    "Blackwell": ({128}, {256, 512, 4096}),
+    "Blackwell Ultra": ({128}, {4096}),
+    "CDNA1": ({64}, {512}),
+    "CDNA2": ({64}, {512}),
+    "CDNA3": ({128}, {1024}),
+}
+
+
+@every_gpu
+def test_peaks_are_what_the_multiprocessors_do_at_the_boost_clock(gpu: GpuSpec) -> None:
+    per_clock = 2 * gpu.sms * gpu.boost_mhz * 1e6
+    for dtype, expected in zip(("fp32", "fp16"), FMA_PER_CLOCK[gpu.architecture], strict=True):
+        fma = gpu.peak(dtype) / per_clock
+        # Data sheets give peaks of one GPU at two clocks: 1980 and 1830 MHz for Hopper's fp32 and tensor cores.
+        assert min(abs(fma / whole - 1) for whole in expected) < 0.15, f"{dtype}: {fma:.1f} FMA a clock"
+
+
+@every_gpu
+def test_narrower_dtypes_are_not_slower(gpu: GpuSpec) -> None:
+    rates = [
+        gpu.peak_flop_per_s[dtype] for dtype in ("fp32", "tf32", "fp16", "fp8", "fp4") if dtype in gpu.peak_flop_per_s
+    ]
+    assert rates == sorted(rates)
+
+
+@every_gpu
+def test_every_value_names_its_source(gpu: GpuSpec) -> None:
+    assert gpu.sources.keys() == {field.name for field in fields(GpuSpec)} - {"name", "aliases", "sources"}
+    assert all(re.search(r"[a-z]{3}", source) for source in gpu.sources.values())
+
+
+@every_gpu
+def test_gpus_are_joined_by_whole_nvlinks_of_their_generation_or_by_pcie(gpu: GpuSpec) -> None:
+    if gpu.compute_capability is None or gpu.link_bytes_per_s is None:
+        pytest.skip("not NVIDIA's, or no link is known")
+    link_gb_per_s = gpu.link_bytes_per_s / 1e9
+    nvlink = nvlink_of(gpu.compute_capability)
+    if nvlink is None:
+        assert link_gb_per_s == 4 * 20, "NVLink 1 of P100"
+    else:
+        links = link_gb_per_s / nvlink.per_link_gb_per_s
+        by_pcie = pytest.approx(pcie_of(gpu.compute_capability).gb_per_s, rel=0.02)
+        assert (links == int(links) and link_gb_per_s <= nvlink.gb_per_s) or link_gb_per_s == by_pcie
+
+
+@every_gpu
+def test_every_name_of_a_gpu_finds_it_and_no_other(gpu: GpuSpec) -> None:
+    assert all(find_gpu(name) is gpu for name in (gpu.name, *gpu.aliases, gpu.slug, gpu.name.upper()))
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H200", "H200 SXM"),
+        ("NVIDIA B200", "B200 SXM"),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
+        ("Tesla V100-SXM2-32GB", "V100 SXM"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell Server"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("  h100_sxm ", "H100 SXM"),
+        ("a100", "A100 SXM"),
+    ],
+)
+def test_names_of_drivers_and_of_people_are_understood(written: str, name: str) -> None:
+    assert find_gpu(written).name == name
+
+
+def test_no_name_means_two_gpus() -> None:
+    meant = [re.sub(r"[^a-z0-9]", "", name.lower()) for gpu in all_gpus() for name in (gpu.name, *gpu.aliases)]
+    assert len(meant) == len(set(meant))
+
+
+def test_the_files_that_calibrations_lie_in_have_names_of_their_own() -> None:
+    assert len({gpu.slug for gpu in all_gpus()}) == len(all_gpus())
+    assert find_gpu("H200").slug == "h200_sxm"
+
+
+@pytest.mark.parametrize(("written", "near"), [("H10O", "H100 SXM"), ("L40 S X", "L40S"), ("RTX 4090 Ti", "RTX 4090")])
+def test_an_unknown_gpu_is_answered_with_the_nearest_names(written: str, near: str) -> None:
+    with pytest.raises(UserError, match=f"did you mean .*{near}"):
+        find_gpu(written)
+
+
+@given(st.text(max_size=300))
+def test_no_text_is_answered_by_anything_but_a_gpu_or_a_sentence(written: str) -> None:
+    with contextlib.suppress(UserError):
+        assert find_gpu(written) in all_gpus()
+
+
+def test_a_dtype_without_units_is_refused_with_those_there_are() -> None:
+    assert find_gpu("H200").peak("fp8") == pytest.approx(1978.9e12)
+    with pytest.raises(UserError, match="A100 SXM has no units for 'fp8': ask for one of fp32, tf32, fp16, bf16, int8"):
+        find_gpu("A100").peak("fp8")
+
+
+def test_a_gpu_is_a_key_and_can_be_copied() -> None:
+    gpu = find_gpu("H200")
+    assert {copy.deepcopy(gpu): 1}[gpu] == 1
+    assert str(gpu) == "H200 SXM"
+
+
+def test_all_gpus_of_the_published_list_are_there_with_its_values(measured_tables) -> None:
+    columns = {
+        "sms": ("sms", 1),
+        "boost_mhz": ("boost_mhz", 1),
+        "mem_gb": ("memory_bytes", 2**30),
+        "mem_bw_gbs": ("memory_bytes_per_s", 1e9),
+        "l2_mb": ("l2_bytes", 2**20),
+        "tdp_w": ("power_w", 1),
+        "link_gbs_bidir_total": ("link_bytes_per_s", 0.5e9),
+    }
+    peaks = {f"{dtype}{suffix}": dtype for dtype in DTYPES for suffix in ("_tflops", "_dense_tflops", "_dense_tops")}
+    with (measured_tables / "gpus.csv").open(encoding="utf-8") as table:
+        rows = list(csv.DictReader(table))
+    assert len(rows) == 28
+    for row in rows:
+        gpu = find_gpu(row["name"])
+        for column, (field, unit) in columns.items():
+            expected = float(row[column]) * unit if row[column] else None
+            assert getattr(gpu, field) == (expected if expected is None else pytest.approx(expected)), (gpu, field)
+        published = {peaks[column]: float(value) * 1e12 for column, value in row.items() if column in peaks and value}
+        assert gpu.peak_flop_per_s == pytest.approx(published), gpu

@@ -1,0 +1,107 @@
+"""What is kept of a fit: read as written, small, and refused where it is something else."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.laws.calibration import (
+    POOLED,
+    VERSION,
+    Block,
+    Calibration,
+    all_shipped,
+    load_calibration,
+    shipped_calibration,
+    shipped_path,
+)
+
+BLOCK = Block(
+    {"rates": np.arange(3.0), "step": np.array(0.5)}, {"mape": 4.2, "sites": 7}, {"m": (1.0, 64.0)}, "a table"
+)
+
+
+def test_a_calibration_is_read_as_it_was_saved(tmp_path):
+    saved = Calibration("H200 SXM").with_block("gemm_bf16", BLOCK)
+    read = load_calibration(saved.save(tmp_path / "h200.npz"))
+    assert (read.gpu, read.version, read.origin) == ("H200 SXM", VERSION, "a table")
+    block = read.block("gemm_bf16")
+    assert block.held_out == BLOCK.held_out
+    assert block.fitted_range == BLOCK.fitted_range
+    assert {name: array.tolist() for name, array in block.arrays.items()} == {"rates": [0.0, 1.0, 2.0], "step": 0.5}
+
+
+def test_the_same_coefficients_make_the_same_file(tmp_path):
+    one, other = (Calibration("L4").with_block("memory", BLOCK).save(tmp_path / name) for name in ("a.npz", "b.npz"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_block_is_added_beside_the_others_and_replaces_its_like():
+    both = Calibration("L4").with_block("memory", BLOCK).with_block("gemm_bf16", BLOCK)
+    assert set(both.blocks) == {"memory", "gemm_bf16"}
+    assert both.with_block("memory", Block({}, {})).block("memory").arrays == {}
+
+
+def test_a_block_that_was_not_fitted_names_those_that_were():
+    with pytest.raises(UserError, match="no gemm_fp8, only memory"):
+        Calibration("L4").with_block("memory", BLOCK).block("gemm_fp8")
+
+
+def test_a_calibration_of_another_version_is_refused_in_one_sentence(tmp_path):
+    path = tmp_path / "old.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("header.json", json.dumps({"gpu": "L4", "version": VERSION + 1, "blocks": {}}))
+    with pytest.raises(UserError, match=rf"version {VERSION + 1}, but this pyperf-suite reads version {VERSION}"):
+        load_calibration(path)
+
+
+@pytest.mark.parametrize(
+    "header", ["[]", "{", '{"version": 1}', "[" * 100_000, '{"version": 1, "gpu": 1, "blocks": 2}']
+)
+def test_a_file_with_another_header_is_no_calibration(tmp_path, header):
+    path = tmp_path / "odd.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("header.json", header)
+    with pytest.raises(UserError, match="is not a calibration"):
+        load_calibration(path)
+
+
+def test_what_is_no_archive_or_not_there_is_told_apart(tmp_path):
+    (tmp_path / "text.npz").write_text("not an archive")
+    with pytest.raises(UserError, match="is not a calibration"):
+        load_calibration(tmp_path / "text.npz")
+    with pytest.raises(UserError, match="There is no calibration at"):
+        load_calibration(tmp_path / "absent.npz")
+
+
+def test_an_array_of_python_objects_is_never_unpickled(tmp_path):
+    path = Calibration("L4").with_block("memory", BLOCK).save(tmp_path / "l4.npz")
+    np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object))
+    with zipfile.ZipFile(tmp_path / "objects.npz") as objects, zipfile.ZipFile(path) as good:
+        entries = {name: good.read(name) for name in good.namelist()} | {"memory/rates.npy": objects.read("x.npy")}
+    with zipfile.ZipFile(path, "w") as bad:
+        for name, content in entries.items():
+            bad.writestr(name, content)
+    with pytest.raises(UserError, match="is not a calibration"):
+        load_calibration(path)
+
+
+def test_each_calibration_shipped_is_small_and_states_its_error_and_origin():
+    assert len(all_shipped()) >= 5
+    for calibration in all_shipped():
+        assert shipped_path(calibration.gpu).stat().st_size <= 200_000
+        assert find_gpu(calibration.gpu).name == calibration.gpu
+        for block in calibration.blocks.values():
+            assert 0 < float(block.held_out["mape"]) < 100
+            assert block.origin
+
+
+def test_the_pooled_calibration_is_shipped_but_is_no_gpu():
+    assert shipped_calibration(POOLED) is not None
+    assert POOLED not in {calibration.gpu for calibration in all_shipped()}
+    assert shipped_calibration("a GPU nobody measured") is None

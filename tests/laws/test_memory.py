@@ -1,0 +1,129 @@
+"""Memory against the published closed forms, and the order in which ways to save it save more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.memory import activation_bytes, rank_parameters, training_memory
+from pyperf_suite.laws.model_grid import ModelGrid
+from pyperf_suite.laws.transformer import Sharding
+
+GPT = ModelDimensions(96, 12288, 49152, 96, 51200, positions=2048, bias=True, tied=True)
+LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
+MIXTRAL = ModelDimensions(32, 4096, 14336, 32, 32000, kv_heads=8, gated=True, experts=8, top_k=2)
+GIB = 2**30
+
+
+def layer_activations(ranks: int, sequence_parallel: bool, recompute: str, seq: int = 2048) -> float:
+    """Activations of one layer of GPT over s·b·h: of a model and the same without half of its layers."""
+    sharding = Sharding(ranks, sequence_parallel)
+    whole, half = (
+        activation_bytes(GPT.resized(layers=layers), 1, seq, sharding, recompute=recompute)  # type: ignore[arg-type]
+        for layers in (96, 48)
+    )
+    return (whole - half) / 48 / (seq * 12288)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_a_layer_keeps_what_table_2_of_korthikanti_says(ranks: int) -> None:
+    scores = 5 * 96 * 2048 / 12288
+    assert layer_activations(1, False, "nothing") == pytest.approx(34 + scores)
+    assert layer_activations(ranks, False, "nothing") == pytest.approx(10 + (24 + scores) / ranks)
+    assert layer_activations(ranks, True, "nothing") == pytest.approx((34 + scores) / ranks)
+    assert layer_activations(ranks, True, "attention") == pytest.approx(34 / ranks)
+    assert layer_activations(ranks, False, "layers") == pytest.approx(2)
+
+
+def test_training_keeps_18_bytes_a_parameter() -> None:
+    need = training_memory(LLAMA, 1, 8192)
+    assert need.weights + need.gradients + need.optimizer == 18 * LLAMA.parameters
+    assert need.total == 18 * LLAMA.parameters + need.activations
+
+
+def test_stages_of_zero_share_one_thing_more_each() -> None:
+    stages = [training_memory(LLAMA, 1, 8192, data_ranks=8, zero_stage=stage) for stage in range(4)]
+    p = LLAMA.parameters
+    states = [need.weights + need.gradients + need.optimizer for need in stages]
+    assert states == pytest.approx([18 * p, (2 + 4 + 12 / 8) * p, (2 + 16 / 8) * p, 18 / 8 * p])
+    assert {need.activations for need in stages} == {stages[0].activations}
+
+
+def test_an_8_billion_model_does_not_fit_one_gpu_but_eight_that_share() -> None:
+    assert not training_memory(LLAMA, 1, 8192).fits(80 * GIB)
+    shared = training_memory(LLAMA, 1, 8192, data_ranks=8, zero_stage=3)
+    assert shared.fits(80 * GIB)
+    assert not shared.fits(shared.total)  # some of it is kept free
+    assert training_memory(LLAMA, 1, 8192, Sharding(8, True)).fits(80 * GIB)
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA, MIXTRAL], ids=["gpt", "llama", "mixtral"])
+def test_ranks_together_hold_every_parameter_and_little_twice(model: ModelDimensions) -> None:
+    assert rank_parameters(model, Sharding()) == model.parameters
+    assert model.parameters <= 8 * rank_parameters(model, Sharding(8)) < 1.01 * model.parameters
+    halves = rank_parameters(model, Sharding(), stages=2)
+    assert model.parameters / 2 <= halves < model.parameters
+
+
+def test_ranks_share_experts() -> None:
+    experts = MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_parameters
+    assert rank_parameters(MIXTRAL, Sharding(expert=8)) == MIXTRAL.parameters - experts * 7 / 8
+
+
+def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_stages() -> None:
+    # Each in its share of the layers, so that only what stands outside of them changes.
+    alone, piped = (activation_bytes(LLAMA, 1, 8192, stages=stages) for stages in (1, 4))
+    assert alone - piped == 8192 * (5 * 4096 + 4 * 128256 - 4 * 4096)
+    uneven = activation_bytes(LLAMA.resized(layers=33), 1, 8192, stages=32)
+    assert uneven > 1.8 * activation_bytes(LLAMA, 1, 8192, stages=32)
+
+
+def test_experts_keep_the_copies_of_their_tokens_too() -> None:
+    dense = MIXTRAL.resized(experts=1, top_k=1)
+    kept = activation_bytes(MIXTRAL, 1, 1) - activation_bytes(dense, 1, 1)
+    assert kept == 32 * (6 * 14336 + 2 * 2 * 2 * 4096)
+
+
+@given(st.integers(1, 8), st.integers(1, 32768), st.sampled_from([1, 2, 4, 8]), st.booleans())
+def test_each_more_recomputation_and_each_more_rank_keeps_less(
+    micro_batch: int, seq: int, ranks: int, sequence_parallel: bool
+) -> None:
+    for model in (GPT, LLAMA, MIXTRAL):
+        sharding = Sharding(ranks, sequence_parallel)
+        kept = [
+            activation_bytes(model, micro_batch, seq, sharding, recompute=recompute)
+            for recompute in ("layers", "attention", "nothing")
+        ]
+        assert sorted(kept) == kept
+        assert activation_bytes(model, micro_batch, seq, Sharding(1)) >= kept[1]
+
+
+def test_a_grid_needs_what_its_models_need_alone() -> None:
+    hidden, ranks = [2048, 4096, 8192], [1, 2, 8]
+    grid = ModelGrid.around(LLAMA, hidden=hidden)
+    together = training_memory(grid, 2, 4096, Sharding(np.array(ranks)), data_ranks=4, zero_stage=3)
+    alone = [
+        training_memory(LLAMA.resized(hidden=size), 2, 4096, Sharding(t), data_ranks=4, zero_stage=3)
+        for size, t in zip(hidden, ranks, strict=True)
+    ]
+    assert together.total.tolist() == pytest.approx([need.total for need in alone])
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"zero_stage": 4}, "ZeRO has stages 0 to 3, but 4"),
+        ({"data_ranks": 0}, "at least 1 data-parallel rank"),
+        ({"stages": 33}, "32 layers cannot be cut into 33 stages"),
+        ({"stages": 0}, "32 layers cannot be cut into 0 stages"),
+        ({"sharding": Sharding(3)}, "TP over 3 ranks"),
+        ({"recompute": "some"}, "cannot recompute 'some'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(asked: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        training_memory(LLAMA, 1, 8192, **asked)

@@ -1,0 +1,270 @@
+"""Products against the model's own parameters, sharding against the whole, grids against their models one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.attention import attention_flop, visible_pairs
+from pyperf_suite.laws.dimensions import LARGEST, ModelDimensions
+from pyperf_suite.laws.model_grid import ModelGrid
+from pyperf_suite.laws.transformer import PHASES, Sharding, attention_call, linears, products
+
+MODELS = {
+    "gpt2": ModelDimensions(12, 768, 3072, 12, 50257, positions=1024, bias=True, tied=True),
+    "bert": ModelDimensions(12, 768, 3072, 12, 30522, positions=512, bias=True, tied=True, causal=False),
+    "llama-3-8b": ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True),
+    "falcon-7b": ModelDimensions(32, 4544, 18176, 71, 65024, kv_heads=1, norms=1, norm_bias=True, tied=True),
+    "mixtral-8x7b": ModelDimensions(32, 4096, 14336, 32, 32000, kv_heads=8, gated=True, experts=8, top_k=2),
+    "deepseek-v2-lite": ModelDimensions(
+        layers=27,
+        hidden=2048,
+        ffn=10944,
+        heads=16,
+        vocab=102400,
+        head_dim=192,
+        gated=True,
+        experts=64,
+        top_k=6,
+        expert_ffn=1408,
+        shared_ffn=2816,
+        dense_layers=1,
+        latent_rank=512,
+        rope_head_dim=64,
+        value_head_dim=128,
+    ),
+    "deepseek-v3": ModelDimensions(
+        layers=61,
+        hidden=7168,
+        ffn=18432,
+        heads=128,
+        vocab=129280,
+        head_dim=192,
+        gated=True,
+        experts=256,
+        top_k=8,
+        expert_ffn=2048,
+        shared_ffn=2048,
+        dense_layers=3,
+        query_rank=1536,
+        latent_rank=512,
+        rope_head_dim=64,
+        value_head_dim=128,
+        router_bias=True,
+    ),
+}
+LLAMA, MIXTRAL, DEEPSEEK = (MODELS[name] for name in ("llama-3-8b", "mixtral-8x7b", "deepseek-v3"))
+models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
+tokens_of_a_batch = st.integers(1, 1 << 16)
+
+
+def matrices(model: ModelDimensions, **asked: Any) -> float:
+    """Parameters of all matrices that are multiplied with, every expert's among them."""
+    return sum(part.outputs * part.inputs * part.calls for part in linears(model, 1, **asked))
+
+
+def sizes(model: ModelDimensions, tokens: int, sharding: Sharding | None = None, **asked: Any) -> dict[str, tuple]:
+    """M, N, K of each product of the forward pass."""
+    return {p.part: (p.m, p.n, p.k) for p in products(model, tokens, sharding, phases=("fprop",), **asked)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_matrices_of_the_products_are_all_parameters_but_norms_biases_and_embeddings(name: str) -> None:
+    model = MODELS[name]
+    embeddings = model.hidden * (model.positions + (0 if model.tied else model.vocab))
+    rest = model.parameters - embeddings - matrices(model)
+    # Norms and biases: a few times hidden and ffn for each layer, where matrices have hidden times ffn.
+    assert 0 < rest <= model.layers * (8 * model.hidden + 2 * model.ffn + model.experts) + 2 * model.hidden
+    assert matrices(model, fused=False) == matrices(model)
+
+
+def test_a_layer_of_llama_multiplies_what_its_weights_say() -> None:
+    assert sizes(LLAMA, 8192) == {
+        "qkv": (8192, 6144, 4096),
+        "attention output": (8192, 4096, 4096),
+        "mlp in": (8192, 28672, 4096),
+        "mlp out": (8192, 4096, 14336),
+        "logits": (8192, 128256, 4096),
+    }
+    apart = sizes(LLAMA, 8192, fused=False)
+    assert (apart["query"], apart["key and value"]) == ((8192, 4096, 4096), (8192, 1024, 4096))
+    assert apart["mlp in"] == (8192, 14336, 4096)
+
+
+def test_tensor_parallel_ranks_cut_columns_into_a_block_and_rows_out_of_it() -> None:
+    assert sizes(LLAMA, 8192, Sharding(8)) == {
+        "qkv": (8192, 768, 4096),
+        "attention output": (8192, 4096, 512),
+        "mlp in": (8192, 3584, 4096),
+        "mlp out": (8192, 4096, 1792),
+        "logits": (8192, 16032, 4096),
+    }
+    assert sizes(MODELS["gpt2"], 8, Sharding(2))["logits"] == (8, 25129, 768)  # padded to an even vocabulary
+
+
+def test_more_ranks_than_key_value_heads_keep_copies_of_them() -> None:
+    assert sizes(LLAMA, 8, Sharding(16))["qkv"] == (8, 128 * (2 + 2), 4096)
+    assert attention_call(LLAMA, 1, 8, Sharding(16)).kv_heads == 1
+
+
+def test_latent_attention_goes_down_to_ranks_that_are_not_cut_and_up_to_heads_that_are() -> None:
+    whole, cut = (sizes(DEEPSEEK, 4096, Sharding(8, sequence_parallel)) for sequence_parallel in (False, True))
+    assert whole["query down"] == (4096, 1536, 7168)
+    assert whole["latent down"] == (4096, 576, 7168)
+    assert whole["query up"] == (4096, 16 * 192, 1536)
+    assert whole["latent up"] == (4096, 16 * (128 + 128), 512)
+    assert whole["attention output"] == (4096, 7168, 16 * 128)
+    # The sequence is cut where heads are not.
+    assert cut["query down"] == (512, 1536, 7168)
+    assert cut["router"] == (512, 256, 7168)
+    assert cut["query up"] == whole["query up"]
+    assert sizes(MODELS["deepseek-v2-lite"], 8)["query"] == (8, 16 * 192, 2048)
+
+
+def test_experts_share_the_tokens_and_ranks_share_the_experts() -> None:
+    alone = {part.part: part for part in linears(MIXTRAL, 4096)}
+    assert (alone["expert in"].tokens, alone["expert in"].calls) == (4096 * 2 // 8, 32 * 8)
+    shared = {part.part: part for part in linears(MIXTRAL, 4096, Sharding(expert=4))}
+    assert (shared["expert in"].tokens, shared["expert in"].calls) == (4096 * 2 * 4 // 8, 32 * 2)
+    assert alone["router"].outputs == 8
+    calls = {part.part: part.calls for part in linears(DEEPSEEK, 4096)}
+    assert (calls["dense mlp in"], calls["shared expert in"], calls["expert in"]) == (3, 58, 58 * 256)
+
+
+@given(models, tokens_of_a_batch)
+def test_each_pass_of_a_layer_computes_as_much_in_its_own_layout(model: ModelDimensions, tokens: int) -> None:
+    for linear in linears(model, tokens):
+        forward, data, weights = (linear.product(phase) for phase in PHASES)
+        assert forward.flop == data.flop == weights.flop
+        assert (forward.layout, data.layout, weights.layout) == ("TN", "NN", "NT")
+        assert (forward.m, forward.n, forward.k) == (data.m, data.k, data.n) == (weights.k, weights.m, weights.n)
+
+
+@given(st.sampled_from(["llama-3-8b", "gpt2", "bert"]), st.sampled_from([1, 2, 4]), tokens_of_a_batch)
+def test_ranks_together_compute_what_one_computes_alone(name: str, ranks: int, tokens: int) -> None:
+    model = MODELS[name]
+    parts = zip(products(model, tokens), products(model, tokens, Sharding(ranks)), strict=True)
+    for whole, cut in parts:
+        padded = -(-model.vocab // ranks) * ranks / model.vocab if whole.part == "logits" else 1
+        assert ranks * cut.flop == pytest.approx(whole.flop * padded)
+
+
+def test_attention_is_that_of_the_heads_of_a_rank() -> None:
+    call = attention_call(LLAMA, 2, 8192, Sharding(4))
+    assert (call.heads, call.kv_heads, call.calls) == (8, 2, 32)
+    assert call.flop() == 32 * attention_flop(2, 8, 128, visible_pairs(8192, 8192, True))
+    assert call.flop(backward=True) == 2.5 * call.flop()
+    assert call.flop(causal_halved=False) == pytest.approx(2 * call.flop(), rel=1e-3)
+    encoder = attention_call(MODELS["bert"], 1, 512)
+    assert encoder.flop() == encoder.flop(causal_halved=False)
+    latent = attention_call(DEEPSEEK, 1, 4096)
+    assert (latent.kv_heads, latent.head_dim, latent.value_head_dim) == (128, 192, 128)
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (lambda: linears(LLAMA, 8, Sharding(3)), "TP over 3 ranks cannot divide heads = 32"),
+        (lambda: linears(LLAMA.resized(kv_heads=4, heads=24, head_dim=128), 8, Sharding(6)), "divide kv_heads = 4"),
+        (lambda: linears(LLAMA.resized(ffn=14340), 8, Sharding(8)), "divide ffn = 14340"),
+        (lambda: linears(DEEPSEEK.resized(expert_ffn=2044), 8, Sharding(8)), "divide expert_ffn = 2044"),
+        (lambda: linears(MIXTRAL, 8, Sharding(expert=3)), "EP over 3 ranks cannot divide experts = 8"),
+        (lambda: linears(LLAMA, 0), "at least 1 token, but 0"),
+        (lambda: Sharding(0), "at least 1 rank, but tensor = 0"),
+        (lambda: Sharding(expert=-1), "at least 1 rank, but expert = -1"),
+        (lambda: LLAMA.resized(width=1), "no dimension width"),
+        (lambda: ModelGrid.around(LLAMA, heads=[0, 1]), "heads of at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(ask: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ask()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"hidden": 1 << 30}, "hidden = 1073741824 is beyond"),
+        ({"layers": 2049}, "layers = 2049 is beyond"),
+        ({"expert_ffn": 100}, "expert_ffn = 100 is of one of several experts"),
+        ({"dense_layers": 3}, "3 of 2 layers cannot be dense"),
+        ({"latent_rank": 8}, "needs a value_head_dim"),
+        ({"value_head_dim": 8}, "is of latent attention"),
+        ({"shared_ffn": -1}, "shared_ffn cannot be negative"),
+    ],
+)
+def test_dimensions_that_contradict_each_other_are_refused(wrong: dict[str, int], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ModelDimensions(**{"layers": 2, "hidden": 64, "ffn": 256, "heads": 4, "vocab": 100, **wrong})
+
+
+def test_the_largest_dimensions_together_are_counted_in_64_bits() -> None:
+    sizes = {name: most for name, most in LARGEST.items() if name not in ("norms", "head_dim")}
+    largest = ModelDimensions(**sizes, head_dim=LARGEST["head_dim"], norms=16, gated=True, rope_head_dim=1, bias=True)
+    assert 1 << 62 < largest.parameters < 1 << 63
+    grid = ModelGrid.around(largest, layers=[largest.layers])
+    assert grid.valid.all()
+    assert np.asarray(grid.parameters).tolist() == [largest.parameters]
+
+
+def test_a_resized_model_keeps_what_followed_from_its_dimensions() -> None:
+    wider = MODELS["gpt2"].resized(hidden=1024, heads=16, ffn=4096)
+    assert (wider.kv_heads, wider.head_dim, wider.expert_ffn) == (16, 64, 4096)
+    assert LLAMA.resized(heads=16).kv_heads == 8
+    assert LLAMA.resized(head_dim=64).head_dim == 64
+    assert str(LLAMA.resized(heads=64)) == (
+        "layers=32, hidden=4096, ffn=14336, heads=64, vocab=128256, kv_heads=8, head_dim=64, gated=True, "
+        "expert_ffn=14336, value_head_dim=64"
+    )
+
+
+grids = st.fixed_dictionaries(
+    {
+        "hidden": st.lists(st.integers(1, 64).map(lambda n: 64 * n), min_size=3, max_size=3),
+        "heads": st.lists(st.integers(1, 40), min_size=3, max_size=3),
+        "layers": st.lists(st.integers(1, 40), min_size=3, max_size=3),
+        "vocab": st.lists(st.integers(1, 50_000), min_size=3, max_size=3),
+    }
+)
+
+
+def refused(model: ModelDimensions, changes: dict[str, int]) -> bool:
+    try:
+        model.resized(**changes)
+    except UserError:
+        return True
+    return False
+
+
+@given(models, grids, st.sampled_from([1, 2, 4]))
+def test_a_grid_counts_every_model_as_it_is_counted_alone(
+    model: ModelDimensions, changes: dict[str, list[int]], ranks: int
+) -> None:
+    grid, sharding = ModelGrid.around(model, **changes), Sharding(ranks)
+    priced = products(grid, 4096, sharding)
+    divides = np.broadcast_to(sharding.divides(grid), 3)
+    for i in range(3):
+        one = {name: values[i] for name, values in changes.items()}
+        assert bool(np.broadcast_to(grid.valid, 3)[i]) is not refused(model, one)
+        if not grid.valid[i]:
+            continue
+        alone = model.resized(**one)
+        assert np.broadcast_to(grid.parameters, 3)[i] == alone.parameters
+        assert divides[i] == sharding.divides(alone)
+        if divides[i]:
+            flops = [np.broadcast_to(product.flop, 3)[i] for product in priced]
+            assert flops == [product.flop for product in products(alone, 4096, sharding)]
+            assert np.broadcast_to(attention_call(grid, 1, 512, sharding).flop(), 3)[i] == (
+                attention_call(alone, 1, 512, sharding).flop()
+            )
+
+
+def test_what_a_formula_branches_on_is_one_for_all_models_of_a_grid() -> None:
+    with pytest.raises(ValueError, match="experts is one for all"):
+        ModelGrid.around(LLAMA, experts=[1, 8])

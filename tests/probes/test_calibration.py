@@ -1,0 +1,131 @@
+"""The calibration probe spreads few cases over all sizes, and holds what was measured against the shipped laws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.operators import find_operator
+from pyperf_suite.probes.calibration import findings
+from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_attentions, spread_products
+from pyperf_suite.probes.calibration.predictions import predicted_seconds
+from pyperf_suite.probes.calibration.probe import GPU_EXTENT, Calibration
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.plan import Plan, PlannedCase
+from pyperf_suite.runner.profiles import QUICK
+from pyperf_suite.runner.record import Metric, Record
+
+GPU = Device("cuda")
+H200 = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}
+
+
+def a_record(case: Case, seconds: float, identity: dict[str, object]) -> Record:
+    work = find_operator(case.operator).work(case.parameters)
+    return Record(
+        run_id="made-up",
+        kind="timing",
+        case=case.to_json(),
+        case_id=case.case_id,
+        process=0,
+        position=0,
+        started_at="",
+        outcome="ok",
+        probe="calibration",
+        metrics={"time": Metric("s", seconds, seconds, seconds, seconds, seconds, [seconds])},
+        work={"flop": work.flop, "bytes": work.bytes},
+        kernel={"details": {}},
+        quality={"converged": True},
+        identity=identity,
+    )
+
+
+def a_millisecond_each(spec: object, cases: Sequence[Case]) -> np.ndarray:
+    return np.full(len(cases), 1e-3)
+
+
+def test_the_products_are_different_and_inside_their_extent() -> None:
+    extent = Extent(m=(64, 8192), nk=(512, 8192), flop=1e11, elements=1e7)
+    shapes = spread_products(50, extent)
+    assert len(set(shapes)) == 50
+    for shape in shapes:
+        assert 64 <= shape.m <= 8192
+        assert 512 <= shape.n <= 8192
+        assert shape.n % 64 == shape.k % 64 == shape.m % 8 == 0
+        assert 2 * shape.m * shape.n * shape.k <= 1e11
+        assert shape.m * shape.k + shape.k * shape.n + shape.m * shape.n <= 1e7
+
+
+def test_every_third_of_each_size_is_visited_wherever_the_others_are_small() -> None:
+    shapes = spread_products(72, GPU_EXTENT)
+    for size, (low, high) in (("m", GPU_EXTENT.m), ("n", GPU_EXTENT.nk), ("k", GPU_EXTENT.nk)):
+        place = [np.log(getattr(shape, size) / low) / np.log(high / low) for shape in shapes]
+        assert min(np.histogram(place, bins=3, range=(0, 1.01))[0]) >= 9
+
+
+def test_attentions_differ_in_grouping_and_head_dim() -> None:
+    shapes = spread_attentions(20, (256, 8192), (8, 64), 2e11)
+    assert len(set(shapes)) == 20
+    assert all(shape.heads % shape.kv_heads == 0 for shape in shapes)
+    assert len({shape.heads // shape.kv_heads for shape in shapes}) == 3
+    assert len({shape.head_dim for shape in shapes}) == 2
+
+
+def test_a_gpu_is_measured_in_under_two_minutes_of_its_time() -> None:
+    cases = Calibration().cases("quick", GPU)
+    plan = Plan(tuple(PlannedCase("calibration", case) for case in cases), QUICK, GPU)
+    assert len(cases) >= 80
+    assert plan.seconds_at_most < 60, "the other minute is for making and verifying operands"
+    assert {case.operator for case in cases} == {"matmul", "attention"}
+
+
+def test_an_axis_is_replaced_by_shapes_as_written() -> None:
+    cases = Calibration().cases(
+        "quick", resolve("cpu"), {"shape": "8x64x32", "attention": "1x4x2x64x128", "workers": "1"}
+    )
+    product, attention = (case.parameters for case in cases)
+    assert (product.m, product.n, product.k) == (8, 64, 32)
+    assert (attention.heads, attention.key_heads, attention.head_dim, attention.seq_q) == (4, 2, 64, 128)
+    assert attention.causal
+
+
+@pytest.mark.parametrize("text", ["", "1x2x3x4", "1x2x3x4x-5", "axbxcxdxe"])
+def test_what_is_not_an_attention_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(UserError, match="is not the shape of an attention"):
+        AttentionShape.parse(text)
+
+
+def test_the_shipped_law_is_held_against_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "predicted_seconds", a_millisecond_each)
+    products = [case for case in Calibration().cases("quick", GPU) if case.operator == "matmul"][:4]
+    records = [a_record(case, s, H200) for case, s in zip(products, (1e-3, 1e-3, 0.8e-3, 0.5e-3), strict=True)]
+    found = findings.explain(records)
+    assert any("an error of 31.2% (median 12.5%)" in sentence for sentence in found.sentences)
+    (table,) = found.tables
+    assert [row[4] for row in table.rows] == ["2.00", "1.25", "1.00", "1.00"]
+
+
+def test_a_cpu_has_rates_and_no_law() -> None:
+    cases = Calibration().cases("quick", resolve("cpu"))
+    found = findings.explain([a_record(case, 1e-3, {"kind": "cpu", "model": "a CPU"}) for case in cases])
+    assert found.sentences[-1].startswith("No law is shipped for this device")
+    assert found.tables == ()
+
+
+def test_where_a_law_refuses_its_reason_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(spec: object, cases: Sequence[Case]) -> np.ndarray:
+        raise UserError("There is no law for this.")
+
+    monkeypatch.setattr(findings, "predicted_seconds", refuse)
+    cases = Calibration().cases("quick", GPU)
+    found = findings.explain([a_record(case, 1e-3, H200) for case in cases])
+    assert found.sentences.count("There is no law for this.") == 1
+
+
+def test_an_operator_without_a_law_is_named() -> None:
+    collective = Case("collective", None, "gloo")
+    with pytest.raises(UserError, match="No law is for collective"):
+        predicted_seconds("H200", [collective])
