@@ -6,25 +6,19 @@ pairs of calls return 0.0 and then the sample, and `pedantic`.
 
 from __future__ import annotations
 
-import io
-import os
-import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyperf_suite.errors import TornJournal, UserError
+from pyperf_suite.pytest_run import USAGE_ERROR, SpokenErrors, SuiteRun
+from pyperf_suite.ranks.environment import rank_environment
 
 if TYPE_CHECKING:
-    from pyperf_suite.runner.plan import Plan, PlannedCase
-    from pyperf_suite.runner.record import Record
+    from pyperf_suite.runner.plan import PlannedCase  # noqa: F401 - the name inside the key below, for mypy
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
-
-USAGE_ERROR = 2
 
 _PLANNED = pytest.StashKey["PlannedCase"]()
 _CLOCK = pytest.StashKey["ReplayClock"]()
@@ -65,7 +59,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known and the run ready; nothing is opened before a case of the suite is collected."""
     config.addinivalue_line("markers", "probe(name): the cases of this probe of pyperf_suite, one item each.")
     config.stash[_RUN] = SuiteRun(config)
-    if config.getoption("benchmark_only", False) and int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0):
+    if not config.getoption("benchmark_only", False):
+        return
+    with SpokenErrors():
+        rank = rank_environment().rank
+    if rank:
         # One rank of several records and tells; what the others would print is the same lines again.
         config.option.verbose, config.option.no_header, config.option.no_summary = -2, True, True
 
@@ -211,196 +209,3 @@ class ReplayClock:
 
     def __call__(self) -> float:
         return next(self._readings, 0.0)
-
-
-class SuiteRun:
-    """The one run behind a pytest session: cases collected, measured in plan order, reported at the end."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._collected: dict[str, dict[str, PlannedCase]] = {}
-        self._session: Any = None
-        self._pool: Any = None
-        self.planned: list[PlannedCase] = []
-        # Probes that cannot do what was asked, and why: an axis may be meant for another one, which -k selects.
-        self.refused: dict[str, str] = {}
-        self.replayed: dict[str, list[float]] = {}
-
-    def collect(self, probe_name: str) -> dict[str, PlannedCase]:
-        """The probe's cases by label; none, and a reason in `refused`, where what was asked cannot be."""
-        if probe_name not in self._collected:
-            from pyperf_suite.hardware.devices import resolve
-            from pyperf_suite.probes import find_probe, overrides_of
-            from pyperf_suite.probes.axes import overrides_for
-            from pyperf_suite.runner.plan import PlannedCase
-            from pyperf_suite.runner.profiles import find_profile
-
-            try:
-                profile = find_profile(self._config.getoption("suite_profile"))
-                device = resolve(self._config.getoption("suite_device"))
-                overrides = overrides_for(probe_name, overrides_of(self._config.getoption("suite_axis")))
-                cases = find_probe(probe_name).cases(profile.name, device, overrides)
-            except UserError as error:
-                self.refused[probe_name] = str(error)
-                cases = []
-            self._collected[probe_name] = {case.label: PlannedCase(probe_name, case) for case in cases}
-        return self._collected[probe_name]
-
-    def follow_the_first_rank(self) -> bool:
-        """Whether this is another rank of a run of ours, whose part is over when this returns."""
-        if not self.planned or self._config.getoption("benchmark_disable", False):
-            return False
-        from pyperf_suite.ranks.environment import rank_environment
-
-        if rank_environment().rank == 0:
-            return False
-        from pyperf_suite.ranks.group import Group, RanksMissing
-        from pyperf_suite.runner.worker import follow
-
-        with _SpokenErrors(), Group() as group:
-            try:
-                follow(group)
-            except RanksMissing as missing:
-                raise UserError(f"rank {group.rank}: {missing}") from None
-        return True
-
-    def heading(self, planned: PlannedCase) -> str:
-        """The group of a case in pytest-benchmark's table."""
-        from pyperf_suite.probes import find_probe
-
-        return find_probe(planned.probe).group(planned.case)
-
-    def outlook(self) -> str | None:
-        """One line about the run ahead; None where there is none."""
-        if not self.planned or self._config.getoption("benchmark_disable", False):
-            return None
-        return f"pyperf_suite: {self._plan().outlook}"
-
-    def measure(self, planned: PlannedCase) -> list[Record]:
-        """Records of one case; the run is opened by its first case."""
-        with _SpokenErrors():
-            if self._session is None:
-                self._session = self._open()
-            records: list[Record] = self._session.measure(planned)
-            return records
-
-    def verify(self, planned: PlannedCase) -> tuple[str, str]:
-        """Outcome and reason of running the case once, untimed and unrecorded: what --benchmark-disable asks for."""
-        from pyperf_suite.runner.worker_pool import WorkerPool
-
-        with _SpokenErrors():
-            if self._pool is None:
-                self._pool = WorkerPool(self._plan().device)
-            answer = self._pool.measure(0, planned.case, None)
-        return answer["outcome"], answer.get("reason", "")
-
-    def extra_info(self, records: list[Record]) -> dict[str, Any]:
-        """What pytest-benchmark's JSON says beside the rounds; plain values, as it stores no others."""
-        seconds = sorted(record.seconds for record in records)
-        work, median_s = records[0].work, seconds[len(seconds) // 2]
-        # What computes nothing moves bytes: nccl-tests' algbw.
-        rate = (
-            {"tflop_per_s": work["flop"] / median_s / 1e12}
-            if work["flop"]
-            else {"gb_per_s": work["bytes"] / median_s / 1e9}
-        )
-        return {
-            "case_id": records[0].case_id,
-            **rate,
-            "kernel": records[0].kernel["name"],
-            "processes": len(records),
-            "converged": all(record.quality["converged"] for record in records),
-            "records": str(self._session.folder.records_path),
-        }
-
-    def report(self, terminal: pytest.TerminalReporter) -> None:
-        """The summary, and where the results lie."""
-        if self._session is None or not self._session.records:
-            return
-        from rich.console import Console
-
-        from pyperf_suite.report.run_report import report_run
-
-        terminal.section("pyperf_suite")
-        text = io.StringIO()
-        width = shutil.get_terminal_size((160, 24)).columns
-        try:
-            if self._complete():
-                self._follow_up()
-                self._session.finish()
-            console = Console(file=text, width=width, force_terminal=terminal.hasmarkup)
-            report_run(console, self._session.folder, self._session.records)
-        except UserError as error:
-            text.write(f"{error}\n")
-        terminal.write(text.getvalue())
-
-    def _complete(self) -> bool:
-        return all(self._session.is_finished(planned) for planned in self.planned)
-
-    def _follow_up(self) -> None:
-        """What probes ask for after the items: known too late to be an item, but part of the run and its summary."""
-        from pyperf_suite.probes.following import follow_ups
-
-        for planned in follow_ups(self._session.plan, self._session.records):
-            self._session.measure(planned)
-
-    def close(self) -> None:
-        """End the run's workers and close its journal; a second call does nothing."""
-        if self._session is not None:
-            self._session.close()
-        if self._pool is not None:
-            self._pool.close()
-
-    def _open(self) -> Any:
-        from pyperf_suite.hardware.identity import identity
-        from pyperf_suite.runner.results import create_run, find_run
-        from pyperf_suite.runner.session import Session
-
-        plan = self._plan()
-        plan.validate()
-        results = Path(self._config.getoption("suite_results"))
-        wanted = self._config.getoption("suite_resume")
-        machine = identity(plan.device)
-        folder = find_run(results, machine, plan, wanted) if wanted else create_run(results, machine, plan)
-        with warnings.catch_warnings():
-            # Where a project turns warnings into errors, a torn last line must still not stop a resume.
-            warnings.simplefilter("always", TornJournal)
-            session = Session(plan, folder, workers=self._workers_of_the_launcher(plan))
-            session.open()
-        return session
-
-    def _workers_of_the_launcher(self, plan: Plan) -> Any:
-        """All ranks that torchrun or SLURM started, seen from the first; None where there is no launcher."""
-        from pyperf_suite.ranks.environment import rank_environment
-
-        if not rank_environment().launched:
-            return None
-        from pyperf_suite.ranks.group import Group
-        from pyperf_suite.runner.group_workers import GroupWorkers
-        from pyperf_suite.runner.worker_pool import DEADLINE_S
-
-        return GroupWorkers(Group(), plan.device, DEADLINE_S)
-
-    def _plan(self) -> Plan:
-        from pyperf_suite.hardware.devices import resolve
-        from pyperf_suite.runner.plan import Plan
-        from pyperf_suite.runner.profiles import find_profile
-
-        option = self._config.getoption
-        return Plan(
-            tuple(self.planned),
-            find_profile(option("suite_profile")),
-            resolve(option("suite_device")),
-            option("suite_seed"),
-        )
-
-
-class _SpokenErrors:
-    """A UserError ends the session with its sentence and exit code 2, not with a traceback."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, UserError):
-            pytest.exit(str(error), returncode=USAGE_ERROR)

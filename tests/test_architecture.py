@@ -24,7 +24,7 @@ LAYERS = (
     ("runner",),
     ("probes",),
     ("history", "advise", "report"),
-    ("advise_commands", "calibrate_command"),
+    ("advise_commands", "calibrate_command", "pytest_run"),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),
 )
@@ -38,6 +38,7 @@ MEASURING_PATH = (
     "operators",
     "runner",
     "probes",
+    "pytest_run",
     "pytest_plugin",
     "benchmarks",
 )

@@ -43,7 +43,7 @@ def rank_environment(environ: Mapping[str, str] = os.environ) -> RankEnvironment
     """This process's place. Raises UserError where a launcher's variables contradict each other or are incomplete."""
     if "RANK" in environ or "TORCHELASTIC_RUN_ID" in environ:
         found = _of_torchrun(environ)
-    elif int(environ.get("SLURM_NTASKS", "1") or 1) > 1 and "SLURM_PROCID" in environ:
+    elif "SLURM_PROCID" in environ and _number(environ, "SLURM_NTASKS", 1) > 1:
         found = _of_slurm(environ)
     else:
         return ALONE

@@ -46,6 +46,7 @@ def test_without_a_launcher_a_process_is_alone() -> None:
         (TORCHRUN | {"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many'"),
         ({"RANK": "0"}, "WORLD_SIZE is ''"),
         (TORCHRUN | {"MASTER_ADDR": ""}, "did not set MASTER_ADDR"),
+        (SLURM | {"SLURM_NTASKS": "some"}, "SLURM_NTASKS is 'some'"),
         (SLURM, "set MASTER_ADDR to its node"),
     ],
 )
