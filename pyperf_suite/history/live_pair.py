@@ -1,0 +1,220 @@
+"""One pair: two fresh processes that are alive together and take turns in short slices, ABBA with a random start.
+
+What differs between processes (placement in memory, mostly) differs anew in every pair, and what the machine does
+during a pair it does to both; so the log-ratio of the two medians is one independent sample of the comparison.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import statistics
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.history.arms import Arm, PairedCase
+from pyperf_suite.measure.telemetry import Around
+from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
+
+# Beyond these a sample is long enough to be told by its clock.
+RESOLUTION_SHARE = 0.01
+SIDES = ("old", "new")
+
+
+class ArmFailed(Exception):
+    """One arm cannot measure the case; `arms` names which, `unsupported` says that this is no fault of the code."""
+
+    def __init__(self, reasons: dict[str, str], unsupported: bool) -> None:
+        super().__init__("; ".join(f"{side}: {reason}" for side, reason in reasons.items()))
+        self.reasons = reasons
+        self.unsupported = unsupported
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long a slice lasts, and all slices of a pair together, both sides counted."""
+
+    slice_s: float = 0.008
+    total_s: float = 0.3
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a pair measured: for each side the median of each of its slices and of all its samples, in seconds a launch.
+
+    `order` has a letter a slice, o for the old side and n for the new one; `seconds` is what the pair cost,
+    start-up included; `machine` tells of clocks, load and stolen time during it.
+    """
+
+    old_s: float
+    new_s: float
+    old_slices: tuple[float, ...]
+    new_slices: tuple[float, ...]
+    order: str
+    seconds: float
+    startup_s: float
+    launches_per_slice: int
+    machine: dict[str, Any] = field(default_factory=dict)
+    static: tuple[dict[str, Any], dict[str, Any]] | None = None
+    kernels: tuple[dict[str, Any], dict[str, Any]] | None = None
+
+    @property
+    def log_ratio(self) -> float:
+        """log of the new side's median over the old side's: 0.05 is 5 % slower."""
+        return math.log(self.new_s / self.old_s)
+
+
+def measure_pair(
+    old: Arm,
+    new: Arm,
+    case: PairedCase,
+    device: Device,
+    seed: int,
+    *,
+    verify: bool = False,
+    spin_share: float = 0.0,
+    pace: Pace = Pace(),  # noqa: B008 - frozen
+    deadline_s: float = 120.0,
+) -> Pair:
+    """Start both arms, let them take turns, end them. `spin_share` slows each launch of the new arm down.
+
+    Raises ArmFailed where an arm cannot prepare the case, its result is wrong (asked with `verify`), or it dies.
+    """
+    begin = time.monotonic()
+    chance = random.Random(seed)
+    with Around() as telemetry, ExitStack() as resources:
+        workers = {
+            side: _started(arm, device, resources)
+            # Who starts first gets other memory: let chance decide.
+            for side, arm in chance.sample([("old", old), ("new", new)], 2)
+        }
+        answers = _prepared(workers, case, device, verify, spin_share, deadline_s)
+        static = tuple(answers[side].get("static") for side in SIDES)
+        startup_s = time.monotonic() - begin
+        turns = _Turns(workers, deadline_s)
+        if static[0] is None:
+            resolution_s = max(float(answer["resolution_s"]) for answer in answers.values())
+            turns.take_all(chance, resolution_s, pace)
+    machine = {name: telemetry.report[name] for name in ("steal_share", "cpu_busy_s") if name in telemetry.report}
+    machine |= {"cpu_mhz": telemetry.report["after"].get("cpu_mhz"), "clock_hz": turns.clocks()}
+    return Pair(
+        old_s=turns.median("old"),
+        new_s=turns.median("new"),
+        old_slices=tuple(turns.slices["old"]),
+        new_slices=tuple(turns.slices["new"]),
+        order=turns.order,
+        seconds=time.monotonic() - begin,
+        startup_s=startup_s,
+        launches_per_slice=turns.launches_per_slice,
+        machine={name: value for name, value in machine.items() if value},
+        static=static if static[0] is not None else None,  # type: ignore[arg-type]
+        kernels=tuple(answers[side].get("kernel", {}) for side in SIDES),  # type: ignore[arg-type]
+    )
+
+
+def _started(arm: Arm, device: Device, resources: ExitStack) -> WorkerProcess:
+    worker = WorkerProcess(device, arm.command, arm.variables)
+    resources.callback(worker.close)
+    return worker
+
+
+def _prepared(
+    workers: dict[str, WorkerProcess],
+    case: PairedCase,
+    device: Device,
+    verify: bool,
+    spin_share: float,
+    deadline_s: float,
+) -> dict[str, dict[str, Any]]:
+    """Both arms' answers to one request, worked on side by side. Raises ArmFailed."""
+    answers: dict[str, dict[str, Any]] = {}
+    sent = []
+    for side, worker in workers.items():
+        request: dict[str, Any] = {"case": getattr(case, side).to_json(), "device": str(device), "verify": verify}
+        try:
+            worker.send({"prepare": request | ({"spin_share": spin_share} if side == "new" else {})})
+            sent.append(side)
+        except WorkerLost as lost:
+            answers[side] = {"outcome": "failed", "reason": str(lost)}
+    for side in sent:
+        try:
+            answers[side] = workers[side].receive(deadline_s)
+        except WorkerLost as lost:
+            answers[side] = {"outcome": "failed", "reason": str(lost)}
+    bad = {side: answer["reason"] for side, answer in answers.items() if answer["outcome"] != "ok"}
+    if bad:
+        unsupported = len(bad) == len(SIDES) and all(answers[side]["outcome"] == "unsupported" for side in SIDES)
+        raise ArmFailed(bad, unsupported)
+    return answers
+
+
+class _Turns:
+    """Slices taken one at a time, while the other side waits for its next line of input."""
+
+    def __init__(self, workers: dict[str, WorkerProcess], deadline_s: float) -> None:
+        self._workers = workers
+        self._deadline_s = deadline_s
+        self._samples: dict[str, list[float]] = {side: [] for side in SIDES}
+        self._clocks: dict[str, list[float]] = {side: [] for side in SIDES}
+        self.slices: dict[str, list[float]] = {side: [] for side in SIDES}
+        self.order = ""
+        self.launches_per_slice = 0
+
+    def take_all(self, chance: random.Random, resolution_s: float, pace: Pace) -> None:
+        """One uncounted slice each, then ABBA until the pair's time is used; at least one ABBA."""
+        first, second = chance.sample(SIDES, 2)
+        shortest_s = resolution_s / RESOLUTION_SHARE
+        launch_s = max(self._warm(side, shortest_s, pace.slice_s) for side in (first, second))
+        batch = max(1, math.ceil(shortest_s / launch_s))
+        samples = max(1, round(pace.slice_s / (batch * launch_s)))
+        self.launches_per_slice = batch * samples
+        rounds = max(1, round(pace.total_s / (4 * samples * batch * launch_s)))
+        for _ in range(rounds):
+            for side in (first, second, second, first):
+                self._take(side, samples, batch)
+
+    def _warm(self, side: str, shortest_s: float, slice_s: float) -> float:
+        """Seconds of a launch once warm, from slices that count for nothing else."""
+        batch, spent_s = 1, 0.0
+        while True:
+            begin = time.monotonic()
+            launch_s = statistics.median(self._ask(side, 3, batch))
+            spent_s += time.monotonic() - begin
+            wanted = math.ceil(shortest_s / max(launch_s, 1e-9))
+            if batch >= wanted and spent_s >= slice_s:
+                return launch_s
+            batch = max(batch, min(wanted, 10 * batch))
+
+    def _take(self, side: str, samples: int, batch: int) -> None:
+        seconds = self._ask(side, samples, batch)
+        self._samples[side].extend(seconds)
+        self.slices[side].append(statistics.median(seconds))
+        self.order += side[0]
+
+    def _ask(self, side: str, samples: int, batch: int) -> list[float]:
+        worker = self._workers[side]
+        try:
+            worker.send({"slice": {"samples": samples, "launches_per_sample": batch}})
+            answer = worker.receive(self._deadline_s)
+        except WorkerLost as lost:
+            raise ArmFailed({side: str(lost)}, unsupported=False) from None
+        if answer["outcome"] != "ok":
+            raise ArmFailed({side: answer["reason"]}, unsupported=False)
+        if answer.get("clock_hz"):
+            self._clocks[side].append(answer["clock_hz"])
+        seconds: list[float] = answer["seconds"]
+        return seconds
+
+    def median(self, side: str) -> float:
+        """Seconds of a launch over all samples of the side; 1 where nothing is timed, so that the ratio is 1."""
+        return statistics.median(self._samples[side]) if self._samples[side] else 1.0
+
+    def clocks(self) -> dict[str, float]:
+        """The median clock in Hz of each side's slices, where the device tells."""
+        with contextlib.suppress(statistics.StatisticsError):
+            return {side: statistics.median(self._clocks[side]) for side in SIDES}
+        return {}
