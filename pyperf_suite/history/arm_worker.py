@@ -6,21 +6,20 @@ any revision has (cases, operators, launches and their stopwatch), so that revis
 
 from __future__ import annotations
 
-import os
 import sys
 
-if __name__ == "__main__":
-    # A script's folder comes first on the path: modules here must not be found in the place of others.
-    sys.path[:] = [
-        place for place in sys.path if os.path.realpath(place) != os.path.dirname(os.path.realpath(__file__))
-    ]
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # A script's folder comes first on the path: its modules must not be found in the place of others.
+    del sys.path[0]
 
 import json
 import math
+import os
 import time
 import traceback
 from collections.abc import Callable
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 # Rotating operands that together exceed the caches so many times leaves nothing of a set when it comes round again.
 CACHE_TURNOVER = 3
@@ -63,16 +62,18 @@ class Bench:
         self, case: dict[str, Any], device: str, verify: bool = False, sets: int | None = None, spin_share: float = 0.0
     ) -> dict[str, Any]:
         """Make the case ready; verify its output where asked; have each launch take `spin_share` longer."""
+        import pyperf_suite
         from pyperf_suite.hardware.devices import resolve
         from pyperf_suite.operators import find_operator
         from pyperf_suite.runner.case import Case
 
+        package = {"package": str(Path(pyperf_suite.__file__).parent)}
         where, parsed = resolve(device), Case.from_json(case)
         operator: Any = find_operator(parsed.operator)
         operator.validate(parsed.parameters)
         if not hasattr(operator, "operands"):
             if hasattr(operator, "inspect"):
-                return _inspected(operator.inspect(parsed.implementation, parsed.parameters))
+                return package | _inspected(operator.inspect(parsed.implementation, parsed.parameters))
             return {"outcome": "unsupported", "reason": "A case for a group of processes cannot take turns in a pair."}
         if parsed.mode != "burst":
             return {"outcome": "unsupported", "reason": f"Taking turns leaves pauses, so mode={parsed.mode} cannot be."}
@@ -90,7 +91,12 @@ class Bench:
         self._stopwatch = launches.stopwatch
         self._launch = _slowed(launches.launch, spin_share) if spin_share else launches.launch
         kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
-        return {"outcome": "ok", "kernel": kernel, "sets": count, "resolution_s": self._stopwatch.resolution_s}
+        return package | {
+            "outcome": "ok",
+            "kernel": kernel,
+            "sets": count,
+            "resolution_s": self._stopwatch.resolution_s,
+        }
 
     def _slice(self, samples: int, launches_per_sample: int) -> dict[str, Any]:
         """Seconds a launch took in each sample, in order, and on a GPU the clock they ran at."""
@@ -141,10 +147,8 @@ def _slowed(launch: Callable[[int], object], share: float) -> Callable[[int], No
     for _ in range(101):
         begin = clock()
         slowed(0, int)
-        between = clock()
-        int(0)
-        costs.append(2 * between - begin - clock())
-    spent_ns = max(0.0, float(sorted(costs)[50]))
+        costs.append(clock() - begin)
+    spent_ns = float(sorted(costs)[50])
     return lambda index: slowed(index, launch, spent_ns)
 
 

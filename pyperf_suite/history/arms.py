@@ -37,7 +37,13 @@ class Arm:
     @property
     def variables(self) -> dict[str, str]:
         """What its processes find in the environment beside what this one has."""
-        return {"PYTHONPATH": str(self.build or ""), "PYTHONDONTWRITEBYTECODE": ""} | dict(self.environment)
+        return {
+            "PYTHONPATH": str(self.build or ""),
+        } | dict(self.environment)
+
+    def is_from(self, package: str) -> bool:
+        """Whether that folder of a `pyperf_suite` is the one this arm is to run."""
+        return self.build is None or Path(package).resolve().parent == self.build.resolve()
 
     def to_json(self) -> dict[str, object]:
         """What a reader of the results needs to know of it; no path, for those name people."""

@@ -11,6 +11,7 @@ import math
 import random
 import statistics
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,13 +21,13 @@ from pyperf_suite.history.arms import Arm, PairedCase
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
 
-# Beyond these a sample is long enough to be told by its clock.
+# A sample is long enough when the clock's resolution is at most this share of it.
 RESOLUTION_SHARE = 0.01
 SIDES = ("old", "new")
 
 
 class ArmFailed(Exception):
-    """One arm cannot measure the case; `arms` names which, `unsupported` says that this is no fault of the code."""
+    """One arm cannot measure the case; `reasons` names which, `unsupported` says that there is nothing to compare with."""
 
     def __init__(self, reasons: dict[str, str], unsupported: bool) -> None:
         super().__init__("; ".join(f"{side}: {reason}" for side, reason in reasons.items()))
@@ -40,6 +41,9 @@ class Pace:
 
     slice_s: float = 0.008
     total_s: float = 0.3
+
+
+PACE = Pace()
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Pair:
 
     @property
     def log_ratio(self) -> float:
-        """log of the new side's median over the old side's: 0.05 is 5 % slower."""
+        """The logarithm of the new side's median over the old side's: 0.05 is 5 % slower."""
         return math.log(self.new_s / self.old_s)
 
 
@@ -77,7 +81,7 @@ def measure_pair(
     *,
     verify: bool = False,
     spin_share: float = 0.0,
-    pace: Pace = Pace(),  # noqa: B008 - frozen
+    pace: Pace = PACE,
     deadline_s: float = 120.0,
 ) -> Pair:
     """Start both arms, let them take turns, end them. `spin_share` slows each launch of the new arm down.
@@ -86,21 +90,20 @@ def measure_pair(
     """
     begin = time.monotonic()
     chance = random.Random(seed)
+    arms = {"old": old, "new": new}
     with Around() as telemetry, ExitStack() as resources:
-        workers = {
-            side: _started(arm, device, resources)
-            # Who starts first gets other memory: let chance decide.
-            for side, arm in chance.sample([("old", old), ("new", new)], 2)
-        }
-        answers = _prepared(workers, case, device, verify, spin_share, deadline_s)
-        static = tuple(answers[side].get("static") for side in SIDES)
+        # Who starts first gets other memory: let chance decide.
+        workers = {side: _started(arms[side], device, resources) for side in chance.sample(SIDES, 2)}
+        answers = _prepared(workers, arms, case, device, verify, spin_share, deadline_s)
+        is_exact = "static" in answers["old"]
         startup_s = time.monotonic() - begin
         turns = _Turns(workers, deadline_s)
-        if static[0] is None:
+        if not is_exact:
             resolution_s = max(float(answer["resolution_s"]) for answer in answers.values())
             turns.take_all(chance, resolution_s, pace)
-    machine = {name: telemetry.report[name] for name in ("steal_share", "cpu_busy_s") if name in telemetry.report}
-    machine |= {"cpu_mhz": telemetry.report["after"].get("cpu_mhz"), "clock_hz": turns.clocks()}
+    report = telemetry.report
+    machine: dict[str, Any] = {name: report[name] for name in ("steal_share", "cpu_busy_s") if name in report}
+    machine |= {"cpu_mhz": report["after"].get("cpu_mhz"), "clock_hz": turns.clocks()}
     return Pair(
         old_s=turns.median("old"),
         new_s=turns.median("new"),
@@ -111,8 +114,8 @@ def measure_pair(
         startup_s=startup_s,
         launches_per_slice=turns.launches_per_slice,
         machine={name: value for name, value in machine.items() if value},
-        static=static if static[0] is not None else None,  # type: ignore[arg-type]
-        kernels=tuple(answers[side].get("kernel", {}) for side in SIDES),  # type: ignore[arg-type]
+        static=(answers["old"]["static"], answers["new"]["static"]) if is_exact else None,
+        kernels=(answers["old"]["kernel"], answers["new"]["kernel"]),
     )
 
 
@@ -124,6 +127,7 @@ def _started(arm: Arm, device: Device, resources: ExitStack) -> WorkerProcess:
 
 def _prepared(
     workers: dict[str, WorkerProcess],
+    arms: Mapping[str, Arm],
     case: PairedCase,
     device: Device,
     verify: bool,
@@ -145,9 +149,13 @@ def _prepared(
             answers[side] = workers[side].receive(deadline_s)
         except WorkerLost as lost:
             answers[side] = {"outcome": "failed", "reason": str(lost)}
+    for side, answer in answers.items():
+        if answer["outcome"] == "ok" and not arms[side].is_from(answer["package"]):
+            answers[side] = {"outcome": "failed", "reason": f"It ran the code in {answer['package']}, not its own."}
     bad = {side: answer["reason"] for side, answer in answers.items() if answer["outcome"] != "ok"}
     if bad:
-        unsupported = len(bad) == len(SIDES) and all(answers[side]["outcome"] == "unsupported" for side in SIDES)
+        # Where the old arm never could, there is nothing that the new one may have broken.
+        unsupported = answers["old"]["outcome"] == "unsupported"
         raise ArmFailed(bad, unsupported)
     return answers
 
