@@ -1,0 +1,183 @@
+"""Series drawn as a PNG: a panel each, a mark for each unit of the machine, breaks where its state changed.
+
+matplotlib is imported only here and only when drawing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import textwrap
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.history.quantities import scale_for
+from pyperf_suite.history.series import Point, Series
+from pyperf_suite.history.terminal_plot import LEAST_SPREAD
+
+MOST_PANELS = 12
+_WIDTH_IN, _PANEL_HEIGHT_IN = 9.0, 3.0
+_TICKS = 7
+# Lines of words about breaks that have room below each other; more are written upright.
+_LYING_BREAKS = 4
+# Units that the legend names one by one; of a fleet it names the first and leaves the rest to their colours.
+_NAMED_UNITS = 8
+
+# Readable for the colour-blind (Okabe and Ito 2008), and told apart by shape as well.
+_MARKS = tuple(zip(("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"), "osD^vP", strict=True))
+_CAPTION = (
+    "A point is the median over the processes of one run, with its interval; orange is the median between changes. "
+    "Dashed: the machine's state changed there. The axis need not begin at zero."
+)
+_ORANGE, _GREY = "#D55E00", "#777777"
+
+
+def draw_series(drawn: Sequence[Series], path: Path, steps: Sequence[Sequence[int]] = ()) -> None:
+    """Draw one panel for each series, in that order, into the PNG file `path`.
+
+    The x axis counts runs and is labelled with their dates and commits; the y axis need not begin at zero. `steps` are,
+    for each series, the indices of the first points after a change that was nominated.
+
+    Raises:
+        UserError: no series has a point, there are more than `MOST_PANELS`, or the file cannot be written.
+    """
+    panels = [
+        (series, sorted(changed))
+        for series, changed in zip(drawn, steps or [()] * len(drawn), strict=True)
+        if series.points
+    ]
+    if not panels:
+        raise UserError("There is nothing to draw: no run holds a value of that benchmark.")
+    if len(panels) > MOST_PANELS:
+        raise UserError(f"A picture takes {MOST_PANELS} series, but {len(panels)} match: name fewer benchmarks.")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    canvas, axes = pyplot.subplots(
+        len(panels),
+        1,
+        figsize=(_WIDTH_IN, len(panels) * _PANEL_HEIGHT_IN + 0.9),
+        squeeze=False,
+        layout="constrained",
+    )
+    try:
+        for axis, (series, changed) in zip(axes[:, 0], panels, strict=True):
+            _draw(axis, series, changed)
+        canvas.supxlabel(textwrap.fill(_CAPTION, 130), fontsize=8, color="#444444")
+        canvas.savefig(path, dpi=120, format="png")
+    except OSError as error:
+        raise UserError(f"The picture {path} cannot be written: {error.strerror or error}.") from None
+    finally:
+        pyplot.close(canvas)
+
+
+def _draw(axis: Any, series: Series, steps: Sequence[int]) -> None:
+    points, broken = series.points, {each.index for each in series.breaks}
+    scale = scale_for(series.values, series.unit_of_measure)
+    _draw_points(axis, points, scale.factor)
+    _draw_levels(axis, [value * scale.factor for value in series.values], broken, steps)
+    _keep_noise_small(axis, legend=len({point.unit for point in points}) > 1)
+    _draw_breaks(axis, series)
+    every = max(1, -(-len(points) // _TICKS))
+    ticks = range(0, len(points), every)
+    axis.set_xticks(list(ticks), [_when(points[index]) for index in ticks], fontsize=8)
+    axis.set_xlim(-0.6, len(points) - 0.4)
+    axis.set_ylabel(scale.unit)
+    axis.set_title("\n".join(textwrap.wrap(f"{series.title}  on {series.machine}", 105)), fontsize=9, loc="left")
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_points(axis: Any, points: Sequence[Point], factor: float) -> None:
+    """Each unit in its own colour and shape; a legend only where there is more than one."""
+    units = list(dict.fromkeys(point.unit for point in points))
+    for number, unit in enumerate(units):
+        colour, mark = _MARKS[number % len(_MARKS)]
+        own = [(index, point) for index, point in enumerate(points) if point.unit == unit]
+        axis.errorbar(
+            [index for index, _ in own],
+            [point.value * factor for _, point in own],
+            yerr=(
+                [max(0.0, point.value - point.low) * factor for _, point in own],
+                [max(0.0, point.high - point.value) * factor for _, point in own],
+            ),
+            fmt=mark,
+            markersize=4,
+            color=colour,
+            elinewidth=0.9,
+            label=unit_name(unit) if number < _NAMED_UNITS else None,
+            zorder=3,
+        )
+    if len(units) > 1:
+        axis.legend(fontsize=7, frameon=False, loc="lower left", ncols=4)
+
+
+def _draw_levels(axis: Any, values: Sequence[float], broken: Collection[int], steps: Sequence[int]) -> None:
+    """The median of each stretch without a break or step, and at a step by how much it moved."""
+    edges = sorted({0, len(values), *broken, *steps})
+    before: float | None = None
+    for start, end in itertools.pairwise(edge for edge in edges if 0 <= edge <= len(values)):
+        level = statistics.median(values[start:end])
+        axis.plot((start - 0.5, end - 0.5), (level, level), color=_ORANGE, linewidth=1.6, zorder=2)
+        if start in steps and before:
+            axis.plot((start - 0.5, start - 0.5), (before, level), color=_ORANGE, linewidth=1.6, zorder=2)
+            axis.annotate(
+                f"{level / before - 1:+.1%}",
+                (start - 0.5, max(before, level)),
+                xytext=(-4, 3),
+                textcoords="offset points",
+                ha="right",
+                fontsize=9,
+                fontweight="bold",
+                color=_ORANGE,
+                zorder=4,
+            )
+        before = level
+
+
+def _draw_breaks(axis: Any, series: Series) -> None:
+    """A dashed line and the words of each break: each below those before it, upright where they are many."""
+    told: dict[int, list[str]] = {}
+    for each in series.breaks:
+        told.setdefault(each.index, []).append(textwrap.shorten(each.what, 44, placeholder=" ..."))
+    upright = sum(map(len, told.values())) > _LYING_BREAKS
+    lines_above = 0
+    for index, words in sorted(told.items()):
+        axis.axvline(index - 0.5, color=_GREY, linewidth=1, linestyle="--", zorder=1)
+        # Towards the right edge there is room at the left alone.
+        to_the_left = index > 0.6 * len(series.points) and not upright
+        axis.annotate(
+            "\n".join(words),
+            (index - 0.5, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-3 if to_the_left else 3, -2 - 10 * lines_above),
+            textcoords="offset points",
+            fontsize=7,
+            color="#444444",
+            rotation=90 if upright else 0,
+            va="top",
+            ha="right" if to_the_left else "left",
+        )
+        lines_above += 0 if upright else len(words)
+
+
+def _keep_noise_small(axis: Any, legend: bool) -> None:
+    """A spread of next to nothing is drawn small, and the words at the top and the legend at the bottom get room."""
+    low, high = axis.get_ylim()
+    middle = (low + high) / 2
+    half = max((high - low) / 2, abs(middle) * LEAST_SPREAD / 2) or 0.5
+    axis.set_ylim(middle - half * (1.25 if legend else 1.0), middle + half * 1.35)
+
+
+def unit_name(unit: str) -> str:
+    """As much of a GPU's UUID as tells a handful of them apart."""
+    return unit[:12] or "unnamed unit"
+
+
+def _when(point: Point) -> str:
+    """The day of a run, and below it the commit where it is known."""
+    commit = f"\n{point.commit[:9]}{'+' if point.dirty else ''}" if point.commit else ""
+    return f"{point.started_at[:10]}{commit}"
