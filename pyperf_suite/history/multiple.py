@@ -9,7 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-FALSE_DISCOVERY_RATE = 0.01
+from pyperf_suite.history.decision import Decision
+from pyperf_suite.history.finding import Verdict
+
+# Of what a suite calls slower or faster beyond the margin, at most this share is expected to be mistaken, even if all
+# the others lay just within the margin; for identical code it is far less.
+FALSE_DISCOVERY_RATE = 0.05
 
 
 def survivors(p_values: Sequence[float], rate: float = FALSE_DISCOVERY_RATE) -> list[bool]:
@@ -34,3 +39,18 @@ def adjusted_p_values(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty_like(values)
     adjusted[order] = np.minimum.accumulate(np.minimum(1.0, values[order] * len(values) / ranks))
     return [float(value) for value in adjusted]
+
+
+def suite_verdicts(decisions: Sequence[Decision], rate: float = FALSE_DISCOVERY_RATE) -> list[Verdict]:
+    """The verdicts of all benchmarks of a suite together: slower and faster are those whose p-value survives.
+
+    A difference that does not survive is undecided after all; one that was not clear enough by itself may be so beside
+    many others.
+    """
+    verdicts: list[Verdict] = []
+    for decision, survives in zip(decisions, survivors([each.p_value for each in decisions], rate), strict=True):
+        if survives:
+            verdicts.append("slower" if decision.ratio.value > 1 else "faster")
+        else:
+            verdicts.append("equivalent" if decision.verdict == "equivalent" else "undecided")
+    return verdicts

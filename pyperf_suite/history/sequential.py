@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from scipy import special
 
@@ -22,19 +23,26 @@ from pyperf_suite.history.intervals import (
     signed_rank_p,
     student_t,
 )
+from pyperf_suite.history.multiple import FALSE_DISCOVERY_RATE
 from pyperf_suite.measure.ratio import Ratio
 
-FIRST_LOOK = 10
-GROWTH = 1.25
+# What the first look may spend of the alarms' error rate; the other looks split the rest evenly. Simulated against
+# even, falling and rising splits over five to eleven looks (tools/simulate_decisions.py): the fewest pairs for +5 %.
+FIRST_SHARE = 0.2
+# Each look at half as many pairs again: closer ones take more from each other's share than they save in pairs.
+GROWTH = 1.5
 # Nobody measures more pairs than this for one benchmark: a day, at a second a pair.
 FEASIBLE_PAIRS = 86_400
 
 
-def looks_up_to(max_pairs: int) -> tuple[int, ...]:
-    """The numbers of pairs after which to look: from the first that can decide, each a quarter more, to `max_pairs`."""
+def looks_up_to(max_pairs: int, alpha: float) -> tuple[int, ...]:
+    """The numbers of pairs after which to look: from the fewest that can raise an alarm at all, to `max_pairs`.
+
+    So few are those that all on one side are rarer than the first look's share of `alpha`.
+    """
     looks = []
-    pairs = float(FIRST_LOOK)
-    while round(pairs) < max_pairs:
+    pairs = float(math.ceil(math.log2(2 / (FIRST_SHARE * alpha))))
+    while round(pairs) * (1 + GROWTH) / 2 <= max_pairs:
         looks.append(round(pairs))
         pairs *= GROWTH
     return (*looks, max_pairs)
@@ -65,24 +73,41 @@ class SequentialRule:
             raise ValueError("an error rate lies between 0 and 1")
         if self.max_pairs < 1:
             raise ValueError("a comparison needs at least one pair")
-        looks = self.looks or looks_up_to(self.max_pairs)
+        looks = self.looks or looks_up_to(self.max_pairs, self.alpha)
         if looks[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(looks)):
             raise ValueError(f"looks rise from at least one pair, not {looks}")
         object.__setattr__(self, "looks", tuple(looks))
         object.__setattr__(self, "max_pairs", looks[-1])
 
+    def for_suite(self, comparisons: int) -> SequentialRule:
+        """The rule for one of so many benchmarks: its alarms are rare enough to stand among all the others.
+
+        An alarm by this rule always survives `multiple.suite_verdicts`; that of ten pairs that all agree, which is no
+        rarer than 1 in 500, might not. Up to five comparisons it is the same rule. Raises ValueError for
+        no comparisons.
+        """
+        if comparisons < 1:
+            raise ValueError("a suite has at least one comparison")
+        alpha = min(self.alpha, FALSE_DISCOVERY_RATE / comparisons)
+        given = self.looks != looks_up_to(self.max_pairs, self.alpha)
+        return replace(self, alpha=alpha, looks=self.looks if given else ())
+
     def is_look(self, pairs: int) -> bool:
         """Whether to ask for a decision after so many pairs."""
         return pairs in self.looks
 
-    def share(self, pairs: int, final: bool = False) -> float:
-        """The share of the error rates that a look after so many pairs may spend; all shares sum to 1.
+    def shares(self, pairs: int, final: bool = False) -> tuple[float, float]:
+        """What a look after so many pairs may spend of `alpha` and `alpha_equivalent`; over the looks each sums to 1.
 
-        A final look spends all that is left: its time was set by a budget, not by what was seen. Beyond the last look,
-        as where a budget allowed more pairs than stated, the last look's share is what there is.
+        Alarms are wanted early, so their looks spend nearly alike; being equivalent takes many pairs where it is
+        noisy and few where it is not, so its looks spend in proportion to their pairs. A final look spends all that is
+        left: its time was set by a budget, not by what was seen. Beyond the last look its share is what there is.
         """
-        left = [look for look in self.looks if look >= pairs] or [self.looks[-1]]
-        return len(left) / len(self.looks) if final else 1 / len(self.looks)
+        here = min(sum(look < pairs for look in self.looks), len(self.looks) - 1)
+        spent = slice(here, None if final else here + 1)
+        rest = len(self.looks) - 1
+        alarms = [FIRST_SHARE, *[(1 - FIRST_SHARE) / rest] * rest] if rest else [1.0]
+        return sum(alarms[spent]), sum(self.looks[spent]) / sum(self.looks)
 
     def decide(self, log_ratios: Sequence[float], final: bool = False) -> Decision:
         """The verdict after the pairs so far; `log_ratios` are log(new time / old time), one a pair, in any order.
@@ -91,19 +116,20 @@ class SequentialRule:
         Raises ValueError for no pairs or ratios that are not finite.
         """
         pairs = len(log_ratios)
-        share = self.share(pairs, final)
+        share, share_equivalent = self.shares(pairs, final)
         bound = math.log1p(self.margin)
         higher = signed_rank_p(log_ratios, bound)
         lower = signed_rank_p([-log_ratio for log_ratio in log_ratios], bound)
         p_value = min(1.0, 2 * min(higher, lower) / share)
+        low, high, confidence = _interval(log_ratios, self.alpha, share)
         verdict: Verdict = "undecided"
-        low, high, confidence = self._interval(log_ratios, self.alpha, share)
         if final or self.is_look(pairs):
             if p_value <= self.alpha:
                 verdict = "slower" if higher < lower else "faster"
             else:
-                narrow = self._interval(log_ratios, 2 * self.alpha_equivalent, share)
-                if -bound < narrow[0] and narrow[1] < bound and narrow[2] >= 1 - 2 * self.alpha_equivalent:
+                # Two one-sided tests: each may err by the whole rate, for the truth lies beyond one end at most.
+                narrow = _interval(log_ratios, 2 * self.alpha_equivalent, share_equivalent)
+                if -bound < narrow.low and narrow.high < bound and narrow.confidence >= 1 - 2 * self.alpha_equivalent:
                     verdict = "equivalent"
                     low, high, confidence = narrow
         centre = hodges_lehmann(log_ratios)
@@ -114,38 +140,44 @@ class SequentialRule:
             bca=_ratio(*bca_bootstrap(log_ratios)),
             p_value=p_value,
             pairs=pairs,
-            further_pairs=self._further_pairs(log_ratios, centre, share) if verdict == "undecided" else 0,
+            further_pairs=self._further_pairs(log_ratios, centre) if verdict == "undecided" else 0,
             confidence=confidence,
         )
 
-    def _interval(self, log_ratios: Sequence[float], alpha: float, share: float) -> tuple[float, float, float]:
-        """The interval at one look's share of `alpha`, and its confidence over all looks.
-
-        Too few pairs to bound the location so surely give their range, with the confidence that this has.
-        """
-        low, high = signed_rank_interval(log_ratios, alpha / 2 * share)
-        if math.isfinite(low):
-            return low, high, 1 - alpha
-        return min(log_ratios), max(log_ratios), max(0.0, 1 - 2 * 0.5 ** len(log_ratios) / share)
-
-    def _further_pairs(self, log_ratios: Sequence[float], centre: float, share: float) -> int | None:
-        """Pairs that would decide if the truth lay at `centre` and the spread stayed: chance may need more or fewer."""
+    def _further_pairs(self, log_ratios: Sequence[float], centre: float) -> int | None:
+        """How many more pairs decide every second time, if the truth lies at `centre` and the spread stays."""
         pairs = len(log_ratios)
-        bound = math.log1p(self.margin)
-        distance = abs(abs(centre) - bound)
-        tail = (self.alpha / 2 if abs(centre) > bound else self.alpha_equivalent) / len(self.looks)
-        low, high, _ = self._interval(log_ratios, 0.32, 1.0)
-        spread = (high - low) / 2 * math.sqrt(pairs)
-        fewest = self.looks[0]
         if pairs < 3:
-            return max(fewest - pairs, 1)
-        if distance == 0:
+            return max(self.looks[0] - pairs, 1)
+        beyond = abs(centre) - math.log1p(self.margin)
+        share, share_equivalent = self.shares(self.max_pairs)
+        tail = self.alpha / 2 * share if beyond > 0 else self.alpha_equivalent * share_equivalent
+        # The interval of one standard error to either side, whatever the tails, gives the spread that counts here.
+        low, high, _ = _interval(log_ratios, 2 * float(special.ndtr(-1)), 1.0)
+        standard_error = (high - low) / 2
+        if beyond == 0:
             return None
-        needed = (float(special.ndtri(tail)) * spread / distance) ** 2
+        needed = pairs * (float(special.ndtri(tail)) * standard_error / beyond) ** 2
         if needed > FEASIBLE_PAIRS:
             return None
-        # At a distance that was needed on average only, every second comparison would still miss.
-        return max(math.ceil(needed), fewest, pairs + 1) - pairs
+        return max(math.ceil(needed), self.looks[0], pairs + 1) - pairs
+
+
+class _Interval(NamedTuple):
+    low: float
+    high: float
+    confidence: float
+
+
+def _interval(log_ratios: Sequence[float], alpha: float, share: float) -> _Interval:
+    """The interval at one look's share of `alpha`, and its confidence over all looks.
+
+    Too few pairs to bound the location so surely give their range, with the confidence that this has.
+    """
+    low, high = signed_rank_interval(log_ratios, alpha / 2 * share)
+    if math.isfinite(low):
+        return _Interval(low, high, 1 - alpha)
+    return _Interval(min(log_ratios), max(log_ratios), max(0.0, 1 - 2 * 0.5 ** len(log_ratios) / share))
 
 
 def _ratio(centre: float, low: float, high: float) -> Ratio:
