@@ -10,6 +10,7 @@ from rich.table import Table
 
 from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.outputs.words import by_urgency, change, outcome_sentence, percent, printable
+from pyperf_suite.probes.findings import Table as Told
 
 _STYLES = {"slower": "bold red", "failed": "red", "undecided": "yellow", "faster": "green", "equivalent": "dim"}
 
@@ -39,7 +40,6 @@ def _say(console: Console, mark: str, sentence: str, indent: str = "") -> None:
 
 
 def _print_table(console: Console, findings: Sequence[Finding]) -> None:
-    """At its natural width even in a narrow terminal: a figure that is cut is worse than a line that is wrapped."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("verdict", no_wrap=True)
     table.add_column("change of time", justify="right", no_wrap=True)
@@ -48,6 +48,22 @@ def _print_table(console: Console, findings: Sequence[Finding]) -> None:
     for finding in findings:
         verdict = f"[{_STYLES[finding.verdict]}]{finding.verdict}[/]"
         table.add_row(verdict, change(finding.ratio), percent(finding.margin), _shown(finding.benchmark))
+    _print_at_natural_width(console, table)
+
+
+def print_table(console: Console, told: Told) -> None:
+    """A titled table of cells that are text already; a column of figures is set to the right."""
+    table = Table(title=_shown(told.title), title_justify="left", title_style="italic", box=None, padding=(0, 2, 0, 0))
+    for position, column in enumerate(told.columns):
+        is_figure = all(row[position][:1] in "+-0123456789" for row in told.rows)
+        table.add_column(column, justify="right" if is_figure else "left", no_wrap=True)
+    for row in told.rows:
+        table.add_row(*map(_shown, row))
+    _print_at_natural_width(console, table)
+
+
+def _print_at_natural_width(console: Console, table: Table) -> None:
+    """Even in a narrow terminal: a figure that is cut is worse than a line that is wrapped."""
     natural = Console(width=10_000).measure(table).maximum
     wide = Console(file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal)
     wide.print(table, highlight=False)
