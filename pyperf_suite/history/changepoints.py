@@ -1,8 +1,8 @@
 """Where a series of times changed its level, by the vote of two detectors of different kinds.
 
-Our own step detector knows autocorrelated noise; ruptures (Truong, Oudre, Vayatis, Signal Processing 167, 2020) sees the
-values through a Gaussian kernel, in which a far outlier counts no more than a near one. A change is nominated where
-both find it, it is large enough to matter and beyond what the series' own noise could do. It is never more than
+Our own step detector knows autocorrelated noise; ruptures (Truong, Oudre, Vayatis, Signal Processing 167, 2020) sees
+the values through a Gaussian kernel, in which a far outlier counts no more than a near one. A change is nominated
+where both find it, it is large enough to matter and beyond what the series' own noise could do. It is never more than
 nominated: a paired rerun decides.
 """
 
@@ -52,9 +52,10 @@ MOST_MEMORY = 3.0
 class Change:
     """A level that others followed: `index` is the first point of the new level.
 
-    `before_s` and `after_s` are the medians of both levels in the unit of the values, `ratio` the second over the first
-    with its interval, which knows of the noise's correlation. The commits are those of the last point before
-    and the first point after (empty where unknown): what changed lies after the one, up to the other.
+    `before_s` and `after_s` are the geometric means of both levels in the unit of the values, outliers drawn in;
+    `ratio` is the second over the first with its interval, which knows of the noise's correlation. The commits are
+    those of the last point before and of the first after (empty where unknown): what changed came after the one, with
+    the other at the latest.
     """
 
     index: int
@@ -119,7 +120,7 @@ def _changes_of_one(times: Floats, least_effect: float) -> list[Change]:
         return []
     cleaned = draw_in_outliers(logs)
     starts = _those_that_stand(cleaned, steps, _places_by_kernel(logs, steps), math.log1p(least_effect))
-    return [_change(logs, cleaned, steps, starts, position) for position in range(len(starts))]
+    return [_change(cleaned, steps, starts, position) for position in range(len(starts))]
 
 
 def _places_by_kernel(logs: Floats, steps: Steps) -> Floats:
@@ -156,10 +157,9 @@ def _those_that_stand(cleaned: Floats, steps: Steps, others: Floats, least: floa
     return starts
 
 
-def _effects(logs: Floats, starts: Sequence[int]) -> Floats:
-    """For each step the median after it less the median before."""
-    medians = [float(np.median(level)) for level in np.split(logs, list(starts))]
-    return np.diff(medians)
+def _effects(cleaned: Floats, starts: Sequence[int]) -> Floats:
+    """For each step the mean after it less the mean before."""
+    return np.diff([float(np.mean(level)) for level in np.split(cleaned, list(starts))])
 
 
 def _noise_of(cleaned: Floats, steps: Steps, starts: Sequence[int], position: int, alarms: float) -> float:
@@ -176,10 +176,10 @@ def _noise_of(cleaned: Floats, steps: Steps, starts: Sequence[int], position: in
     return student * noise * math.sqrt(variance)
 
 
-def _change(logs: Floats, cleaned: Floats, steps: Steps, starts: Sequence[int], position: int) -> Change:
-    edges = (0, *starts, len(logs))
+def _change(cleaned: Floats, steps: Steps, starts: Sequence[int], position: int) -> Change:
+    edges = (0, *starts, len(cleaned))
     left, start, right = edges[position : position + 3]
-    before, after = float(np.median(logs[left:start])), float(np.median(logs[start:right]))
+    before, after = float(np.mean(cleaned[left:start])), float(np.mean(cleaned[start:right]))
     half_width = _noise_of(cleaned, steps, starts, position, 1 - CONFIDENCE)
     ratio = Ratio(*(math.exp(after - before + shift) for shift in (0, -half_width, half_width)))
     return Change(start, math.exp(before), math.exp(after), ratio, start - left, right - start)

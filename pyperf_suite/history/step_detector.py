@@ -19,7 +19,8 @@ Floats = NDArray[np.float64]
 # Fewer points are no level: one or two odd ones next to each other are outliers.
 FEWEST_POINTS = 3
 
-# An outlier lies further than so many standard deviations from the median of its neighbourhood, and is drawn in to there.
+# An outlier lies further than so many standard deviations from the median of so many neighbours, and is drawn in to
+# there. Of 7 neighbours a step would show a point later, of 5 three outliers in a row pass for a level.
 OUTLIER = 3.0
 NEIGHBOURHOOD = 5
 
@@ -63,7 +64,8 @@ def detect_steps(values: Floats) -> Steps:
         return Steps((), noise, correlation)
     cleaned = draw_in_outliers(values)
     starts = _least_squares(cleaned, _penalty_of_white_noise(cleaned))
-    best, criterion = (), math.inf
+    best: tuple[int, ...] = ()
+    criterion = math.inf
     while True:
         residuals = cleaned - levels(cleaned, starts)
         found = _criterion(residuals, len(starts))
