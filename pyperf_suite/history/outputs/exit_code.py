@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from pyperf_suite.history.finding import Finding
+if TYPE_CHECKING:
+    from pyperf_suite.history.finding import Finding
 
 FINE, REGRESSION, UNDECIDED = 0, 1, 3
 
