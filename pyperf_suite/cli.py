@@ -20,6 +20,8 @@ from pyperf_suite import __version__
 from pyperf_suite.advise_commands import explain, size
 from pyperf_suite.calibrate_command import calibrate
 from pyperf_suite.errors import UserError
+from pyperf_suite.history_commands import export, history, prune
+from pyperf_suite.selfcheck_command import selfcheck
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan
@@ -68,9 +70,8 @@ def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""
 
 
-main.add_command(calibrate)
-main.add_command(explain)
-main.add_command(size)
+for each in (calibrate, explain, export, history, prune, selfcheck, size):
+    main.add_command(each)
 
 
 def measuring_options(command: Command) -> Command:

@@ -24,7 +24,8 @@ LAYERS = (
     ("runner",),
     ("probes",),
     ("history", "advise", "report"),
-    ("advise_commands", "calibrate_command", "pytest_run"),
+    ("outcome",),
+    ("advise_commands", "calibrate_command", "history_commands", "selfcheck_command", "pytest_run"),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import textwrap
+import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,10 @@ def draw_series(drawn: Sequence[Series], path: Path, steps: Sequence[Sequence[in
         for axis, (series, changed) in zip(axes[:, 0], panels, strict=True):
             _draw(axis, series, changed)
         canvas.supxlabel(textwrap.fill(_CAPTION, 130), fontsize=8, color="#444444")
-        canvas.savefig(path, dpi=120, format="png")
+        with warnings.catch_warnings():
+            # Other projects name their benchmarks in any script: what the font has not is drawn as a box.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            canvas.savefig(path, dpi=120, format="png")
     except OSError as error:
         raise UserError(f"The picture {path} cannot be written: {error.strerror or error}.") from None
     finally:
@@ -84,10 +88,11 @@ def _draw(axis: Any, series: Series, steps: Sequence[int]) -> None:
     _draw_breaks(axis, series)
     every = max(1, -(-len(points) // _TICKS))
     ticks = range(0, len(points), every)
-    axis.set_xticks(list(ticks), [_when(points[index]) for index in ticks], fontsize=8)
+    axis.set_xticks(list(ticks), _tick_labels([points[index] for index in ticks]), fontsize=8)
     axis.set_xlim(-0.6, len(points) - 0.4)
     axis.set_ylabel(scale.unit)
-    axis.set_title("\n".join(textwrap.wrap(f"{series.title}  on {series.machine}", 105)), fontsize=9, loc="left")
+    title = [*textwrap.wrap(f"{series.probe}: {series.title}", 105), f"on {series.machine}"]
+    axis.set_title("\n".join(title), fontsize=9, loc="left", parse_math=False)
     axis.spines[["top", "right"]].set_visible(False)
 
 
@@ -117,6 +122,8 @@ def _draw_points(axis: Any, points: Sequence[Point], factor: float) -> None:
 
 def _draw_levels(axis: Any, values: Sequence[float], broken: Collection[int], steps: Sequence[int]) -> None:
     """The median of each stretch without a break or step, and at a step by how much it moved."""
+    if len(values) < 2:
+        return
     edges = sorted({0, len(values), *broken, *steps})
     before: float | None = None
     for start, end in itertools.pairwise(edge for edge in edges if 0 <= edge <= len(values)):
@@ -142,7 +149,7 @@ def _draw_breaks(axis: Any, series: Series) -> None:
     """A dashed line and the words of each break: each below those before it, upright where they are many."""
     told: dict[int, list[str]] = {}
     for each in series.breaks:
-        told.setdefault(each.index, []).append(textwrap.shorten(each.what, 44, placeholder=" ..."))
+        told.setdefault(each.index, []).extend(textwrap.wrap(each.what, 48, max_lines=3, placeholder=" ..."))
     upright = sum(map(len, told.values())) > _LYING_BREAKS
     lines_above = 0
     for index, words in sorted(told.items()):
@@ -159,6 +166,7 @@ def _draw_breaks(axis: Any, series: Series) -> None:
             color="#444444",
             rotation=90 if upright else 0,
             va="top",
+            parse_math=False,
             ha="right" if to_the_left else "left",
         )
         lines_above += 0 if upright else len(words)
@@ -177,7 +185,15 @@ def unit_name(unit: str) -> str:
     return unit[:12] or "unnamed unit"
 
 
-def _when(point: Point) -> str:
-    """The day of a run, and below it the commit where it is known."""
-    commit = f"\n{point.commit[:9]}{'+' if point.dirty else ''}" if point.commit else ""
-    return f"{point.started_at[:10]}{commit}"
+def short_commit(point: Point) -> str:
+    """The commit as git shortens it, with + where files were changed beside it; empty where it is not known."""
+    return f"{point.commit[:9]}{'+' if point.dirty else ''}" if point.commit else ""
+
+
+def _tick_labels(points: Sequence[Point]) -> list[str]:
+    """The day of each run, or its time where several share a day, and below it the commit where it is known."""
+    days = [point.started_at[:10] for point in points]
+    if len(set(days)) < len(days):
+        days = [point.started_at[5:16].replace("T", " ") for point in points]
+    commits = [short_commit(point).replace("$", r"\$") for point in points]
+    return [f"{day}\n{commit}".rstrip() for day, commit in zip(days, commits, strict=True)]

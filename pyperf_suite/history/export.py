@@ -10,7 +10,6 @@ import dataclasses
 import io
 import json
 import math
-import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -182,7 +181,7 @@ def write_whole(path: Path, content: bytes) -> None:
             return
         try:
             beside.write_bytes(content)
-            os.replace(beside, target)
+            beside.replace(target)
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:

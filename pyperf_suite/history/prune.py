@@ -72,7 +72,7 @@ class Spared:
 
 @dataclass(frozen=True)
 class Pruning:
-    """What would go, what is left alone for a reason that the rules do not know, and how many runs stay by the rules."""
+    """What would go, what is left alone for a reason that no rule knows, and how many runs stay by the rules."""
 
     doomed: tuple[Doomed, ...]
     spared: tuple[Spared, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def plot(
 def _places(columns: Sequence[Column], breaks: Sequence[int], width: int) -> list[Column | None]:
     """A column for each place of the plot, None for a break."""
     starts = [0, *sorted({index for index in breaks if 0 < index < len(columns)}), len(columns)]
-    segments = [list(columns[start:end]) for start, end in zip(starts, starts[1:], strict=False) if end > start]
+    segments = [list(columns[start:end]) for start, end in itertools.pairwise(starts) if end > start]
     room = max(len(segments), width - len(segments) + 1)
     together = -(-len(columns) // room)
     places: list[Column | None] = []
@@ -108,7 +109,7 @@ def _parts(values: Sequence[Item], count: int) -> list[Sequence[Item]]:
     """`values` in at most `count` runs of neighbours, as equal in length as can be."""
     count = max(1, min(count, len(values)))
     edges = [round(number * len(values) / count) for number in range(count + 1)]
-    return [values[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [values[start:end] for start, end in itertools.pairwise(edges)]
 
 
 def _span(lowest: float, highest: float) -> tuple[float, float]:
