@@ -17,7 +17,7 @@ from pyperf_suite.history.arms import Arm, PairedCase
 from pyperf_suite.history.decision import Decision
 from pyperf_suite.history.finding import Finding, Verdict
 from pyperf_suite.history.live_pair import PACE, SIDES, ArmFailed, Pace, Pair, measure_pair
-from pyperf_suite.history.multiple import FALSE_DISCOVERY_RATE, adjusted_p_values
+from pyperf_suite.history.multiple import suite_verdicts
 from pyperf_suite.history.pair_journal import WritePair
 from pyperf_suite.history.sequential import SequentialRule
 from pyperf_suite.history.static_figures import judge_figures
@@ -55,22 +55,21 @@ class Comparison:
     failure: ArmFailed | None = None
     decision: Decision | None = None
 
-    def run(self, alpha: float | None = None) -> None:
-        """Measure pairs until the rule decides (at `alpha`, where given), pairs or budget are used up, or an arm fails.
-
-        Called again with a stricter `alpha` it goes on where it ended.
-        """
-        rule = self.rule if alpha is None else dataclasses.replace(self.rule, alpha=alpha)
-        while self.failure is None:
-            if self.pairs:
-                final = len(self.pairs) >= rule.max_pairs or not self._can_afford_another()
-                if final or rule.is_look(len(self.pairs)):
-                    self.decision = rule.decide([pair.log_ratio for pair in self.pairs], final=final)
-                    if final or self.decision.is_decided:
-                        return
+    def run(self) -> None:
+        """Measure pairs until the rule decides, pairs or budget are used up, or an arm fails."""
+        while self.failure is None and not self._is_over():
             self._measure_one()
-            if self.pairs and self.pairs[-1].static is not None:
-                return
+
+    def _is_over(self) -> bool:
+        if not self.pairs:
+            return False
+        if self.pairs[-1].static is not None:
+            return True
+        final = len(self.pairs) >= self.rule.max_pairs or not self._can_afford_another()
+        if final or self.rule.is_look(len(self.pairs)):
+            self.decision = self.rule.decide([pair.log_ratio for pair in self.pairs], final=final)
+            return final or self.decision.is_decided
+        return False
 
     def _can_afford_another(self) -> bool:
         typical_s = statistics.median(pair.seconds for pair in self.pairs)
@@ -111,8 +110,8 @@ class Comparison:
         measured = {name: value for name, value in vars(pair).items() if value is not None}
         return what | slowed | measured | {"old": self.case.old.to_json(), "new": self.case.new.to_json()}
 
-    def finding(self, adjusted_p: float | None = None) -> Finding:
-        """The verdict with everything a reader may ask about it; `adjusted_p` is its p-value as one of the suite's."""
+    def finding(self, as_one_of_many: Verdict | None = None) -> Finding:
+        """The verdict with everything a reader may ask about it; `as_one_of_many` is that beside the suite's others."""
         if self.failure is not None:
             return self._failed(self.failure)
         if self.pairs[-1].static is not None:
@@ -120,15 +119,13 @@ class Comparison:
             return self._finding(verdict, None, sentence, {"figures": figures})
         decision = self.decision
         assert decision is not None
-        verdict = decision.verdict
-        sentence = _sentence(decision, self.rule.margin, self.spent_s)
-        if adjusted_p is not None and adjusted_p > FALSE_DISCOVERY_RATE and verdict in ("slower", "faster"):
-            sentence += f" Alone it would be {verdict}; as one of several benchmarks that is not sure enough."
-            verdict = "undecided"
+        verdict = as_one_of_many or decision.verdict
+        sentence = _sentence(verdict, decision, self.rule.margin, self.spent_s)
+        if verdict == "undecided" and decision.is_decided:
+            sentence += f" Alone it would be {decision.verdict}; as one of several that is not sure enough."
         cautions = self._cautions()
         details = {
             "p_value": decision.p_value,
-            "adjusted_p_value": adjusted_p,
             "confidence": decision.confidence,
             "further_pairs": decision.further_pairs,
             "t": _plain(decision.t),
@@ -229,12 +226,24 @@ def compare_arms(
 ) -> list[Finding]:
     """Compare a suite, in random order; `budget_s` is for each benchmark. Findings come in the order of `cases`.
 
-    What is decided for itself but not yet as one of so many is measured on while its budget lasts. Raises UserError
+    Each benchmark is judged by the rule for one of so many, and the verdicts must stand together. Raises UserError
     where a pair cannot be written to the journal.
     """
     rule_for = rule if callable(rule) else lambda _: rule or SequentialRule()
     comparisons = [
-        Comparison(old, new, case, device, rule_for(case), budget_s, seed, spin_share, journal, pace, progress)
+        Comparison(
+            old,
+            new,
+            case,
+            device,
+            rule_for(case).for_suite(len(cases)),
+            budget_s,
+            seed,
+            spin_share,
+            journal,
+            pace,
+            progress,
+        )
         for case in cases
     ]
     unbuilt = [_unbuilt(comparison) for comparison in comparisons]
@@ -242,24 +251,10 @@ def compare_arms(
         return [finding for finding in unbuilt if finding is not None]
     for comparison in random.Random(seed).sample(comparisons, len(comparisons)):
         comparison.run()
-    for comparison, adjusted in zip(comparisons, _adjusted(comparisons), strict=True):
-        if adjusted is not None and adjusted > FALSE_DISCOVERY_RATE and _tells_apart(comparison):
-            comparison.run(alpha=FALSE_DISCOVERY_RATE / len(comparisons))
-    return [
-        comparison.finding(adjusted) for comparison, adjusted in zip(comparisons, _adjusted(comparisons), strict=True)
-    ]
-
-
-def _tells_apart(comparison: Comparison) -> bool:
-    return comparison.decision is not None and comparison.decision.verdict in ("slower", "faster")
-
-
-def _adjusted(comparisons: Sequence[Comparison]) -> list[float | None]:
-    """Each one's p-value as one of the suite's; None for those that have none."""
-    decided = [number for number, each in enumerate(comparisons) if each.decision is not None]
-    values = adjusted_p_values([comparisons[number].decision.p_value for number in decided])  # type: ignore[union-attr]
-    by_number = dict(zip(decided, values, strict=True))
-    return [by_number.get(number) for number in range(len(comparisons))]
+    decided = [comparison for comparison in comparisons if comparison.decision is not None]
+    verdicts = suite_verdicts([comparison.decision for comparison in decided if comparison.decision is not None])
+    together = {id(comparison): verdict for comparison, verdict in zip(decided, verdicts, strict=True)}
+    return [comparison.finding(together.get(id(comparison))) for comparison in comparisons]
 
 
 def _unbuilt(comparison: Comparison) -> Finding | None:
@@ -271,16 +266,17 @@ def _unbuilt(comparison: Comparison) -> Finding | None:
     return comparison.finding()
 
 
-def _sentence(decision: Decision, margin: float, seconds: float) -> str:
+def _sentence(verdict: Verdict, decision: Decision, margin: float, seconds: float) -> str:
     ratio = decision.ratio
     interval = f"{_percent(ratio.low - 1)} to {_percent(ratio.high - 1)}"
     cost = f"{decision.pairs} pairs in {seconds:.0f} s"
-    if decision.verdict == "equivalent":
+    if verdict == "equivalent":
         return f"No difference beyond {100 * margin:g} %: {_percent(ratio.value - 1)} ({interval}; {cost})."
-    if decision.is_decided:
-        share = abs(ratio.value - 1)
-        return f"{100 * share:.1f} % {decision.verdict} ({interval}; {cost})."
+    if verdict in ("slower", "faster"):
+        return f"{100 * abs(ratio.value - 1):.1f} % {verdict} ({interval}; {cost})."
     seen = f"{_percent(ratio.value - 1)} ({interval}) after {cost}"
+    if decision.is_decided:
+        return f"Undecided: {seen}."
     if decision.further_pairs is None:
         return f"Undecided: {seen}; it lies too near the margin of {100 * margin:g} % for any number of pairs."
     each_s = seconds / decision.pairs

@@ -27,7 +27,7 @@ SIDES = ("old", "new")
 
 
 class ArmFailed(Exception):
-    """One arm cannot measure the case; `reasons` names which, `unsupported` says that there is nothing to compare with."""
+    """An arm cannot measure the case; `reasons` names which, `unsupported` says that there is nothing to compare."""
 
     def __init__(self, reasons: dict[str, str], unsupported: bool) -> None:
         super().__init__("; ".join(f"{side}: {reason}" for side, reason in reasons.items()))
