@@ -26,6 +26,7 @@ CREATE TABLE files (
 );
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY, file INTEGER NOT NULL, machine TEXT NOT NULL, run_id TEXT NOT NULL,
+    started_at TEXT, ended_at TEXT, ok INTEGER DEFAULT 0, failed INTEGER DEFAULT 0, unsupported INTEGER DEFAULT 0,
     UNIQUE (file, machine, run_id)
 );
 CREATE TABLE benchmarks (
@@ -50,14 +51,16 @@ class IndexFile:
         self.results = results
         self.notes: list[str] = []
         self._lock: IO[bytes] | None = None
-        self.connection = self._open()
+        try:
+            self.connection = self._open()
+        except UserError:
+            self._leave_lock()
+            raise
 
     def close(self) -> None:
         """Close it; what was committed is on disk."""
         self.connection.close()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._leave_lock()
 
     def recover(self, error: sqlite3.DatabaseError) -> None:
         """Go on after that error with a fresh index, on disk or in memory.
@@ -133,6 +136,11 @@ class IndexFile:
         if self._lock is None:
             self._lock = (self.results / LOCK_NAME).open("ab")
         fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def _leave_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _remove(self) -> bool:
         """Remove a damaged index with its journal; False where somebody else has it open or the disk refuses."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from pyperf_suite.history.foreign import MOST_NOTES, read_foreign
 from pyperf_suite.history.journal_lines import read_lines
 from pyperf_suite.history.observations import Observation
 from pyperf_suite.history.series import TIME
+from pyperf_suite.runner.record import OUTCOMES
 
 RECORDS = "records.jsonl"
 PROBED_BYTES = 4096
@@ -46,6 +48,18 @@ class Known:
             self.damage.append(sentence)
         else:
             self.more_damage += 1
+
+
+@dataclass
+class RunPart:
+    """What one update found of a run: when it was measured, and how many records of each outcome."""
+
+    id: int
+    moments: list[str] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+Runs = dict[tuple[str, str], RunPart]
 
 
 class IndexUpdate:
@@ -118,7 +132,7 @@ class IndexUpdate:
             if stamp.st_size < known.offset or not _begins_as(file, known):
                 self._forget(name)
                 known = self._known(name)
-            runs: dict[tuple[str, str], int] = {}
+            runs: Runs = {}
             for line in read_lines(file, path.parent.parent.name, known.offset, known.lines):
                 if line.torn:
                     break
@@ -128,20 +142,20 @@ class IndexUpdate:
                 else:
                     self._insert(known.id, runs, line.number, line.observation)
             known.head, known.tail = _probes(file, known.offset)
-        self._remember(known, stamp)
+        self._remember(known, stamp, runs)
 
     def _read_foreign(self, name: str, path: Path) -> None:
         stamp = path.stat()
         self._forget(name)
         known = self._known(name)
-        runs: dict[tuple[str, str], int] = {}
+        runs: Runs = {}
         try:
             found, known.damage = read_foreign(path)
         except UserError as error:
             found, known.damage = [], [str(error)]
         for line, one in enumerate(found):
             self._insert(known.id, runs, line, one)
-        self._remember(known, stamp)
+        self._remember(known, stamp, runs)
 
     def _known(self, name: str) -> Known:
         row = self._connection.execute(
@@ -152,7 +166,7 @@ class IndexUpdate:
         made = self._connection.execute("INSERT INTO files (path, damage) VALUES (?, '[[], 0]')", (name,)).lastrowid
         return Known(made or 0)
 
-    def _remember(self, known: Known, stamp: os.stat_result) -> None:
+    def _remember(self, known: Known, stamp: os.stat_result, runs: Runs) -> None:
         damage = json.dumps([known.damage, known.more_damage])
         self._connection.execute(
             "UPDATE files SET size = ?, mtime_ns = ?, inode = ?, offset = ?, lines = ?, head = ?, tail = ?, damage = ? "
@@ -163,6 +177,14 @@ class IndexUpdate:
             ),
         )
 
+        for run in runs.values():
+            self._connection.execute(
+                "UPDATE runs SET started_at = min(coalesce(started_at, ?1), ?1), "
+                "ended_at = max(coalesce(ended_at, ?2), ?2), "
+                "ok = ok + ?3, failed = failed + ?4, unsupported = unsupported + ?5 WHERE id = ?6",
+                (min(run.moments), max(run.moments), *(run.outcomes[name] for name in OUTCOMES), run.id),
+            )
+
     def _forget(self, name: str) -> None:
         """Take a file and all that came from it out of the index."""
         of_file = "(SELECT id FROM runs WHERE file IN (SELECT id FROM files WHERE path = ?))"
@@ -170,20 +192,22 @@ class IndexUpdate:
         self._connection.execute("DELETE FROM runs WHERE file IN (SELECT id FROM files WHERE path = ?)", (name,))
         self._connection.execute("DELETE FROM files WHERE path = ?", (name,))
 
-    def _insert(self, file: int, runs: dict[tuple[str, str], int], line: int, one: Observation) -> None:
+    def _insert(self, file: int, runs: Runs, line: int, one: Observation) -> None:
         run = runs.get((one.machine, one.run_id))
         if run is None:
-            run = self._id("runs", {"file": file, "machine": one.machine, "run_id": one.run_id})
+            run = RunPart(self._id("runs", {"file": file, "machine": one.machine, "run_id": one.run_id}))
             runs[one.machine, one.run_id] = run
+        run.outcomes[one.outcome] += 1
+        run.moments = [min([one.started_at, *run.moments]), max([one.started_at, *run.moments])]
         common = (line, one.visit, one.started_at, one.outcome, one.reason[:500])
         after = (one.clock_hz, one.steal_share, self._condition(one))
         if not one.figures:
             benchmark = self._benchmark(one, TIME, "s")
-            self._add([(benchmark, run, *common, None, None, None, 0, *after)])
+            self._add([(benchmark, run.id, *common, None, None, None, 0, *after)])
             return
         self._add(
             (
-                *(self._benchmark(one, figure.metric, figure.unit), run, *common),
+                *(self._benchmark(one, figure.metric, figure.unit), run.id, *common),
                 *(figure.value, figure.low, figure.high, figure.samples, *after),
             )
             for figure in one.figures

@@ -118,10 +118,8 @@ class Store:
     def runs(self) -> list[Run]:
         """All runs, the oldest first."""
         rows = self._ask(
-            "SELECT r.machine, r.run_id, f.path, min(o.started_at), max(o.started_at), sum(o.outcome = 'ok'), "
-            "sum(o.outcome = 'failed'), sum(o.outcome = 'unsupported') "
-            "FROM runs r JOIN files f ON f.id = r.file JOIN observations o ON o.run = r.id "
-            "GROUP BY r.id ORDER BY min(o.started_at), r.run_id"
+            "SELECT r.machine, r.run_id, f.path, r.started_at, r.ended_at, r.ok, r.failed, r.unsupported "
+            "FROM runs r JOIN files f ON f.id = r.file ORDER BY r.started_at, r.run_id"
         )
         return [Run(machine, run_id, self.results / path, *rest) for machine, run_id, path, *rest in rows]
 
