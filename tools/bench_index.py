@@ -54,10 +54,11 @@ def main() -> None:
 
 
 def tell(what, action) -> None:
-    """Print how long an action takes."""
-    began = time.perf_counter()
+    """Print how long an action takes, and how much of it this process worked."""
+    began, began_cpu = time.perf_counter(), time.process_time()
     action()
-    print(f"{what}: {time.perf_counter() - began:.3f} s", flush=True)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - began_cpu
+    print(f"{what}: {seconds:.3f} s ({cpu:.3f} s of CPU)", flush=True)
 
 
 def update(folder: Path) -> None:

@@ -66,7 +66,7 @@ def commit_of(state: Mapping[str, Any]) -> tuple[str, bool]:
 def _reach(state: Mapping[str, Any], name: str) -> Any:
     value: Any = state
     for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+        value = value.get(part) if isinstance(value, dict) else None  # JSON has no other mapping
     return value
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -90,7 +91,10 @@ class IndexUpdate:
         for name, path in (journals | foreign).items():
             try:
                 found = path.stat()
-                if seen.get(name) == [found.st_size, found.st_mtime_ns, found.st_ino]:
+                if not stat.S_ISREG(found.st_mode):
+                    self._unreadable.append(f"{path} is not a regular file and was not read.")
+                    continue
+                if seen.get(name) == list(_stamp(found)):
                     continue
                 with self._transaction():
                     self._read_foreign(name, path) if name in foreign else self._read_journal(name, path)
@@ -127,9 +131,10 @@ class IndexUpdate:
 
     def _read_journal(self, name: str, path: Path) -> None:
         with path.open("rb") as file:
-            stamp = os.fstat(file.fileno())
+            # Taken before reading: what is written meanwhile makes it another's next time.
+            found = os.fstat(file.fileno())
             known = self._known(name)
-            if stamp.st_size < known.offset or not _begins_as(file, known):
+            if found.st_size < known.offset or not _begins_as(file, known):
                 self._forget(name)
                 known = self._known(name)
             runs: Runs = {}
@@ -142,10 +147,10 @@ class IndexUpdate:
                 else:
                     self._insert(known.id, runs, line.number, line.observation)
             known.head, known.tail = _probes(file, known.offset)
-        self._remember(known, stamp, runs)
+        self._remember(known, found, runs)
 
     def _read_foreign(self, name: str, path: Path) -> None:
-        stamp = path.stat()
+        status = path.stat()
         self._forget(name)
         known = self._known(name)
         runs: Runs = {}
@@ -155,7 +160,7 @@ class IndexUpdate:
             found, known.damage = [], [str(error)]
         for line, one in enumerate(found):
             self._insert(known.id, runs, line, one)
-        self._remember(known, stamp, runs)
+        self._remember(known, status, runs)
 
     def _known(self, name: str) -> Known:
         row = self._connection.execute(
@@ -166,13 +171,13 @@ class IndexUpdate:
         made = self._connection.execute("INSERT INTO files (path, damage) VALUES (?, '[[], 0]')", (name,)).lastrowid
         return Known(made or 0)
 
-    def _remember(self, known: Known, stamp: os.stat_result, runs: Runs) -> None:
+    def _remember(self, known: Known, status: os.stat_result, runs: Runs) -> None:
         damage = json.dumps([known.damage, known.more_damage])
         self._connection.execute(
             "UPDATE files SET size = ?, mtime_ns = ?, inode = ?, offset = ?, lines = ?, head = ?, tail = ?, damage = ? "
             "WHERE id = ?",
             (
-                *(stamp.st_size, stamp.st_mtime_ns, stamp.st_ino, known.offset, known.lines, known.head, known.tail),
+                *(*_stamp(status), known.offset, known.lines, known.head, known.tail),
                 *(damage, known.id),
             ),
         )
@@ -251,6 +256,11 @@ class IndexUpdate:
 
 def _journals(results: Path) -> list[Path]:
     return sorted(results.glob(f"*/*/{RECORDS}"))
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    """What tells a file that was written from one that was not; sqlite's integers have a sign, inodes have none."""
+    return status.st_size, status.st_mtime_ns, status.st_ino & (2**63 - 1)
 
 
 def _begins_as(file: BinaryIO, known: Known) -> bool:

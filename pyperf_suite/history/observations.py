@@ -14,6 +14,10 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.runner.record import Metric, Record
 
+# A state is a mapping of mappings, and a kernel has some thirty figures: what goes far beyond is no record of ours.
+DEEPEST_STATE = 8
+MOST_FIGURES = 1000
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -72,7 +76,7 @@ def observation(record: Record, machine: str) -> Observation:
             outcome=record.outcome,
             reason=_text(record.reason, "reason"),
             figures=figures,
-            state={**record.state, **compiler},
+            state=_plain({**record.state, **compiler}, DEEPEST_STATE),
             clock_hz=_clock_hz(record),
             steal_share=_finite(record.quality.get("steal_share")),
         )
@@ -108,6 +112,8 @@ def positive_seconds(value: Any, what: str) -> float:
 
 
 def _figures(record: Record) -> list[Figure]:
+    if len(record.metrics) > MOST_FIGURES:
+        raise ValueError(f"it has {len(record.metrics)} figures")
     if record.kind == "static":
         return [_exact(name, metric) for name, metric in record.metrics.items()]
     time = record.metrics["time"]
@@ -140,6 +146,15 @@ def _clock_hz(record: Record) -> float | None:
     ]
     known = [clock for clock in told if clock is not None]
     return 1e6 * sum(known) / len(known) if known else None
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """The value, which nests no deeper than what follows it can go."""
+    if depth < 0:
+        raise ValueError("its state is nested too deeply")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _plain(inner, depth - 1)
+    return value
 
 
 def _finite(value: Any) -> float | None:

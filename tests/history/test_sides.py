@@ -11,6 +11,7 @@ from pyperf_suite.history import journal_lines
 from pyperf_suite.history.sides import read_run_or_file
 from pyperf_suite.runner.record import Record
 
+METRIC = {"unit": "B", **dict.fromkeys(("value", "low", "high", "q20", "q80"), 1), "samples": []}
 KEY = ("tile_wave", "0123456789abcdef")
 
 
@@ -96,11 +97,14 @@ def test_a_line_too_long_is_passed_over(write_run, monkeypatch):
         {"process": 10**30},
         {"started_at": "today"},
         {"state": None},
+        {"state": json.loads("[" * 500 + "]" * 500)},
+        {"state": {"a": json.loads("[" * 500 + "]" * 500)}},
+        {"kind": "static", "metrics": dict.fromkeys(map(str, range(1001)), METRIC)},
         {"identity": []},
         {"probe": "\ud800"},
         {"quality": {"converged": True, "discarded": 3}},
     ],
-    ids=str,
+    ids=lambda spoilt: str(spoilt)[:40],
 )
 def test_a_record_whose_fields_are_of_no_use_is_noted(make_record, write_run, spoilt):
     side = read_run_or_file(write_run(records=[make_record(case_id="b" * 16), make_record() | spoilt]))

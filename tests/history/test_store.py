@@ -132,6 +132,14 @@ def test_what_is_no_record_is_named_and_the_rest_is_indexed(results, write_run, 
     assert "nested too deeply" in found[1]
 
 
+def test_a_journal_that_is_no_file_is_said_and_not_waited_for(results, write_run):
+    write_run(run_id(1), [1e-3])
+    (results / "cpu-made-up-2c" / run_id(2)).mkdir()
+    os.mkfifo(results / "cpu-made-up-2c" / run_id(2) / "records.jsonl")
+    assert points(results) == [1e-3]
+    assert ["not a regular file" in sentence for sentence in damage(results)] == [True]
+
+
 def test_damage_is_told_again_later_and_of_very_much_only_the_number(results, write_run):
     path = write_run(run_id(1))
     for _ in range(2):
@@ -233,6 +241,22 @@ def test_where_the_index_cannot_be_written_it_is_kept_in_memory_and_said(results
         store.update()
         assert store.series(store.benchmarks()[0]).values == [1e-3]
         assert ["cannot be kept" in note for note in store.notes] == [True]
+
+
+def test_in_a_read_only_folder_the_index_that_lies_there_is_used(results, write_run, lines_read):
+    write_run(run_id(1), [1e-3])
+    assert points(results) == [1e-3]
+    write_run(run_id(2), [2e-3])
+    (results / ".index.lock").unlink()
+    (results / ".index.lock").mkdir()  # stands for a folder in which nothing can be opened for writing
+    before = (results / INDEX).read_bytes()
+    lines_read.clear()
+    with Store(results) as store:
+        store.update()
+        assert store.series(store.benchmarks()[0]).values == [1e-3, 2e-3]
+        assert ["cannot be kept" in note for note in store.notes] == [True]
+    assert lines_read == [1]
+    assert (results / INDEX).read_bytes() == before
 
 
 def test_on_a_full_disk_the_index_goes_on_in_memory_from_where_it_was(results, write_run, lines_read):
