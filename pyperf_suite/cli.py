@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pyperf_suite import __version__
+from pyperf_suite.ab_command import ab
 from pyperf_suite.advise_commands import explain, size
 from pyperf_suite.calibrate_command import calibrate
 from pyperf_suite.errors import UserError
 from pyperf_suite.history_commands import export, history, prune
 from pyperf_suite.selfcheck_command import selfcheck
+from pyperf_suite.track_command import track
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan
@@ -70,7 +72,7 @@ def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""
 
 
-for each in (calibrate, explain, export, history, prune, selfcheck, size):
+for each in (ab, calibrate, explain, export, history, prune, selfcheck, size, track):
     main.add_command(each)
 
 

@@ -89,13 +89,14 @@ def history(
       pyperf-suite history 'matmul*m=384*' --png matmul.png
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.history.drawing import draw_series
+    from pyperf_suite.history.steps import steps_of
 
     with _store(results, also) as store:
         found = _benchmarks(store, results, benchmark, machine)
         listed, left_out = (found, ()) if show_all or as_json else _most_recent(found, benchmark is None)
         series = [store.series(each) for each in listed]
         warned = [*store.notes, *store.damage]
-    steps = [_steps(each) for each in series] if len(series) == 1 or png else []
+    steps = [steps_of(each) for each in series] if len(series) == 1 or png else []
     if png is not None:
         draw_series(series, png, steps)
     if as_json:
@@ -255,24 +256,10 @@ def _most_recent(found: Sequence[Benchmark], everything: bool) -> tuple[list[Ben
     newest = sorted(timed, key=lambda each: each.last, reverse=True)[:_LISTED]
     kept = {each.key for each in newest}
     if len(kept) < len(timed):
-        left_out.append(f"{len(timed) - len(kept)} more were last measured earlier: name them, or --all.")
+        left_out.append(
+            f"{len(timed) - len(kept)} more are not listed, none of them measured later: name them, or --all."
+        )
     return [each for each in timed if each.key in kept], tuple(left_out)
-
-
-def _steps(series: Series) -> list[int]:
-    """The first points after what `track` nominates; exact figures step wherever they differ."""
-    if series.kind == "static":
-        values = series.values
-        return [index for index in range(1, len(values)) if values[index] != values[index - 1]]
-    from pyperf_suite.history.changepoints import find_changes
-
-    changes = find_changes(
-        series.values,
-        [point.commit for point in series.points],
-        [point.unit for point in series.points],
-        [each.index for each in series.breaks],
-    )
-    return [change.index for change in changes]
 
 
 def _as_json(series: Sequence[Series], warned: Sequence[str]) -> str:

@@ -25,7 +25,10 @@ LAYERS = (
     ("probes",),
     ("history", "advise", "report"),
     ("outcome",),
-    ("advise_commands", "calibrate_command", "history_commands", "selfcheck_command", "pytest_run"),
+    (
+        *("ab_command", "advise_commands", "calibrate_command", "compare_command", "history_commands"),
+        *("selfcheck_command", "track_command", "pytest_run"),
+    ),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),
 )

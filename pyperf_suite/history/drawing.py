@@ -9,13 +9,14 @@ import itertools
 import statistics
 import textwrap
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.quantities import scale_for
 from pyperf_suite.history.series import Point, Series
+from pyperf_suite.history.steps import Step
 from pyperf_suite.history.terminal_plot import LEAST_SPREAD
 
 MOST_PANELS = 12
@@ -29,25 +30,23 @@ _NAMED_UNITS = 8
 # Readable for the colour-blind (Okabe and Ito 2008), and told apart by shape as well.
 _MARKS = tuple(zip(("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"), "osD^vP", strict=True))
 _CAPTION = (
-    "A point is the median over the processes of one run, with its interval; orange is the median between changes. "
+    "A point is the median over the processes of one run, with its interval; lines are the medians between changes. "
     "Dashed: the machine's state changed there. The axis need not begin at zero."
 )
 _ORANGE, _GREY = "#D55E00", "#777777"
 
 
-def draw_series(drawn: Sequence[Series], path: Path, steps: Sequence[Sequence[int]] = ()) -> None:
+def draw_series(drawn: Sequence[Series], path: Path, steps: Sequence[Sequence[Step]] = ()) -> None:
     """Draw one panel for each series, in that order, into the PNG file `path`.
 
-    The x axis counts runs and is labelled with their dates and commits; the y axis need not begin at zero. `steps` are,
-    for each series, the indices of the first points after a change that was nominated.
+    The x axis counts runs and is labelled with their dates and commits; the y axis need not begin at zero. `steps` are
+    the steps of each series.
 
     Raises:
         UserError: no series has a point, there are more than `MOST_PANELS`, or the file cannot be written.
     """
     panels = [
-        (series, sorted(changed))
-        for series, changed in zip(drawn, steps or [()] * len(drawn), strict=True)
-        if series.points
+        (series, changed) for series, changed in zip(drawn, steps or [()] * len(drawn), strict=True) if series.points
     ]
     if not panels:
         raise UserError("There is nothing to draw: no run holds a value of that benchmark.")
@@ -79,11 +78,11 @@ def draw_series(drawn: Sequence[Series], path: Path, steps: Sequence[Sequence[in
         pyplot.close(canvas)
 
 
-def _draw(axis: Any, series: Series, steps: Sequence[int]) -> None:
-    points, broken = series.points, {each.index for each in series.breaks}
+def _draw(axis: Any, series: Series, steps: Sequence[Step]) -> None:
+    points = series.points
     scale = scale_for(series.values, series.unit_of_measure)
     _draw_points(axis, points, scale.factor)
-    _draw_levels(axis, [value * scale.factor for value in series.values], broken, steps)
+    _draw_levels(axis, series, scale.factor, steps)
     _keep_noise_small(axis, legend=len({point.unit for point in points}) > 1)
     _draw_breaks(axis, series)
     every = max(1, -(-len(points) // _TICKS))
@@ -120,29 +119,40 @@ def _draw_points(axis: Any, points: Sequence[Point], factor: float) -> None:
         axis.legend(fontsize=7, frameon=False, loc="lower left", ncols=4)
 
 
-def _draw_levels(axis: Any, values: Sequence[float], broken: Collection[int], steps: Sequence[int]) -> None:
-    """The median of each stretch without a break or step, and at a step by how much it moved."""
-    if len(values) < 2:
-        return
-    edges = sorted({0, len(values), *broken, *steps})
-    before: float | None = None
-    for start, end in itertools.pairwise(edge for edge in edges if 0 <= edge <= len(values)):
-        level = statistics.median(values[start:end])
-        axis.plot((start - 0.5, end - 0.5), (level, level), color=_ORANGE, linewidth=1.6, zorder=2)
-        if start in steps and before:
-            axis.plot((start - 0.5, start - 0.5), (before, level), color=_ORANGE, linewidth=1.6, zorder=2)
-            axis.annotate(
-                f"{level / before - 1:+.1%}",
-                (start - 0.5, max(before, level)),
-                xytext=(-4, 3),
-                textcoords="offset points",
-                ha="right",
-                fontsize=9,
-                fontweight="bold",
-                color=_ORANGE,
-                zorder=4,
-            )
-        before = level
+def _draw_levels(axis: Any, series: Series, factor: float, steps: Sequence[Step]) -> None:
+    """For each unit the median of every stretch without a break or step of its own, and at a step how far it moved."""
+    points = series.points
+    units = list(dict.fromkeys(point.unit for point in points))
+    for number, unit in enumerate(units):
+        own = [index for index, point in enumerate(points) if point.unit == unit]
+        colour = _ORANGE if len(units) == 1 else _MARKS[number % len(_MARKS)][0]
+        stepped = {step.index: step for step in steps if points[step.index].unit == unit}
+        edges = sorted({0, len(points), *stepped, *(each.index for each in series.breaks)})
+        before: float | None = None
+        for start, end in itertools.pairwise(edges):
+            stretch = [index for index in own if start <= index < end]
+            if len(points) < 2 or not stretch:
+                continue
+            level = statistics.median(points[index].value for index in stretch) * factor
+            ends = (stretch[0] - 0.5, (end if end in stepped else stretch[-1] + 1) - 0.5)
+            axis.plot(ends, (level, level), color=colour, linewidth=1.6, zorder=2)
+            if start in stepped and before is not None:
+                axis.plot((start - 0.5, start - 0.5), (before, level), color=colour, linewidth=1.6, zorder=2)
+                _draw_effect(axis, stepped[start], max(before, level), colour)
+            before = level
+
+
+def _draw_effect(axis: Any, step: Step, top: float, colour: str) -> None:
+    axis.annotate(
+        step.effect,
+        (step.index - 0.5, top),
+        xytext=(-4, 3),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
+        color=colour,
+        zorder=4,
+    )
 
 
 def _draw_breaks(axis: Any, series: Series) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.series import Series
+from pyperf_suite.history.static_figures import MORE_IS_WORSE
 
 
 @dataclass(frozen=True)
@@ -153,13 +154,9 @@ def as_github_action_benchmark(exported: Sequence[Series]) -> bytes:
     return (json.dumps(entries, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-# The exact figures of a kernel that cost something; more of the others is neither better nor worse.
-_COSTS = ("registers", "stack", "local_memory", "code", "instructions_LDL", "instructions_STL")
-
-
 def _smaller_is_better(series: Series) -> bool:
     return all(math.isfinite(point.value) for point in series.points) and (
-        series.kind == "timing" or (series.kind == "static" and series.metric in _COSTS)
+        series.kind == "timing" or (series.kind == "static" and series.metric in MORE_IS_WORSE)
     )
 
 

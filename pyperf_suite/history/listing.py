@@ -11,6 +11,7 @@ from rich.table import Table
 from pyperf_suite.history.drawing import short_commit, unit_name
 from pyperf_suite.history.quantities import scale_for
 from pyperf_suite.history.series import Series
+from pyperf_suite.history.steps import Step
 from pyperf_suite.history.terminal_plot import MARKS, Column, plot, sparkline
 
 _NEWEST = 20
@@ -38,11 +39,8 @@ def print_list(console: Console, listed: Sequence[Series], left_out: Sequence[st
         console.print(f"[yellow]note[/yellow] {escape(sentence)}", highlight=False, soft_wrap=True)
 
 
-def print_series(console: Console, series: Series, steps: Sequence[int], show_all: bool) -> None:
-    """One series: its name, a plot, what changed in it, and its newest points.
-
-    `steps` are the indices of the first points after a change that was nominated.
-    """
+def print_series(console: Console, series: Series, steps: Sequence[Step], show_all: bool) -> None:
+    """One series: its name, a plot, what changed in it, and its newest points."""
     for line in (
         f"\n[bold]{escape(series.title)}[/bold]",
         f"{escape(series.probe)}, case {escape(series.case_id)}, on {escape(series.machine)}\n",
@@ -68,31 +66,22 @@ def print_series(console: Console, series: Series, steps: Sequence[int], show_al
     _print_points(console, series, show_all)
 
 
-def _print_changes(console: Console, series: Series, steps: Sequence[int]) -> None:
-    """A sentence for every break, and for every step that was nominated."""
+def _print_changes(console: Console, series: Series, steps: Sequence[Step]) -> None:
+    """A sentence for every break, and for every step."""
     for each in series.breaks:
         when = series.points[each.index].started_at[:10]
         console.print(f"[yellow]break[/yellow] {when}: {escape(each.what)}", highlight=False, soft_wrap=True)
-    edges = sorted({0, len(series.points), *steps, *(each.index for each in series.breaks)})
-    for index in steps:
-        place = edges.index(index)
-        before = _middle(series.values[edges[place - 1] : index])
-        after = _middle(series.values[index : edges[place + 1]])
-        point, last = series.points[index], series.points[index - 1]
-        commits = f" (commits {last.commit[:9]} to {point.commit[:9]})" if point.commit and last.commit else ""
-        nominated = "" if series.kind == "static" else "; nominated, not confirmed: `pyperf-suite track --confirm`"
+    nominated = "" if series.kind == "static" else "; nominated, not confirmed: `pyperf-suite track --confirm`"
+    for step in steps:
+        known = step.commit_before and step.commit_after
+        commits = f" (commits {step.commit_before[:9]} to {step.commit_after[:9]})" if known else ""
+        point = series.points[step.index]
+        unit = f" on {unit_name(point.unit)}" if len(series.units) > 1 else ""
         console.print(
-            f"[magenta]step[/magenta]  {point.started_at[:10]}: {after / before - 1:+.1%}{commits}{nominated}"
-            if before
-            else f"[magenta]step[/magenta]  {point.started_at[:10]}: from 0 to {after:g}{commits}",
+            f"[magenta]step[/magenta]  {point.started_at[:10]}: {step.effect}{escape(unit + commits)}{nominated}",
             highlight=False,
             soft_wrap=True,
         )
-
-
-def _middle(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _print_points(console: Console, series: Series, show_all: bool) -> None:

@@ -9,6 +9,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.drawing import MOST_PANELS, draw_series
 from pyperf_suite.history.series import Break, Point, Series
+from pyperf_suite.history.steps import Step
 
 
 def series(values: list[float], units: str = "", breaks: tuple[Break, ...] = ()) -> Series:
@@ -38,8 +39,8 @@ def written_words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_picture_names_benchmark_machine_breaks_commits_units_and_the_size_of_a_step(tmp_path, written_words):
-    drawn = series([1.0, 1.0, 2.0, 2.0], units="aabb", breaks=(Break(1, "driver 570.1 -> 580.2"),))
-    draw_series([drawn], tmp_path / "series.png", [[2]])
+    drawn = series([2.0, 3.0, 2.0, 4.0], units="abaa", breaks=(Break(1, "driver 570.1 -> 580.2"),))
+    draw_series([drawn], tmp_path / "series.png", [[Step(3, 2.0, 4.0)]])
     assert (tmp_path / "series.png").read_bytes().startswith(b"\x89PNG")
     words = "\n".join(written_words)
     told = (
@@ -53,6 +54,16 @@ def test_runs_of_one_day_are_labelled_with_their_times(tmp_path, written_words):
     points = tuple(Point(f"run{hour}", f"2026-01-01T0{hour}:30:00", 1.0, 1.0, 1.0) for hour in range(3))
     draw_series([Series("m", "p", "aa", "label", "s", points)], tmp_path / "day.png")
     assert "01-01 02:30" in written_words
+
+
+def test_the_levels_of_a_unit_are_those_of_its_own_points(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn = []
+    monkeypatch.setattr(Axes, "plot", lambda self, x, y, **_: drawn.append((x, y)))
+    draw_series([series([2.0, 8.0, 2.0, 8.0, 4.0, 8.0], units="ababab")], tmp_path / "a.png", [[Step(4, 2.0, 4.0)]])
+    levels = [(x, y) for x, y in drawn if y[0] == y[1]]
+    assert levels == [((-0.5, 3.5), (2.0, 2.0)), ((3.5, 4.5), (4.0, 4.0)), ((0.5, 5.5), (8.0, 8.0))]
 
 
 @pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [1e-9, 1.0], [5e-10] * 30])

@@ -102,12 +102,12 @@ def test_github_action_benchmark_gets_of_each_machine_the_newest_run_only():
 def test_of_a_kernels_figures_only_those_whose_growth_is_a_loss_go_to_github_action_benchmark():
     static = {"kind": "static", "unit_of_measure": "x"}
     exported = [
-        series(point("20260101"), metric="registers", **static),
+        series(point("20260101"), metric="local_memory", **static),
         series(point("20260101"), metric="resident_blocks", **static),
         series(point("20260101"), kind="sentinel"),
     ]
     (entry,) = json.loads(as_github_action_benchmark(exported))
-    assert entry["name"].startswith("matmul[native m=8] registers")
+    assert entry["name"].startswith("matmul[native m=8] local_memory")
 
 
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
