@@ -106,8 +106,10 @@ class IndexUpdate:
         told = list(self._unreadable)
         for path, text in self._connection.execute("SELECT path, damage FROM files ORDER BY path"):
             sentences, more = json.loads(text)
-            told += sentences
-            told += [f"{path}: {more} more lines are no records."] if more else []
+            # A foreign file's sentences name it; a journal's do not, for the results folder may be moved.
+            place = "" if Path(path).is_absolute() else f"{self._results / path}, "
+            told += [f"{place}{sentence}" for sentence in sentences]
+            told += [f"{place}{more} more lines are no records."] if more else []
         return told
 
     @contextlib.contextmanager
@@ -143,7 +145,7 @@ class IndexUpdate:
                     break
                 known.offset, known.lines = line.end, line.number
                 if line.observation is None:
-                    known.note(f"{path}, line {line.number} is not a record of the suite: {line.why}")
+                    known.note(f"line {line.number} is not a record of the suite: {line.why}")
                 else:
                     self._insert(known.id, runs, line.number, line.observation)
             known.head, known.tail = _probes(file, known.offset)
