@@ -53,6 +53,7 @@ def why_not(nomination: Nomination, machine: str) -> str | None:
 
 def find_case(records: Path, case_id: str) -> Case:
     """The case of that id in a journal. Raises UserError where it is not there, or no case any more."""
+    why = f"{records} holds no case {case_id}."
     try:
         with records.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -61,11 +62,13 @@ def find_case(records: Path, case_id: str) -> Case:
                         record = json.loads(line)
                         if record.get("case_id") == case_id:
                             return Case.from_json(record["case"])
+                    except UserError as error:
+                        why = str(error)
                     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
                         continue  # a torn or foreign line; another visit may be whole
     except OSError as error:
         raise UserError(f"{records} cannot be read: {error.strerror}.") from None
-    raise UserError(f"{records} holds no case {case_id}.")
+    raise UserError(why)
 
 
 def confirm(
