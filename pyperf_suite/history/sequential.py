@@ -35,13 +35,15 @@ GROWTH = 1.5
 FEASIBLE_PAIRS = 86_400
 
 
-def looks_up_to(max_pairs: int, alpha: float) -> tuple[int, ...]:
-    """The numbers of pairs after which to look: from the fewest that can raise an alarm at all, to `max_pairs`.
+def fewest_pairs(alpha: float) -> int:
+    """The pairs that a first look can raise an alarm from: all on one side is rarer than its share of `alpha`."""
+    return math.ceil(math.log2(2 / (FIRST_SHARE * alpha)))
 
-    So few are those that all on one side are rarer than the first look's share of `alpha`.
-    """
+
+def looks_up_to(max_pairs: int, alpha: float) -> tuple[int, ...]:
+    """The numbers of pairs after which to look: from the fewest that can raise an alarm, to `max_pairs`."""
     looks = []
-    pairs = float(math.ceil(math.log2(2 / (FIRST_SHARE * alpha))))
+    pairs = float(fewest_pairs(alpha))
     while round(pairs) * (1 + GROWTH) / 2 <= max_pairs:
         looks.append(round(pairs))
         pairs *= GROWTH
@@ -82,9 +84,8 @@ class SequentialRule:
     def for_suite(self, comparisons: int) -> SequentialRule:
         """The rule for one of so many benchmarks: its alarms are rare enough to stand among all the others.
 
-        An alarm by this rule always survives `multiple.suite_verdicts`; that of ten pairs that all agree, which is no
-        rarer than 1 in 500, might not. Up to five comparisons it is the same rule. Raises ValueError for
-        no comparisons.
+        An alarm by this rule always survives `multiple.suite_verdicts`; ten pairs that all agree, which are no rarer than
+        1 in 500, might not. Up to five comparisons it is the same rule. Raises ValueError for no comparisons.
         """
         if comparisons < 1:
             raise ValueError("a suite has at least one comparison")
@@ -147,8 +148,9 @@ class SequentialRule:
     def _further_pairs(self, log_ratios: Sequence[float], centre: float) -> int | None:
         """How many more pairs decide every second time, if the truth lies at `centre` and the spread stays."""
         pairs = len(log_ratios)
+        fewest = max(fewest_pairs(self.alpha), pairs + 1)
         if pairs < 3:
-            return max(self.looks[0] - pairs, 1)
+            return fewest - pairs
         beyond = abs(centre) - math.log1p(self.margin)
         share, share_equivalent = self.shares(self.max_pairs)
         tail = self.alpha / 2 * share if beyond > 0 else self.alpha_equivalent * share_equivalent
@@ -160,7 +162,7 @@ class SequentialRule:
         needed = pairs * (float(special.ndtri(tail)) * standard_error / beyond) ** 2
         if needed > FEASIBLE_PAIRS:
             return None
-        return max(math.ceil(needed), self.looks[0], pairs + 1) - pairs
+        return max(math.ceil(needed), fewest) - pairs
 
 
 class _Interval(NamedTuple):

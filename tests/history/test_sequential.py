@@ -159,6 +159,7 @@ def test_too_few_pairs_decide_nothing_and_say_how_little_their_interval_means():
     assert 0.9 < five.confidence < 0.99
     assert math.isfinite(five.ratio.low)
     assert five.further_pairs == rule.looks[0] - 5
+    assert SequentialRule(max_pairs=5).decide([0.3] * 5).further_pairs == five.further_pairs
 
 
 def test_the_further_pairs_told_decide_about_every_second_time(simulate):
