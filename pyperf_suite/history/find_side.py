@@ -23,17 +23,24 @@ def find_side(name: str, results: Path, machine: str | None = None) -> Side:
 def _find(name: str, results: Path, machine: str | None) -> Path:
     if latest := _LATEST.fullmatch(name):
         return _counted_back(int(latest[1] or 0), results, machine)
-    if Path(name).exists():
+    if _exists(Path(name)):
         return Path(name)
     runs = [run for run in _runs(results, machine) if run.name == name]
     if not runs:
         raise UserError(
-            f"There is no run, folder or file {name!r}, neither here nor in {results}: name a run's folder or its "
+            f"There is no run, folder or file {name[:80]!r}, neither here nor in {results}: name a run's folder or its "
             "name, a records.jsonl, a pytest-benchmark JSON file, or latest."
         )
     if len(runs) > 1:
         raise UserError(f"Several machines have a run {name}: name the folder, one of {', '.join(map(str, runs))}.")
     return runs[0]
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or that no file can have
+        return False
 
 
 def _counted_back(steps: int, results: Path, machine: str | None) -> Path:

@@ -84,8 +84,8 @@ class SequentialRule:
     def for_suite(self, comparisons: int) -> SequentialRule:
         """The rule for one of so many benchmarks: its alarms are rare enough to stand among all the others.
 
-        An alarm by this rule always survives `multiple.suite_verdicts`; ten pairs that all agree, which are no rarer than
-        1 in 500, might not. Up to five comparisons it is the same rule. Raises ValueError for no comparisons.
+        An alarm by this rule always survives `multiple.suite_verdicts`; ten pairs that all agree, which are no rarer
+        than 1 in 500, might not. Up to five comparisons it is the same rule. Raises ValueError for no comparisons.
         """
         if comparisons < 1:
             raise ValueError("a suite has at least one comparison")

@@ -90,7 +90,11 @@ def test_runs_of_different_machines_are_one_sentence_and_exit_code_2(compare, wr
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("latest~99", "goes back beyond the first run"), ("20250101T000000Z-0000", "There is no run, folder or file")],
+    [
+        ("latest~99", "goes back beyond the first run"),
+        ("20250101T000000Z-0000", "There is no run, folder or file"),
+        ("x" * 9000, "There is no run, folder or file"),
+    ],
 )
 def test_a_run_that_is_not_there_is_one_sentence(compare, ten_runs, name, said):
     done = compare(name, "latest")
