@@ -59,9 +59,16 @@ class Bench:
             return {"outcome": "unsupported" if unsupported else "failed", "reason": reason}
 
     def _prepare(
-        self, case: dict[str, Any], device: str, verify: bool = False, sets: int | None = None, spin_share: float = 0.0
+        self,
+        case: dict[str, Any],
+        device: str,
+        verify: bool = False,
+        sets: int | None = None,
+        spin_share: float = 0.0,
+        cores: list[int] | None = None,
     ) -> dict[str, Any]:
-        """Make the case ready; verify its output where asked; have each launch take `spin_share` longer."""
+        """Make the case ready on these cores; verify its output where asked; have launches take `spin_share` longer."""
+        _import_numpy()
         import pyperf_suite
         from pyperf_suite.hardware.devices import resolve
         from pyperf_suite.operators import find_operator
@@ -79,9 +86,14 @@ class Bench:
             return {"outcome": "unsupported", "reason": f"Taking turns leaves pauses, so mode={parsed.mode} cannot be."}
         if where.kind != "cpu" and spin_share:
             return {"outcome": "unsupported", "reason": "A slowdown can be injected into launches on a CPU only."}
+        implementation = operator.implementation(parsed.implementation)
+        if "torch" in type(implementation).__module__:
+            import torch  # noqa: F401 - takes seconds, which the two sides should spend side by side
+        if cores:
+            os.sched_setaffinity(0, cores)
         operands = operator.operands(parsed.parameters, parsed.seed)
         count = sets or _sets(operator.footprint_bytes(parsed.parameters), where)
-        launches = operator.implementation(parsed.implementation).prepare(parsed.parameters, operands, count, where)
+        launches = implementation.prepare(parsed.parameters, operands, count, where)
         if verify:
             launches.poison()
             launches.launch(0)
@@ -150,6 +162,21 @@ def _slowed(launch: Callable[[int], object], share: float) -> Callable[[int], No
         costs.append(clock() - begin)
     spent_ns = float(sorted(costs)[50])
     return lambda index: slowed(index, launch, spent_ns)
+
+
+def _import_numpy() -> None:
+    """Import numpy with a single thread for its products, which only verify: starting threads is a fifth of the time.
+
+    Others, as torch on some machines, read the same variable and shall not find it changed.
+    """
+    name = "OPENBLAS_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    import numpy  # noqa: F401
+
+    del os.environ[name]
+    if before is not None:
+        os.environ[name] = before
 
 
 def _die_with_parent() -> None:

@@ -26,7 +26,7 @@ from pyperf_suite.operators.cuda import cache_folder
 BUILD_DEADLINE_S = 1200.0
 
 # What the extension is compiled from, and what tells the compiler how.
-NATIVE_SOURCES = ("csrc/**/*", "kernels/cuda/*.cuh", "setup.py", "pyproject.toml", "tools/compiler.py")
+NATIVE_SOURCES = ("csrc/**/*", "kernels/cuda/*.cuh", "setup.py", "tools/compiler.py")
 
 FillTree = Callable[[Path], contextlib.AbstractContextManager[None]]
 
