@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 )
 @click.option("--confirm", "rerun", is_flag=True, help="Pair the two commits of each slower change, here and now.")
 @click.option(
-    "--budget", default=30.0, show_default=True, type=click.FloatRange(1, 3600), metavar="SECONDS",
+    "--budget", default=30, show_default=True, type=click.IntRange(1, 3600), metavar="SECONDS",
     help="For one benchmark that is rerun.",
 )  # fmt: skip
 @margin_option
@@ -48,7 +48,7 @@ def track(
     machine: str | None,
     since: datetime.datetime | None,
     rerun: bool,
-    budget: float,
+    budget: int,
     margin: float | None,
     device: str,
     seed: int,
