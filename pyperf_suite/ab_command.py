@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from pyperf_suite.history.finding import Finding
     from pyperf_suite.history.live_pair import Pair
     from pyperf_suite.runner.plan import PlannedCase
+
+
+def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """What no range keeps out: not a number, which lies in none."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number.", ctx, param)
+    return value
 
 
 @click.command()
@@ -56,6 +64,7 @@ if TYPE_CHECKING:
     default=30.0,
     show_default=True,
     type=click.FloatRange(0, 86_400, min_open=True),
+    callback=_finite,
     metavar="SECONDS",
     help="For each benchmark.",
 )

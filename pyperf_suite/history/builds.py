@@ -177,7 +177,19 @@ def _reason(output: bytes) -> str:
 
 @contextlib.contextmanager
 def _worktree(checkout: Checkout, commit: str, tree: Path) -> Iterator[None]:
-    done = git(checkout.root, "worktree", "add", "--detach", "--force", str(tree), commit, deadline_s=BUILD_DEADLINE_S)
+    # The user's hooks are for the user's own checkouts.
+    settings = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
+    done = git(
+        checkout.root,
+        *settings,
+        "worktree",
+        "add",
+        "--detach",
+        "--force",
+        str(tree),
+        commit,
+        deadline_s=BUILD_DEADLINE_S,
+    )
     if done.returncode:
         raise UserError(f"git cannot check out {commit[:10]}: {last_line(done.stderr)}")
     yield

@@ -81,7 +81,7 @@ def git(folder: Path, *arguments: str, deadline_s: float = GIT_DEADLINE_S) -> su
             "Comparing revisions takes git, which is not installed: install it, or name two interpreters."
         ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"git {arguments[0]} did not work in {folder}: {error}") from None
+        raise UserError(f"git {' '.join(arguments)[:80]} did not work in {folder}: {error}") from None
 
 
 def last_line(output: bytes) -> str:
