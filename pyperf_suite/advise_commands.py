@@ -117,11 +117,12 @@ def size(
 
     spec, laws = _gpu(gpu, calibration)
     spec.peak(dtype)
+    find_profile(profile)
     if measure:
-        find_profile(profile)
         require_gpu(spec, resolve(device))
     model, longest, notes = _model(config, dimensions)
-    setting = Setting(model, seq or min(DEFAULT_SEQ, longest or DEFAULT_SEQ), micro_batch, tp, shards, dtype)
+    asked = seq if seq is not None else min(DEFAULT_SEQ, longest or DEFAULT_SEQ)
+    setting = Setting(model, asked, micro_batch, tp, shards, dtype)
     prices = _prices(laws, dtype)
     found = sizing(spec, setting, _bounds(spec, vary, parameter_change, reach, head_dims), prices, notes)
     measured = _measured(found, prices, profile, device, results) if measure else None
@@ -279,11 +280,14 @@ def _bounds(spec: GpuSpec, vary: str | None, parameter_change: float, reach: flo
     from pyperf_suite.advise.candidates import AXES, HEAD_DIMS, Bounds
     from pyperf_suite.laws.memory import USABLE_SHARE
 
+    for option, percent in (("--parameter-change", parameter_change), ("--reach", reach)):
+        if not 0 <= percent <= 100:
+            raise UserError(f"{option} has to lie between 0 and 100 %, but {percent:g} was asked for.")
     return Bounds(
-        vary=tuple(name.strip().replace("-", "_") for name in vary.split(",")) if vary else AXES,
+        vary=AXES if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(",")),
         parameter_change=parameter_change / 100,
         reach=reach / 100,
-        head_dims=_numbers(head_dims) if head_dims else HEAD_DIMS,
+        head_dims=HEAD_DIMS if head_dims is None else _numbers(head_dims),
         memory_bytes=USABLE_SHARE * spec.memory_bytes,
     )
 

@@ -23,9 +23,10 @@ LARGEST = {
     "positions": 1 << 25,
     "query_rank": 1 << 18,
     "latent_rank": 1 << 18,
-    "value_head_dim": 1 << 13,
     "norms": 1 << 4,
-    "head_dim": 1 << 13,  # last, as it may follow from others
+    # Last, as they may follow from others.
+    "head_dim": 1 << 13,
+    "value_head_dim": 1 << 13,
 }
 ALWAYS_GIVEN = ("layers", "hidden", "ffn", "heads", "vocab")
 _AT_LEAST_1 = (*ALWAYS_GIVEN, "experts", "top_k")

@@ -176,7 +176,7 @@ def test_a_setting_that_cannot_be_trained_is_refused_in_a_sentence(wrong, words)
         ({"vary": ("depth",)}, "choose from hidden, heads"),
         ({"parameter_change": -0.1}, "shares of the model's own figures"),
         ({"reach": 2.0}, "shares of the model's own figures"),
-        ({"head_dims": (0,)}, "head dimensions of at least 1"),
+        ({"head_dims": (0,)}, "head dimensions of 1 to 512"),
     ],
 )
 def test_bounds_that_leave_nothing_to_search_are_refused_in_a_sentence(wrong, words):
