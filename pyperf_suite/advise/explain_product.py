@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pyperf_suite.advise.causes import legend
 from pyperf_suite.advise.likely_tile import TiledProduct
 from pyperf_suite.advise.prices import Prices
 from pyperf_suite.errors import UserError
@@ -148,6 +149,7 @@ def findings_of_product(product: ProductExplained) -> Findings:
             _alignment_sentence(product),
             *([_EXTRAPOLATED] if product.extrapolated else []),
             *([] if product.better else ["No size up to a quarter smaller or larger does its work faster."]),
+            legend(cause for cause, _ in _told_causes(product)),
         ),
         tables=tuple(table for table in (_causes(product), _sizes(product)) if table.rows),
     )
@@ -218,11 +220,15 @@ def contiguous(layout: str) -> list[str]:
     return sorted({of_a, of_b, "N"}, key="MNK".index)
 
 
+def _told_causes(product: ProductExplained) -> list[tuple[str, float]]:
+    """The causes that are worth a row, with their seconds, the largest first."""
+    told = [(cause, seconds) for cause, seconds in product.causes.items() if abs(seconds) >= 0.0005 * product.seconds]
+    return sorted(told, key=lambda each: -abs(each[1]))
+
+
 def _causes(product: ProductExplained) -> Table:
     rows = [
-        (cause, f"{seconds * 1e6:.1f}", f"{seconds / product.seconds:.1%}")
-        for cause, seconds in sorted(product.causes.items(), key=lambda each: -abs(each[1]))
-        if abs(seconds) >= 0.0005 * product.seconds
+        (cause, f"{seconds * 1e6:.1f}", f"{seconds / product.seconds:.1%}") for cause, seconds in _told_causes(product)
     ]
     return Table("Where the time goes", ("cause", "us", "share"), tuple(rows))
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from pyperf_suite import advise_commands
 from pyperf_suite.advise.candidates import Bounds
-from pyperf_suite.advise.causes import saved, spent_by
+from pyperf_suite.advise.causes import MEANINGS, legend, saved, spent_by
 from pyperf_suite.advise.checks import checks
 from pyperf_suite.advise.explain_product import contiguous, explain_product, findings_of_product
 from pyperf_suite.advise.heat_maps import heat_maps
 from pyperf_suite.advise.likely_tile import TiledProduct
+from pyperf_suite.advise.prices import LawPrices
 from pyperf_suite.advise.search import judged
 from pyperf_suite.advise.setting import Setting
 from pyperf_suite.advise.sizing_json import sizing_as_json
@@ -84,6 +86,29 @@ def test_the_answer_names_the_error_the_loss_and_the_gain(found, made_up):
     titles = [table.title for table in findings.tables]
     assert len(titles) == 4
     assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
+
+
+def test_every_cause_of_the_laws_is_said_what_it_is():
+    laws = LawPrices(H200)
+    one = np.array([1024])
+    explained = (
+        laws.gemm("TN", one, one, one),
+        laws.attention(True, False, one, one, one // 128, one // 128, one // 8),
+        laws.memory_bound(one << 20),
+        laws.collective("all_reduce", one << 10, one // 128),
+    )
+    causes = {cause for each in explained for cause in each.parts} - {"ideal"}
+    assert causes <= set(MEANINGS)
+    assert legend(["wave", "tile"]) == f"Causes: tile, {MEANINGS['tile']}; wave, {MEANINGS['wave']}."
+
+
+def test_the_loss_that_is_told_is_what_the_ideal_time_leaves_of_the_step(found, made_up):
+    total = sum(part.seconds for part in found.spent)
+    beyond = 1 - sum(part.causes.get("ideal", 0) for part in found.spent) / total
+    assert any(
+        sentence.startswith(f"{beyond:.0%} of the step is beyond")
+        for sentence in findings_of_sizing(found, made_up).sentences
+    )
 
 
 def test_a_model_that_nothing_beats_is_told_so(made_up_with):
