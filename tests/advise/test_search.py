@@ -147,6 +147,16 @@ def test_tensor_parallelism_costs_its_collectives(made_up):
     assert "all_reduce" not in {part.name for part in parts_of(shapes_of([Setting(LLAMA, 4096)]))}
 
 
+def test_layers_without_experts_compute_their_own_activations(made_up):
+    sparse = ModelDimensions(
+        layers=6, hidden=2048, ffn=8192, heads=16, vocab=32000, experts=8, top_k=2, expert_ffn=1024, dense_layers=2
+    )
+    work = {part.name: part for part in parts_of(shapes_of([Setting(sparse, 1024)]))}
+    assert int(work["activation function"].calls[0]) == 3 * 4
+    assert int(work["dense activation function"].calls) == 3 * 2
+    assert work["dense activation function"].sizes[0][0] == 4 * work["activation function"].sizes[0][0]
+
+
 def test_distinct_rows_and_the_way_back_make_the_columns_again():
     columns = [np.random.default_rng(seed).integers(1, 9, 500) << 40 for seed in range(4)]
     rows, inverse = distinct(columns)
