@@ -102,6 +102,13 @@ def test_every_cause_of_the_laws_is_said_what_it_is():
     assert legend(["wave", "tile"]) == f"Causes: tile, {MEANINGS['tile']}; wave, {MEANINGS['wave']}."
 
 
+@pytest.mark.parametrize("gpu", ["V100", "T4", "H200"])
+def test_attention_is_priced_in_the_16_bits_that_a_gpu_has(gpu):
+    spec, one = find_gpu(gpu), np.array([8])
+    for dtype in ("fp32", "fp16"):
+        assert LawPrices(spec, dtype).attention(True, False, one, 128 * one, one, one, 8 * one).seconds > 0
+
+
 def test_the_loss_that_is_told_is_what_the_ideal_time_leaves_of_the_step(found, made_up):
     total = sum(part.seconds for part in found.spent)
     beyond = 1 - sum(part.causes.get("ideal", 0) for part in found.spent) / total
