@@ -89,7 +89,9 @@ def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
     """Price the neighbours of a setting and pick those worth telling."""
     candidates = neighbours(setting, bounds)
     grid = _Flat.of(candidates, costs_of(candidates.shapes, setting, prices))
-    limit = float(max(bounds.memory_bytes, grid.memory_bytes[0]))
+    here = float(grid.memory_bytes[0])
+    # Where the model as asked does not fit, what its parameters may grow by: a padded vocabulary fits no worse.
+    limit = bounds.memory_bytes if here <= bounds.memory_bytes else here * (1 + bounds.parameter_change)
     allowed = (np.abs(grid.parameters - 1) <= bounds.parameter_change) & (grid.memory_bytes <= limit)
     within = np.flatnonzero(allowed & np.broadcast_to(candidates.trainable, candidates.shape).ravel())
     noise = np.maximum(NORMAL_QUANTILE * grid.deviation[within], np.log(1 + REPEATABILITY))

@@ -173,7 +173,8 @@ def _memory_sentences(sizing: Sizing) -> list[str]:
     return [
         f"Weights, gradients, AdamW and activations need {needed / gib:.0f} GiB on each GPU, where {usable / gib:.0f} "
         f"are usable: with tp = {setting.tp} and {setting.shards} shards it does not fit, and candidates were only "
-        "asked not to need more; --shards says over how many data-parallel GPUs these are cut (ZeRO-3, FSDP)."
+        f"asked to need at most {found.bounds.parameter_change:.1%} more; --shards says over how many data-parallel "
+        "GPUs these are cut (ZeRO-3, FSDP)."
     ]
 
 
