@@ -69,6 +69,10 @@ def test_rules_are_checked_with_what_they_are_worth(made_up):
     ffn = told["ffn is a multiple of 64"]
     assert ffn.kept
     assert ffn.other.is_slower, "breaking the rule costs"
+    hidden = told["hidden is a multiple of 64"]
+    assert hidden.kept
+    assert (hidden.other.setting.model.hidden, hidden.other.setting.model.heads) == (2561, 32)
+    assert hidden.other.is_slower
     assert not told["the micro-batch is as large as memory lets it be"].kept
 
 
@@ -130,6 +134,9 @@ def test_the_whole_answer_is_json(found):
     assert told["present"]["speed"] == 1
     assert told["pareto"][0]["changes"]
     assert told["held_out_error_percent"]["gemm"] == 1.0
+    assert told["memory_limit_bytes"] >= told["present"]["memory_bytes"]
+    assert sum(part["seconds"] for part in told["work"]) == pytest.approx(told["present"]["micro_batch_s"])
+    assert {check["rule"] for check in told["checks"]} >= {"vocab is a multiple of 64"}
     assert math.fsum(part["seconds"] for part in told["work"]) == pytest.approx(told["present"]["micro_batch_s"])
 
 
