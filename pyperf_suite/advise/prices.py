@@ -24,6 +24,8 @@ Sizes = NDArray[np.int64]
 UNTESTED_ERROR_PERCENT = 15.0
 # Of a normal error, the standard deviation over the mean absolute error.
 DEVIATION_OVER_MEAN = (np.pi / 2) ** 0.5
+# Nine in ten: the interval told beside each gain.
+NORMAL_QUANTILE = 1.645
 
 
 class Prices(Protocol):
@@ -133,8 +135,13 @@ class Priced:
     @property
     def deviation(self) -> float:
         """Standard deviation of the law's error, as a share of the time."""
-        error = self.explained.error_percent
-        return (UNTESTED_ERROR_PERCENT if error is None else error) / 100 * DEVIATION_OVER_MEAN
+        return deviation_of(self.explained)
+
+
+def deviation_of(explained: Explained) -> float:
+    """Standard deviation of a law's error, as a share of the time, by what it says of itself."""
+    error = explained.error_percent
+    return (UNTESTED_ERROR_PERCENT if error is None else error) / 100 * DEVIATION_OVER_MEAN
 
 
 def price(parts: Sequence[Part], prices: Prices) -> list[Priced]:

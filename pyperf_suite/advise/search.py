@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 
 from pyperf_suite.advise.candidates import Bounds, Candidates, neighbours, shapes_of
 from pyperf_suite.advise.costs import Costs, costs_of
-from pyperf_suite.advise.prices import Prices
+from pyperf_suite.advise.prices import NORMAL_QUANTILE, Prices
 from pyperf_suite.advise.setting import Setting
 
 Array = NDArray[np.float64]
 
-# Nine in ten: the interval told beside each gain.
-NORMAL_QUANTILE = 1.645
 # Two measurements of the same product on the same GPU differ by this much (aiconfigurator's tables, median).
 REPEATABILITY = 0.01
 # What one more changed dimension has to earn before it is worth changing.

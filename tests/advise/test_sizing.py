@@ -232,6 +232,16 @@ def test_only_dimensions_along_which_rows_lie_have_to_divide(layout, names):
     assert contiguous(layout) == names
 
 
+def test_a_better_size_is_told_with_what_the_law_may_err(made_up, made_up_with):
+    sure = product(made_up, 4096, 50257, 4096)
+    assert all(better.low < better.rate_ratio < better.high for better in sure.better)
+    (row,) = (row for row in findings_of_product(sure).tables[1].rows if row[:3] == ("N", "50257", "50264"))
+    assert row[-1].startswith("2.00")
+    unsure = product(made_up_with(error_percent=60.0), 4096, 50257, 4096)
+    assert not any(better.is_sure for better in unsure.better)
+    assert {row[-1] for row in findings_of_product(unsure).tables[1].rows} == {"within what the law may err"}
+
+
 def test_a_product_of_good_sizes_is_left_alone(made_up):
     explained = product(made_up, 4096, 8192, 4096)
     assert explained.better == ()
