@@ -228,10 +228,11 @@ def explain(
 def _gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuSpec | Calibration]:
     """What was asked about, and what its laws are taken from."""
     from pyperf_suite.hardware.catalogue import find_gpu
-    from pyperf_suite.laws.calibration import load_calibration
+    from pyperf_suite.laws.calibration import check_form, load_calibration
 
     if calibration is not None:
         fitted = load_calibration(calibration)
+        check_form(fitted, calibration)
         if name is not None and find_gpu(name) != find_gpu(fitted.gpu):
             raise UserError(f"{calibration} was fitted on {fitted.gpu}, not on {name}: leave --gpu out, or name that.")
         return find_gpu(fitted.gpu), fitted

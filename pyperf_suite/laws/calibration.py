@@ -10,6 +10,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,13 +125,46 @@ def load_calibration(path: Path) -> Calibration:
                 return Calibration(str(header["gpu"]), blocks)
     except FileNotFoundError:
         raise UserError(f"There is no calibration at {path}: make one with `pyperf-suite calibrate`.") from None
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, LookupError, TypeError, AttributeError,
+            RuntimeError) as error:  # fmt: skip
         raise UserError(
             f"{path} is not a calibration ({error or type(error).__name__}): make one with `pyperf-suite calibrate`."
         ) from None
     raise UserError(
         f"{path} is a calibration of version {version}, but this pyperf-suite reads version {VERSION}: "
         "make it anew with `pyperf-suite calibrate`."
+    )
+
+
+def check_form(calibration: Calibration, origin: Path) -> None:
+    """Raise UserError where a block is not what the laws read: one of an older law, or by someone's hand.
+
+    A block is held against those of its name that are shipped; one that none is shipped of has to state its error.
+    """
+    pooled = shipped_calibration(POOLED)
+    shipped = [*all_shipped(), *([pooled] if pooled else [])]
+    for name, block in calibration.blocks.items():
+        like = [each.blocks[name] for each in shipped if name in each.blocks]
+        if not (_states_its_error(block) and (not like or any(_has_form(block, each) for each in like))):
+            raise UserError(
+                f"{origin} has a block {name} that this pyperf-suite cannot read: make it anew with `pyperf-suite "
+                "calibrate`."
+            )
+
+
+def _states_its_error(block: Block) -> bool:
+    mape = block.held_out.get("mape")
+    return isinstance(mape, (int, float)) and 0 <= mape < float("inf")
+
+
+def _has_form(block: Block, like: Block) -> bool:
+    """Whether it has the same arrays, of the same kinds and axes, with numbers where the other one has them."""
+    if block.arrays.keys() != like.arrays.keys() or block.fitted_range.keys() != like.fitted_range.keys():
+        return False
+    return all(
+        (array.dtype.kind, array.ndim, array.size > 0) == (other.dtype.kind, other.ndim, other.size > 0)
+        and (array.dtype.kind != "f" or not np.isfinite(other).all() or bool(np.isfinite(array).all()))
+        for array, other in ((block.arrays[name], like.arrays[name]) for name in block.arrays)
     )
 
 
