@@ -75,9 +75,17 @@ class Calibration:
         """Write the file, by default among those shipped, whole or not at all; returns where it lies."""
         path = path or shipped_path(self.gpu)
         path.parent.mkdir(parents=True, exist_ok=True)
-        blocks: dict[str, Any] = {}
         partial = path.with_suffix(".partial")
-        with zipfile.ZipFile(partial, "w") as archive:
+        try:
+            self._write(partial)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        return path
+
+    def _write(self, path: Path) -> None:
+        blocks: dict[str, Any] = {}
+        with zipfile.ZipFile(path, "w") as archive:
             for name, block in sorted(self.blocks.items()):
                 blocks[name] = {
                     "arrays": sorted(block.arrays),
@@ -91,8 +99,6 @@ class Calibration:
                     _write(archive, f"{name}/{array}.npy", content.getvalue())
             header = {"gpu": self.gpu, "version": self.version, "blocks": blocks}
             _write(archive, HEADER, json.dumps(header, sort_keys=True, indent=1).encode())
-        partial.replace(path)
-        return path
 
 
 def shipped_path(gpu: str) -> Path:

@@ -44,6 +44,13 @@ def test_the_same_coefficients_make_the_same_file(tmp_path):
     assert one.read_bytes() == other.read_bytes()
 
 
+def test_a_calibration_that_cannot_be_kept_leaves_nothing_behind(tmp_path):
+    (tmp_path / "own.npz").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        Calibration("L4").with_block("memory", BLOCK).save(tmp_path / "own.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
+
+
 def test_a_block_is_added_beside_the_others_and_replaces_its_like():
     both = Calibration("L4").with_block("memory", BLOCK).with_block("gemm_bf16", BLOCK)
     assert set(both.blocks) == {"memory", "gemm_bf16"}
