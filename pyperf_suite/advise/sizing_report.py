@@ -145,6 +145,8 @@ def _loss_sentence(sizing: Sizing) -> str:
 
 def _answer_sentence(sizing: Sizing) -> str:
     found = sizing.search
+    if found.priced == 1:
+        return f"There is no neighbour to compare with: none differs only in {', '.join(found.bounds.vary)}."
     searched = f"{found.priced} neighbours priced, {found.within} within the bounds"
     if not found.pareto:
         return (

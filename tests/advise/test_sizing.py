@@ -129,6 +129,14 @@ def test_a_model_that_nothing_beats_is_told_so(made_up_with):
     assert any(sentence.startswith("No neighbour does its work faster") for sentence in answer.sentences)
 
 
+def test_a_model_without_neighbours_is_told_so(made_up):
+    alone = sizing(H200, Setting(GPT, 2048), Bounds(vary=("kv_heads",)), made_up)
+    assert (
+        "There is no neighbour to compare with: none differs only in kv_heads."
+        in findings_of_sizing(alone, made_up).sentences
+    )
+
+
 def test_the_whole_answer_is_json(found):
     told = json.loads(json.dumps(sizing_as_json(found)))
     assert told["present"]["speed"] == 1
@@ -173,6 +181,10 @@ def test_size_reads_a_config(command, tmp_path):
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)["present"]["setting"]
     assert (told["seq"], told["model"]["kv_heads"], told["model"]["gated"]) == (2048, 4, True)
+    longer = command("size", "--config", str(tmp_path), "--gpu", "H200", "--seq", "4096", "--json")
+    assert json.loads(longer.stdout)["notes"] == [
+        "Sequences of 4096 tokens are beyond the 2048 that the model's configuration names."
+    ]
 
 
 @pytest.mark.parametrize(
