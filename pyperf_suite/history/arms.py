@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,9 +38,9 @@ class Arm:
     @property
     def variables(self) -> dict[str, str]:
         """What its processes find in the environment beside what this one has."""
-        return {
-            "PYTHONPATH": str(self.build or ""),
-        } | dict(self.environment)
+        # What the build needs may be found through the variable; an interpreter named by the user has its own.
+        places = [str(self.build), os.environ.get("PYTHONPATH", "")] if self.build else []
+        return {"PYTHONPATH": os.pathsep.join(place for place in places if place)} | dict(self.environment)
 
     def is_from(self, package: str) -> bool:
         """Whether that folder of a `pyperf_suite` is the one this arm is to run."""

@@ -60,7 +60,10 @@ def working_tree_arm(checkout: Checkout, environment: bool = False) -> Arm:
 
 def interpreter_arm(python: Path) -> Arm:
     """The arm of an environment in which the suite is installed. Raises UserError where it is not."""
-    python = python.absolute()  # not resolved: a link into an environment is what makes it that environment
+    name, python = (
+        str(python),
+        python.absolute(),
+    )  # not resolved: a link into an environment is what makes it that environment
     program = "import pyperf_suite; print(pyperf_suite.__version__)"
     try:
         done = subprocess.run(
@@ -75,7 +78,7 @@ def interpreter_arm(python: Path) -> Arm:
         raise UserError(f"The interpreter {python} does not run ({error}): name one that has pyperf_suite.") from None
     if done.returncode:
         raise UserError(f"The interpreter {python} has no pyperf_suite ({last_line(done.stderr)}): install it there.")
-    return Arm(name=f"{python} ({done.stdout.decode().strip()})", python=python)
+    return Arm(name=f"{name} ({done.stdout.decode().strip()})", python=python)
 
 
 def builds_folder() -> Path:
@@ -93,7 +96,7 @@ def _with_build(arm: Arm, key: str, fill: FillTree, environment: bool) -> Arm:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / "lock"):
-            if not (folder / "done").exists():
+            if not ((folder / "done").exists() and place.exists()):
                 failure = _make(folder, place, log, fill, environment)
                 if failure:
                     return replace(arm, failure=f"{arm.name} does not build: {failure}; the log is {log}", log=log)
