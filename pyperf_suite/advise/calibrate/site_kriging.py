@@ -7,7 +7,7 @@ Gaussian process for each (kriging), all of them smooth over the logarithm of m.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 Floats = NDArray[np.float64]
+Linear = Callable[[Floats], Floats]
 
 # Single measurements are up to twice too long where something else ran beside them: those off by more than the usual
 # deviation at their m count as off by that (Huber, Annals of Mathematical Statistics 35, 1964), found in a few rounds.
@@ -64,7 +65,9 @@ class Alike:
             below.append((low - low.min()).astype(np.intp))
             above.append(place - low)
         columns = [(below[0] + i) * nodes[1].size + below[1] + j for i in (0, 1) for j in (0, 1)]
-        weights = [(above[0] if i else 1 - above[0]) * (above[1] if j else 1 - above[1]) for i in (0, 1) for j in (0, 1)]
+        weights = [
+            (above[0] if i else 1 - above[0]) * (above[1] if j else 1 - above[1]) for i in (0, 1) for j in (0, 1)
+        ]
         entries = (np.concatenate(weights), (np.tile(np.arange(place.size), 4), np.concatenate(columns)))
         return nodes, sparse.csr_matrix(entries, shape=(place.size, nodes[0].size * nodes[1].size))
 
@@ -164,13 +167,10 @@ def _passed(
     return np.asarray((read @ (first @ heaped @ second.T).ravel()).reshape(-1, weights.shape[1]))
 
 
-def _solved(told_by, by_factors, told: Floats, start: Floats) -> Floats:  # type: ignore[no-untyped-def]
+def _solved(told_by: Linear, by_factors: Linear, told: Floats, start: Floats) -> Floats:
     """Weights by which `told_by` gives what was told: conjugate gradients, preconditioned by `by_factors`."""
-    weights = start
+    weights = start if start.any() else by_factors(told)
     left = told - told_by(weights)
-    if not start.any():
-        weights = by_factors(told)
-        left = told - told_by(weights)
     near = by_factors(left)
     course, gain = near, float(np.sum(left * near))
     enough = ENOUGH * float(np.linalg.norm(told))
