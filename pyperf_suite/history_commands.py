@@ -17,7 +17,7 @@ from pyperf_suite.errors import UserError
 if TYPE_CHECKING:
     from pyperf_suite.history.prune import Pruning
     from pyperf_suite.history.series import Benchmark, Series
-    from pyperf_suite.history.store import Store
+    from pyperf_suite.history.store import BenchmarkKey, Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -142,14 +142,15 @@ def prune(
       pyperf-suite prune --older-than 90d --keep-last 20
       pyperf-suite prune --older-than 90d --keep-last 20 --delete
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.history.prune import Rules, delete, holdings, plan_pruning
+    from pyperf_suite.history.prune import Rules, delete, plan_pruning
 
     rules = Rules(older_than, keep_last, machine)
-    held = {}
+    held: dict[Path, frozenset[BenchmarkKey]] = {}
+    unread: frozenset[Path] = frozenset()
     if keep_last is not None and results.is_dir():
         with _store(results) as store:
-            held = holdings(store, results)
-    planned = plan_pruning(results, rules, held)
+            held, unread = store.holdings(), store.damaged()
+    planned = plan_pruning(results, rules, held, unread=unread)
     deleted: list[str] = []
     failures: list[str] = []
     if not as_json:

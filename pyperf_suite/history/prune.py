@@ -10,17 +10,13 @@ import datetime
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.runner.results import open_run
-
-if TYPE_CHECKING:
-    from pyperf_suite.history.store import Store
 
 RUN_NAME = re.compile(r"(?P<started>\d{8}T\d{6}Z)-[0-9a-f]{4}")
 
@@ -89,6 +85,7 @@ def plan_pruning(
     rules: Rules,
     holdings: Mapping[Path, frozenset[Benchmark]],
     now: datetime.datetime | None = None,
+    unread: Collection[Path] = (),
 ) -> Pruning:
     """What the rules let go. Nothing is deleted.
 
@@ -97,6 +94,8 @@ def plan_pruning(
         rules: At least one of age and number must be given.
         holdings: For each run's folder the benchmarks that it has a time of; runs not named there hold none.
         now: The time that ages are counted from; by default the present.
+        unread: The runs' folders with records that this version cannot read. What those hold is not known, so
+            `keep_last` lets none of them go.
 
     Raises:
         UserError: no rule was given, or the results folder cannot be read.
@@ -113,6 +112,8 @@ def plan_pruning(
         if reasons is None:
             continue
         obstacle = _obstacle(path)
+        if not obstacle and rules.keep_last is not None and path in unread:
+            obstacle = "it holds records that this version cannot read, so what it has measured is not known"
         if obstacle:
             spared.append(Spared(path, obstacle))
         else:
@@ -144,17 +145,6 @@ def delete(doomed: Doomed) -> None:
             doomed.path.rmdir()
     except OSError as error:
         raise UserError(f"{doomed.name} could not be deleted whole: {error.strerror or error}.") from None
-
-
-def holdings(store: Store, results: Path) -> dict[Path, frozenset[Benchmark]]:
-    """For each run's folder the benchmarks that it has a value of, by the store."""
-    held: dict[Path, set[Benchmark]] = {}
-    for benchmark in store.benchmarks():
-        if benchmark.kind == "sentinel":
-            continue
-        for point in store.series(benchmark).points:
-            held.setdefault(results / benchmark.machine / point.run_id, set()).add(benchmark.key)
-    return {path: frozenset(benchmarks) for path, benchmarks in held.items()}
 
 
 def started_at(path: Path) -> datetime.datetime:

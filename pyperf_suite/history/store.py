@@ -17,6 +17,9 @@ from pyperf_suite.history.index_file import IndexFile
 from pyperf_suite.history.index_update import IndexUpdate
 from pyperf_suite.history.series import TIME, Benchmark, Series
 
+# Machine, probe, case_id and metric.
+BenchmarkKey = tuple[str, ...]
+
 
 @dataclass(frozen=True)
 class Run:
@@ -122,6 +125,32 @@ class Store:
             "FROM runs r JOIN files f ON f.id = r.file ORDER BY r.started_at, r.run_id"
         )
         return [Run(machine, run_id, self.results / path, *rest) for machine, run_id, path, *rest in rows]
+
+    def holdings(self) -> dict[Path, frozenset[BenchmarkKey]]:
+        """For each run's folder the benchmarks that it has a value of; sentinels are none."""
+        keys = {
+            number: tuple(key)
+            for number, *key in self._ask(
+                "SELECT id, machine, probe, case_id, metric FROM benchmarks WHERE kind <> 'sentinel'"
+            )
+        }
+        # By the file, not by what its records say of themselves: a folder may have been renamed since.
+        rows = self._ask(
+            "SELECT f.path, o.benchmark FROM observations o JOIN runs r ON r.id = o.run JOIN files f ON f.id = r.file "
+            "WHERE o.outcome = 'ok' GROUP BY o.benchmark, o.run"
+        )
+        held: dict[Path, set[BenchmarkKey]] = {}
+        folders: dict[str, Path] = {}
+        for path, number in rows:
+            if number in keys:
+                folder = folders.setdefault(path, (self.results / path).parent)
+                held.setdefault(folder, set()).add(keys[number])
+        return {folder: frozenset(benchmarks) for folder, benchmarks in held.items()}
+
+    def damaged(self) -> frozenset[Path]:
+        """The runs' folders whose journal holds lines that this version cannot read."""
+        rows = self._ask("SELECT path FROM files WHERE damage <> '[[], 0]'")
+        return frozenset((self.results / path).parent for (path,) in rows)
 
     def _update(self) -> None:
         update = IndexUpdate(self._index.connection, self.results)

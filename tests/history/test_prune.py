@@ -195,3 +195,14 @@ def test_what_a_kill_leaves_of_a_deletion_is_named_as_a_run_again(tmp_path, monk
     assert deleted == ["wave.png", "records.jsonl"]
     settle(path)
     assert [each.path for each in plan_pruning(tmp_path, older_than(30), {}, NOW).doomed] == [path]
+
+
+def test_a_run_with_records_that_cannot_be_read_is_not_taken_for_one_that_holds_nothing(tmp_path):
+    newer, newest = run(tmp_path, 30), run(tmp_path, 10)
+    planned = plan_pruning(tmp_path, Rules(keep_last=1), {newest: frozenset({FAST})}, NOW, unread={newer})
+    assert not planned.doomed
+    (spared,) = planned.spared
+    assert spared.path == newer
+    assert "this version cannot read" in spared.reason
+    by_age = plan_pruning(tmp_path, older_than(20), {}, NOW, unread={newer})
+    assert [each.path for each in by_age.doomed] == [newer]

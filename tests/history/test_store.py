@@ -352,3 +352,26 @@ def test_no_journal_is_ever_altered(results, write_run):
     before, stamp = path.read_bytes(), path.stat().st_mtime_ns
     damage(results)
     assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, stamp)
+
+
+def test_holdings_name_each_runs_benchmarks_by_its_folder_and_leave_sentinels_and_failures_out(results, write_run):
+    first = write_run(run_id(1), [1e-3, 1e-3]).parent
+    write_run(run_id(1), [1e-3], case_id="sentinel", kind="sentinel")
+    # A folder that was renamed: its records still name the machine as it was called.
+    renamed = write_run(run_id(2), [1e-3], machine="renamed", identity={"slug": "as it was called"}).parent
+    write_run(run_id(3), [None])
+    with Store(results) as store:
+        store.update()
+        held = store.holdings()
+    assert {path: {key[:3] for key in keys} for path, keys in held.items()} == {
+        first: {("cpu-made-up-2c", "tile_wave", "0123456789abcdef")},
+        renamed: {("as it was called", "tile_wave", "0123456789abcdef")},
+    }
+
+
+def test_runs_with_lines_that_are_no_records_are_told(results, write_run, make_record):
+    write_run(run_id(1))
+    newer = write_run(run_id(2), records=[make_record(run_id(2), schema_version=99)]).parent
+    with Store(results) as store:
+        store.update()
+        assert store.damaged() == {newer}
