@@ -202,7 +202,17 @@ def _arms(old: str, new: str, variants: bool, environments: bool) -> tuple[Arm, 
 
     if variants:
         return this_code(old), this_code(new)
+    for asked in (old, new):
+        _require(asked)
     return _arm(old, environments), _arm(new, environments)
+
+
+def _require(asked: str) -> None:
+    """Raise UserError where a side is no interpreter and no revision, before minutes go into building the other."""
+    from pyperf_suite.history.checkout import find_checkout
+
+    if asked == "." or not Path(asked).is_file():
+        find_checkout().commit("HEAD" if asked == "." else asked)
 
 
 def _arm(asked: str, environment: bool) -> Arm:

@@ -138,7 +138,10 @@ class Comparison:
 
     def _failed(self, failure: ArmFailed) -> Finding:
         arms = {"old": self.old, "new": self.new}
-        reasons = "; ".join(f"{arms[side].name}: {reason}" for side, reason in failure.reasons.items())
+        reasons = "; ".join(
+            reason if reason.startswith(arms[side].name) else f"{arms[side].name}: {reason}"
+            for side, reason in failure.reasons.items()
+        )
         sentence = f"Nothing to compare with: {reasons}" if failure.unsupported else reasons
         return self._finding("failed", None, sentence, {"reasons": failure.reasons, "unsupported": failure.unsupported})
 
@@ -280,8 +283,9 @@ def _sentence(verdict: Verdict, decision: Decision, margin: float, seconds: floa
     if decision.further_pairs is None:
         return f"Undecided: {seen}; it lies too near the margin of {100 * margin:g} % for any number of pairs."
     each_s = seconds / decision.pairs
+    pairs = "pair" if decision.further_pairs == 1 else "pairs"
     return (
-        f"Undecided: {seen}; about {decision.further_pairs} further pairs "
+        f"Undecided: {seen}; about {decision.further_pairs} further {pairs} "
         f"({decision.further_pairs * each_s:.0f} s) would decide."
     )
 

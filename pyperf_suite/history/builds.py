@@ -78,7 +78,10 @@ def interpreter_arm(python: Path) -> Arm:
         raise UserError(f"The interpreter {python} does not run ({error}): name one that has pyperf_suite.") from None
     if done.returncode:
         raise UserError(f"The interpreter {python} has no pyperf_suite ({last_line(done.stderr)}): install it there.")
-    return Arm(name=f"{name} ({done.stdout.decode().strip()})", python=python)
+    version = last_line(done.stdout) if done.stdout.strip() else ""
+    if not version:
+        raise UserError(f"{python} is no Python interpreter, for it did nothing with a program: name one.")
+    return Arm(name=f"{name} ({version})", python=python)
 
 
 def builds_folder() -> Path:

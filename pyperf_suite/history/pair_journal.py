@@ -62,10 +62,14 @@ def comparison_folder(results: Path, machine: str, manifest: Mapping[str, Any], 
     now = datetime.datetime.now(datetime.timezone.utc)
     path = results / machine / f"{kind}-{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
     stamped = {"started_at": now.isoformat(timespec="seconds"), **manifest}
+    manifest_path = path / f"{kind}.json"
     try:
         path.mkdir(parents=True)
-        (path / f"{kind}.json").write_text(json.dumps(stamped, indent=2) + "\n", "utf-8")
+        manifest_path.write_text(json.dumps(stamped, indent=2) + "\n", "utf-8")
     except OSError as error:
+        with contextlib.suppress(OSError):  # half a manifest would only puzzle whoever looks there later
+            manifest_path.unlink(missing_ok=True)
+            path.rmdir()
         raise UserError(
             f"The results folder {results} cannot be written ({error.strerror}): name another with --results."
         ) from None

@@ -87,13 +87,16 @@ def _typed(value: str, present: object) -> object:
 def choose(cases: Sequence[PairedCase], expression: str) -> list[PairedCase]:
     """The cases whose probe and label hold every word of the expression; `not WORD` leaves out those that hold it.
 
-    Raises UserError where nothing is left, or a `not` has nothing behind it.
+    Raises UserError where nothing is left, a `not` has nothing behind it, or an `or` asks for what is not known here:
+    as a word it would hold in every "torch".
     """
     wanted, unwanted = [], []
     words = iter(expression.lower().replace(",", " ").split())
     for word in words:
         if word == "and":
             continue
+        if word == "or" or word in "()":
+            raise UserError(f"-k {expression!r}: {word!r} is not known, for all words must hold; ask twice instead.")
         if word != "not":
             wanted.append(word)
             continue

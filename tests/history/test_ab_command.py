@@ -9,8 +9,10 @@ from click.testing import CliRunner
 
 from pyperf_suite.ab_command import ab
 from pyperf_suite.cli import SpokenErrors
+from pyperf_suite.errors import UserError
 from pyperf_suite.history.arms import this_code
 from pyperf_suite.history.finding import Finding
+from pyperf_suite.history.pair_journal import comparison_folder
 from pyperf_suite.measure.ratio import Ratio
 
 VARIANTS = ("--old", "schedule=data_parallel", "--new", "schedule=stream_k", "--device", "cpu")
@@ -22,6 +24,19 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     group = SpokenErrors(commands={"ab": ab})
     return lambda *arguments: CliRunner().invoke(group, ["ab", *arguments], catch_exceptions=False)
+
+
+@pytest.fixture
+def checkout(monkeypatch):
+    """A checkout in which every word but "typo" is a revision."""
+
+    class Checkout:
+        def commit(self, revision):
+            if revision == "typo":
+                raise UserError("no such revision")
+            return "a" * 40
+
+    monkeypatch.setattr("pyperf_suite.history.checkout.find_checkout", Checkout)
 
 
 @pytest.fixture
@@ -101,7 +116,7 @@ def test_the_whole_suite_without_a_name_leaves_out_what_takes_a_group_of_process
     assert all(case.old.operator != "collective" for case in asked[0]["cases"])
 
 
-def test_each_side_is_what_its_word_names(run, compared, monkeypatch):
+def test_each_side_is_what_its_word_names(run, compared, checkout, monkeypatch):
     monkeypatch.setattr("pyperf_suite.history.builds.revision_arm", lambda checkout, asked, own: this_code(asked))
     monkeypatch.setattr("pyperf_suite.history.builds.working_tree_arm", lambda checkout, own: this_code("changes"))
     asked = compared("equivalent")
@@ -146,3 +161,21 @@ def test_a_disk_that_refuses_a_pair_is_one_sentence(run, monkeypatch):
     ended = run(*VARIANTS, "baseline", "-k", "native m=256 @1")
     assert ended.exit_code == 2
     assert "No space left on device. All 0 earlier pairs are kept" in ended.stderr
+
+
+def test_both_sides_are_looked_up_before_either_is_built(run, checkout, monkeypatch):
+    monkeypatch.setattr("pyperf_suite.history.builds.revision_arm", lambda *_: pytest.fail("it was built"))
+    told = run("--old", "main", "--new", "typo", "baseline", "--device", "cpu")
+    assert told.exit_code == 2
+    assert "no such revision" in told.stderr
+
+
+def test_a_results_folder_that_fills_up_is_left_without_half_a_comparison(tmp_path, monkeypatch):
+    def full(self, *_):
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(UserError, match="No space left"):
+        comparison_folder(tmp_path, "cpu-made-up-2c", {})
+    assert not list(tmp_path.glob("*/*"))

@@ -151,6 +151,9 @@ def test_an_interpreter_that_has_the_suite_is_an_arm_and_others_are_refused(tmp_
         interpreter_arm(other)
     with pytest.raises(UserError, match="does not run"):
         interpreter_arm(tmp_path / "absent")
+    other.write_text("#!/bin/sh\n")
+    with pytest.raises(UserError, match="no Python interpreter"):
+        interpreter_arm(other)
     other.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "print(7)"\n')
     arm = interpreter_arm(other)
     assert (arm.python, arm.build, arm.name) == (other, None, f"{other} (7)")

@@ -69,3 +69,5 @@ def test_words_choose_among_benchmarks():
         choose(cases, "cublas")
     with pytest.raises(UserError, match="ends in `not`"):
         choose(cases, "native not")
+    with pytest.raises(UserError, match="'or' is not known"):
+        choose(cases, "torch or m=65")
