@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,7 +81,7 @@ def machine_of(info: Mapping[str, Any]) -> str:
 
 def _content(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=without_waiting) as file:
             content = file.read(LARGEST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
@@ -91,6 +92,14 @@ def _content(path: Path) -> bytes:
             "save it without --benchmark-save-data."
         )
     return content
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """An opener for which a pipe that nobody writes is empty; one that somebody writes is waited on as ever."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if hasattr(os, "O_NONBLOCK"):
+        os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _moment(data: Mapping[str, Any], path: Path) -> str:

@@ -107,7 +107,7 @@ def positive_seconds(value: Any, what: str) -> float:
     """A time as a number. Raises ValueError for what is not positive and finite: it has no logarithm."""
     seconds = _finite(value)
     if seconds is None or seconds <= 0:
-        raise ValueError(f"{what} is {str(value)[:40]}, not a positive number of seconds")
+        raise ValueError(f"{what} is {_told(value)}, not a positive number of seconds")
     return seconds
 
 
@@ -160,13 +160,21 @@ def _plain(value: Any, depth: int) -> Any:
 def _finite(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
     return number if math.isfinite(number) else None
+
+
+def _told(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
-        raise ValueError(f"its process or position is {str(value)[:40]}, not a count")
+        raise ValueError(f"its process or position is {_told(value)}, not a count")
     return value
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.conditions import commit_of
-from pyperf_suite.history.foreign import MOST_NOTES, read_foreign
+from pyperf_suite.history.foreign import MOST_NOTES, read_foreign, without_waiting
 from pyperf_suite.history.journal_lines import read_lines
 from pyperf_suite.history.observations import Figure, Observation
 from pyperf_suite.history.series import TIME
@@ -141,7 +141,7 @@ def interval_of(times: list[Figure]) -> tuple[float, float]:
 def _read_records(path: Path) -> tuple[list[Observation], list[str]]:
     found, notes, bad = [], [], 0
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=without_waiting) as file:
             for line in read_lines(file, path.resolve().parent.parent.name):
                 if line.observation is not None:
                     found.append(line.observation)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+# Python refuses longer ones too, with advice for its programmer.
+LONGEST_INTEGER = 4000
+
 
 def loads(text: str | bytes) -> Any:
     """The JSON value in `text`.
@@ -32,8 +35,14 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _integer(text: str) -> int:
+    if len(text) > LONGEST_INTEGER:
+        raise ValueError(f"it holds an integer of {len(text)} digits")
+    return int(text)
+
+
 def _no_constant(name: str) -> float:
     raise ValueError(f"it holds {name}, which is no number of JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=_no_constant, parse_int=_integer)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -167,3 +170,17 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 def test_half_a_surrogate_pair_in_a_name_does_no_harm(written):
     ((found,), _) = read_foreign(written(document(benchmarks=[benchmark("test_\ud800")])))
     assert found.label.encode().startswith(b"test_")
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="this system does not name open files")
+def test_a_pipe_that_nobody_writes_is_refused_and_one_that_is_written_is_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(UserError, match="is not JSON"):
+        read_foreign(tmp_path / "pipe.json")
+    reading, writing = os.pipe()
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(read_foreign, Path(f"/dev/fd/{reading}"))
+        os.write(writing, b'{"benchmarks": [], "datetime": "2026-01-01T00:00:00"}')
+        os.close(writing)
+        assert found.result() == ([], [])
+    os.close(reading)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from pyperf_suite.history import strict_json
@@ -26,9 +24,8 @@ def test_hostile_json_is_refused_in_a_sentence(text, why):
         strict_json.loads(text)
 
 
-@pytest.mark.skipif(not hasattr(sys, "get_int_max_str_digits"), reason="this Python reads integers of any length")
 def test_an_integer_of_thousands_of_digits_is_refused():
-    with pytest.raises(ValueError, match="digits"):
+    with pytest.raises(ValueError, match="it holds an integer of 100000 digits"):
         strict_json.loads("1" * 100_000)
 
 
