@@ -127,19 +127,20 @@ def finish(
 def _write_files(
     findings: Sequence[Finding], options: OutcomeOptions, heading: str, notes: Sequence[str], fail_on: str
 ) -> None:
+    from pyperf_suite.history.export import write_whole
     from pyperf_suite.history.outputs.junit import junit_xml
     from pyperf_suite.history.outputs.markdown import summary
 
     if options.markdown is not None:
         # Appended: the steps of a job share one summary, and each adds its own.
-        _write(options.markdown, "ab", summary(heading, findings, notes).encode() + b"\n")
+        _append(options.markdown, summary(heading, findings, notes).encode() + b"\n")
     if options.junit is not None:
-        _write(options.junit, "wb", junit_xml(heading, findings, fail_on))
+        write_whole(options.junit, junit_xml(heading, findings, fail_on))
 
 
-def _write(path: Path, mode: str, content: bytes) -> None:
+def _append(path: Path, content: bytes) -> None:
     try:
-        with path.open(mode) as file:
+        with path.open("ab") as file:
             file.write(content)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); the findings above are whole.") from None

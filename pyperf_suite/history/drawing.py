@@ -5,6 +5,7 @@ matplotlib is imported only here and only when drawing.
 
 from __future__ import annotations
 
+import io
 import itertools
 import statistics
 import textwrap
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.history.export import write_whole
 from pyperf_suite.history.quantities import scale_for
 from pyperf_suite.history.series import Point, Series
 from pyperf_suite.history.steps import Step
@@ -57,6 +59,7 @@ def draw_series(drawn: Sequence[Series], path: Path, steps: Sequence[Sequence[St
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    picture = io.BytesIO()
     canvas, axes = pyplot.subplots(
         len(panels),
         1,
@@ -71,11 +74,10 @@ def draw_series(drawn: Sequence[Series], path: Path, steps: Sequence[Sequence[St
         with warnings.catch_warnings():
             # Other projects name their benchmarks in any script: what the font has not is drawn as a box.
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
-            canvas.savefig(path, dpi=120, format="png")
-    except OSError as error:
-        raise UserError(f"The picture {path} cannot be written: {error.strerror or error}.") from None
+            canvas.savefig(picture, dpi=120, format="png")
     finally:
         pyplot.close(canvas)
+    write_whole(path, picture.getvalue())
 
 
 def _draw(axis: Any, series: Series, steps: Sequence[Step]) -> None:

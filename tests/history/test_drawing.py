@@ -85,6 +85,19 @@ def test_nothing_to_draw_and_too_much_to_draw_are_one_sentence(tmp_path):
         draw_series([series([1.0])] * 13, tmp_path / "series.png")
 
 
+def test_a_picture_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeypatch):
+    picture = tmp_path / "series.png"
+    picture.write_bytes(b"older")
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UserError, match="No space left"):
+        draw_series([series([1.0])], picture)
+    assert picture.read_bytes() == b"older"
+
+
 def test_a_folder_that_is_not_there_is_one_sentence(tmp_path):
-    with pytest.raises(UserError, match="cannot be written: No such file"):
+    with pytest.raises(UserError, match="cannot be written"):
         draw_series([series([1.0])], tmp_path / "absent" / "series.png")
