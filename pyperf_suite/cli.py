@@ -60,7 +60,9 @@ class SpokenErrors(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            raise Spoken(str(error)) from error
+            from pyperf_suite.history.outputs.words import printable
+
+            raise Spoken(printable(str(error))) from error
 
 
 def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -92,7 +92,7 @@ def history(
     from pyperf_suite.history.steps import steps_of
 
     with _store(results, also) as store:
-        found = _benchmarks(store, results, benchmark, machine)
+        found = _benchmarks(store, benchmark, machine)
         listed, left_out = (found, ()) if show_all or as_json else _most_recent(found, benchmark is None)
         series = [store.series(each) for each in listed]
         warned = [*store.notes, *store.damage]
@@ -207,7 +207,7 @@ def export(
     if chosen == "parquet" and output is None and sys.stdout.isatty():
         raise UserError("Parquet is no text that a terminal could show: name a file with -o.")
     with _store(results, also) as store:
-        series = [store.series(each) for each in _benchmarks(store, results, benchmark, machine)]
+        series = [store.series(each) for each in _benchmarks(store, benchmark, machine)]
         warned = [*store.notes, *store.damage]
     content = FORMATS[chosen](series)
     _warn(warned)
@@ -229,15 +229,12 @@ def _store(results: Path, also: Sequence[Path] = ()) -> Store:
     return store
 
 
-def _benchmarks(store: Store, results: Path, pattern: str | None, machine: str | None) -> list[Benchmark]:
+def _benchmarks(store: Store, pattern: str | None, machine: str | None) -> list[Benchmark]:
     """What is asked for; raises UserError where there is nothing of the kind."""
     found = store.benchmarks(pattern, machine)
     if found:
         return found
-    where = f"{results}" + (f" for machine {machine}" if machine else "")
-    if pattern is None or not store.benchmarks(None, machine):
-        raise UserError(f"No measured run was found in {where}: measure one with `pyperf-suite run`, or say --results.")
-    raise UserError(f"No benchmark in {where} matches {pattern!r}: `pyperf-suite history` lists those there are.")
+    raise UserError(store.why_nothing(pattern, machine))
 
 
 # What a person reads in one go; --all shows more.
@@ -270,8 +267,10 @@ def _as_json(series: Sequence[Series], warned: Sequence[str]) -> str:
 
 
 def _warn(sentences: Sequence[str]) -> None:
+    from pyperf_suite.history.outputs.words import printable
+
     for sentence in sentences:
-        click.echo(f"Warning: {sentence}", err=True)
+        click.echo(f"Warning: {printable(sentence)}", err=True)
 
 
 def _print_pruning(planned: Pruning, really: bool) -> None:

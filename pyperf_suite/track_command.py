@@ -73,7 +73,7 @@ def track(
         store.update()
         wanted = store.benchmarks(benchmark, machine)
         if not wanted:
-            raise UserError(_nothing(store, results, benchmark, machine))
+            raise UserError(store.why_nothing(benchmark, machine))
         found = search(store, wanted, since.isoformat() if since else None)
         if benchmark is None:
             watch_shapes(store, found, machine)
@@ -89,13 +89,6 @@ def track(
         notes,
         {"earlier": [nomination.sentence for nomination in found.earlier]},
     )
-
-
-def _nothing(store: Store, results: Path, pattern: str | None, machine: str | None) -> str:
-    where = f"{results}" + (f" for machine {machine}" if machine else "")
-    if pattern is None or not store.benchmarks(None, machine):
-        return f"No measured run was found in {where}: measure one with `pyperf-suite run`, or say --results."
-    return f"No benchmark in {where} matches {pattern!r}: `pyperf-suite history` lists those there are."
 
 
 def _confirmed(

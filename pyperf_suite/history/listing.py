@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from pyperf_suite.history.drawing import short_commit, unit_name
+from pyperf_suite.history.outputs.terminal import shown
 from pyperf_suite.history.quantities import scale_for
 from pyperf_suite.history.series import Series
 from pyperf_suite.history.steps import Step
@@ -20,7 +20,7 @@ _NEWEST = 20
 def print_list(console: Console, listed: Sequence[Series], left_out: Sequence[str]) -> None:
     """A table for each machine: benchmark, runs, newest value and trend; then what is not listed."""
     for machine in dict.fromkeys(series.machine for series in listed):
-        console.print(f"\n[bold]{escape(machine)}[/bold]")
+        console.print(f"\n[bold]{shown(machine)}[/bold]")
         own = [series for series in listed if series.machine == machine]
         table = _table("trend", ">runs", ">newest", "on", "probe", "benchmark")
         for series in own:
@@ -31,19 +31,19 @@ def print_list(console: Console, listed: Sequence[Series], left_out: Sequence[st
                 str(len(series.points)),
                 scale.told(newest.value) if newest else "failed",
                 newest.started_at[:10] if newest else "",
-                escape(series.probe),
-                escape(series.title),
+                shown(series.probe),
+                shown(series.title),
             )
         _print_whole(console, table)
     for sentence in left_out:
-        console.print(f"[yellow]note[/yellow] {escape(sentence)}", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]note[/yellow] {shown(sentence)}", highlight=False, soft_wrap=True)
 
 
 def print_series(console: Console, series: Series, steps: Sequence[Step], show_all: bool) -> None:
     """One series: its name, a plot, what changed in it, and its newest points."""
     for line in (
-        f"\n[bold]{escape(series.title)}[/bold]",
-        f"{escape(series.probe)}, case {escape(series.case_id)}, on {escape(series.machine)}\n",
+        f"\n[bold]{shown(series.title)}[/bold]",
+        f"{shown(series.probe)}, case {shown(series.case_id)}, on {shown(series.machine)}\n",
     ):
         console.print(line, highlight=False, soft_wrap=True)
     if not series.points:
@@ -61,7 +61,7 @@ def print_series(console: Console, series: Series, steps: Sequence[Step], show_a
         console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ignore", crop=False)
     if len(units) > 1:
         named = "  ".join(f"{MARKS[number % len(MARKS)]} {unit_name(unit)}" for number, unit in enumerate(units))
-        console.print(f"units: {escape(named)}", highlight=False, soft_wrap=True)
+        console.print(f"units: {shown(named)}", highlight=False, soft_wrap=True)
     _print_changes(console, series, steps)
     _print_points(console, series, show_all)
 
@@ -70,7 +70,7 @@ def _print_changes(console: Console, series: Series, steps: Sequence[Step]) -> N
     """A sentence for every break, and for every step."""
     for each in series.breaks:
         when = series.points[each.index].started_at[:10]
-        console.print(f"[yellow]break[/yellow] {when}: {escape(each.what)}", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]break[/yellow] {when}: {shown(each.what)}", highlight=False, soft_wrap=True)
     nominated = "" if series.kind == "static" else "; nominated, not confirmed: `pyperf-suite track --confirm`"
     for step in steps:
         known = step.commit_before and step.commit_after
@@ -78,7 +78,7 @@ def _print_changes(console: Console, series: Series, steps: Sequence[Step]) -> N
         point = series.points[step.index]
         unit = f" on {unit_name(point.unit)}" if len(series.units) > 1 else ""
         console.print(
-            f"[magenta]step[/magenta]  {point.started_at[:10]}: {step.effect}{escape(unit + commits)}{nominated}",
+            f"[magenta]step[/magenta]  {point.started_at[:10]}: {step.effect}{shown(unit + commits)}{nominated}",
             highlight=False,
             soft_wrap=True,
         )
@@ -91,13 +91,13 @@ def _print_points(console: Console, series: Series, show_all: bool) -> None:
     table = _table("run", "begun", f">{scale.unit}", "interval", ">processes", "commit", "unit", "")
     for index, point in enumerate(series.points[first:], first):
         table.add_row(
-            escape(point.run_id),
+            shown(point.run_id),
             point.started_at[:16].replace("T", " "),
             scale.number(point.value),
             f"[{scale.number(point.low)}, {scale.number(point.high)}]".replace("[", r"\["),
             f"{point.processes}" + (f" of {point.processes + point.failed}" if point.failed else ""),
-            escape(short_commit(point)),
-            escape(unit_name(point.unit)) if point.unit else "",
+            shown(short_commit(point)),
+            shown(unit_name(point.unit)) if point.unit else "",
             "after a break" if index in broken else "",
         )
     _print_whole(console, table)
@@ -109,7 +109,7 @@ def _print_points(console: Console, series: Series, show_all: bool) -> None:
         runs = "run" if len(series.failed_runs) == 1 else "runs"
         console.print(
             f"[yellow]note[/yellow] It failed in {len(series.failed_runs)} {runs}, the last "
-            f"{escape(series.failed_runs[-1])}.",
+            f"{shown(series.failed_runs[-1])}.",
             highlight=False,
             soft_wrap=True,
         )

@@ -126,6 +126,16 @@ class Store:
         )
         return [Run(machine, run_id, self.results / path, *rest) for machine, run_id, path, *rest in rows]
 
+    def why_nothing(self, pattern: str | None = None, machine: str | None = None) -> str:
+        """The sentence to say where `benchmarks` found none: what was asked, what there is, what to do."""
+        where = f"{self.results}" + (f" for machine {machine}" if machine else "")
+        if pattern is not None and self.benchmarks(None, machine):
+            return f"No benchmark in {where} matches {pattern!r}: `pyperf-suite history` lists those there are."
+        if self.damage:
+            more = f" {len(self.damage) - 1} more such." if len(self.damage) > 1 else ""
+            return f"No measured run that can be read was found in {where}: {self.damage[0].rstrip('.')}.{more}"
+        return f"No measured run was found in {where}: measure one with `pyperf-suite run`, or say --results."
+
     def holdings(self) -> dict[Path, frozenset[BenchmarkKey]]:
         """For each run's folder the benchmarks that it has a value of; sentinels are none."""
         keys = {

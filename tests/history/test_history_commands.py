@@ -202,3 +202,29 @@ def test_a_file_of_github_action_benchmark_holds_the_newest_run(results, tmp_pat
     (entry,) = json.loads(file.read_text())
     assert entry["unit"] == "s"
     assert "20260120T000000Z-0014" in entry["extra"]
+
+
+@pytest.mark.parametrize("command", ["history", "export", "track"])
+def test_runs_that_cannot_be_read_are_not_told_as_none(tmp_path, command):
+    records = add_run(tmp_path, 1, {SMALL: 1e-3}) / "records.jsonl"
+    records.write_text(records.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    told = invoke(command, "--results", tmp_path)
+    assert told.exit_code == 2
+    assert "schema version 99" in " ".join(told.stderr.split())
+
+
+@pytest.mark.parametrize("field", ["probe", "label"])
+def test_a_name_from_a_strangers_file_gives_the_terminal_no_orders(tmp_path, field):
+    records = add_run(tmp_path, 1, {SMALL: 1e-3}) / "records.jsonl"
+    old = '"baseline"' if field == "probe" else '"torch"'
+    records.write_text(records.read_text().replace(old, '"\\u001b]0;title\\u0007[bold]\\u202e"', 1))
+    told = invoke("history", "--results", tmp_path)
+    assert told.exit_code == 0
+    assert "[bold]" in told.output
+    assert not set("\x1b\x07\u202e") & set(told.output)
+
+
+def test_what_an_error_quotes_gives_the_terminal_no_orders(tmp_path):
+    told = invoke("compare", "latest", "latest", "--results", tmp_path / "\x1b[2J")
+    assert told.exit_code == 2
+    assert "\x1b" not in told.stderr

@@ -20,7 +20,7 @@ def print_findings(
 ) -> None:
     """Print the table, one sentence for each finding but the equivalent, the notes, and the outcome."""
     ordered = by_urgency(findings)
-    console.print(f"\n[bold]{_shown(heading)}[/bold]", highlight=False, soft_wrap=True)
+    console.print(f"\n[bold]{shown(heading)}[/bold]", highlight=False, soft_wrap=True)
     if ordered:
         _print_table(console, ordered)
     for finding in ordered:
@@ -28,15 +28,16 @@ def print_findings(
             _say(console, "[cyan]•[/cyan]", finding.sentence, indent="  ")
     for note in notes:
         _say(console, "[yellow]note[/yellow]", note)
-    console.print(_shown(outcome_sentence(findings, code, fail_on)), highlight=False, soft_wrap=True)
+    console.print(shown(outcome_sentence(findings, code, fail_on)), highlight=False, soft_wrap=True)
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """Text for rich as it stands: neither rich nor the terminal finds an order in it."""
     return escape(printable(text))
 
 
 def _say(console: Console, mark: str, sentence: str, indent: str = "") -> None:
-    console.print(f"{indent}{mark} {_shown(sentence)}", highlight=False, soft_wrap=True)
+    console.print(f"{indent}{mark} {shown(sentence)}", highlight=False, soft_wrap=True)
 
 
 def _print_table(console: Console, findings: Sequence[Finding]) -> None:
@@ -47,18 +48,18 @@ def _print_table(console: Console, findings: Sequence[Finding]) -> None:
     table.add_column("benchmark", no_wrap=True)
     for finding in findings:
         verdict = f"[{_STYLES[finding.verdict]}]{finding.verdict}[/]"
-        table.add_row(verdict, change(finding.ratio), percent(finding.margin), _shown(finding.benchmark))
+        table.add_row(verdict, change(finding.ratio), percent(finding.margin), shown(finding.benchmark))
     _print_at_natural_width(console, table)
 
 
 def print_table(console: Console, told: Told) -> None:
     """A titled table of cells that are text already; a column of figures is set to the right."""
-    table = Table(title=_shown(told.title), title_justify="left", title_style="italic", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=shown(told.title), title_justify="left", title_style="italic", box=None, padding=(0, 2, 0, 0))
     for position, column in enumerate(told.columns):
         is_figure = all(row[position][:1] in "+-0123456789" for row in told.rows)
         table.add_column(column, justify="right" if is_figure else "left", no_wrap=True)
     for row in told.rows:
-        table.add_row(*map(_shown, row))
+        table.add_row(*map(shown, row))
     _print_at_natural_width(console, table)
 
 

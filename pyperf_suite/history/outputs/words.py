@@ -12,9 +12,10 @@ from pyperf_suite.measure.ratio import Ratio
 # What needs a reader comes first; within a verdict, what moved most.
 URGENCY: tuple[Verdict, ...] = ("slower", "failed", "undecided", "faster", "equivalent")
 
-# What a terminal obeys instead of showing, and what UTF-8 and XML have no character for.
+# What a terminal obeys instead of showing, what turns the direction of writing, and what UTF-8 and XML have no
+# character for.
 # Names may come from a stranger's file.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 # Beyond this a percentage is harder to read than a factor.
 _AS_FACTOR = 10.0
