@@ -67,6 +67,7 @@ def _compare(
 ) -> tuple[list[Finding], list[str]]:
     """The findings, and what a reader should know of how they came about."""
     from pyperf_suite.history.compare import compare_sides, sentinel_sentence
+    from pyperf_suite.history.foreign import PROBE as FOREIGN_PROBE
     from pyperf_suite.history.run_noise import noise_from_store
     from pyperf_suite.history.selfcheck import latest_selfcheck
     from pyperf_suite.history.store import Store
@@ -76,8 +77,10 @@ def _compare(
 
     notes = []
     if any(one.medians for one in _all(new)):
+        ours = any(one.probe != FOREIGN_PROBE for one in _all(new))
         notes.append(
-            "The runs were measured at different times, which is in every difference; pyperf-suite ab takes turns."
+            "The runs were measured at different times, which is in every difference"
+            + ("; pyperf-suite ab takes turns." if ours else ".")
         )
     if old.commit and old.commit == new.commit and not any(one.dirty for one in (*_all(old), *_all(new))):
         notes.append(f"Both measured commit {old.commit[:12]}: what differs is not this project's code.")
@@ -87,7 +90,7 @@ def _compare(
         return compare_sides(old, new, margin_of, lambda _: None), notes
     with Store(results) as store:
         store.update()
-        noise_of = noise_from_store(store, new.machine, [Path(side.name).name for side in (old, new)])
+        noise_of = noise_from_store(store, new.machine, [*old.run_ids, *new.run_ids])
         findings = compare_sides(old, new, margin_of, noise_of)
         notes += store.notes
     checked = latest_selfcheck(results, new.machine)

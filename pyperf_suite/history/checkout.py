@@ -30,8 +30,12 @@ class Checkout:
         if done.returncode or not found:
             raise UserError(
                 f"{revision!r} is neither a revision of {self.root} nor an interpreter nor FIELD=VALUE: name one."
+                + (" This clone is shallow: git fetch --unshallow brings older commits." if self._is_shallow() else "")
             )
         return found
+
+    def _is_shallow(self) -> bool:
+        return git(self.root, "rev-parse", "--is-shallow-repository").stdout.strip() == b"true"
 
     def is_clean(self) -> bool:
         """Whether the working tree is just what is committed."""

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pyperf_suite.history.drawing import short_commit, unit_name
+from pyperf_suite.history.foreign import PROBE as FOREIGN_PROBE
 from pyperf_suite.history.outputs.terminal import shown
 from pyperf_suite.history.quantities import scale_for
 from pyperf_suite.history.series import Series
@@ -71,7 +72,9 @@ def _print_changes(console: Console, series: Series, steps: Sequence[Step]) -> N
     for each in series.breaks:
         when = series.points[each.index].started_at[:10]
         console.print(f"[yellow]break[/yellow] {when}: {shown(each.what)}", highlight=False, soft_wrap=True)
-    nominated = "" if series.kind == "static" else "; nominated, not confirmed: `pyperf-suite track --confirm`"
+    nominated = "" if series.kind == "static" else "; nominated, not confirmed"
+    if nominated and series.probe != FOREIGN_PROBE:  # what another project measures cannot be rerun here
+        nominated += ": `pyperf-suite track --confirm`"
     for step in steps:
         known = step.commit_before and step.commit_after
         commits = f" (commits {step.commit_before[:9]} to {step.commit_after[:9]})" if known else ""

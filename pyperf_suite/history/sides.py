@@ -57,13 +57,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Side:
-    """One finished run. `notes` are sentences about what of it could not be read."""
+    """One finished run. `notes` are sentences about what of it could not be read, `run_ids` name it in the history."""
 
     name: str
     machine: str
     benchmarks: Mapping[tuple[str, str], Measured]
     commit: str = ""
     notes: tuple[str, ...] = ()
+    run_ids: frozenset[str] = frozenset()
 
 
 def read_run_or_file(path: Path) -> Side:
@@ -84,15 +85,16 @@ def read_run_or_file(path: Path) -> Side:
 def side_of(name: str, observations: Iterable[Observation], notes: Iterable[str] = ()) -> Side:
     """The side made of these observations. Raises UserError where they are of more than one machine."""
     by_benchmark: dict[tuple[str, str], list[Observation]] = {}
-    machines = set()
+    machines, run_ids = set(), set()
     for one in observations:
         machines.add(one.machine)
+        run_ids.add(one.run_id)
         by_benchmark.setdefault((one.probe, one.case_id), []).append(one)
     if len(machines) > 1:
         raise UserError(f"{name} holds results of several machines ({', '.join(sorted(machines))}): compare one each.")
     benchmarks = {key: _measured(visits) for key, visits in by_benchmark.items()}
     commit = next((one.commit for one in reversed(benchmarks.values()) if one.commit), "")
-    return Side(name, machines.pop() if machines else "", benchmarks, commit, tuple(notes))
+    return Side(name, machines.pop() if machines else "", benchmarks, commit, tuple(notes), frozenset(run_ids))
 
 
 def newest_visits(observations: Iterable[Observation]) -> list[Observation]:

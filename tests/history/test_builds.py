@@ -158,3 +158,10 @@ def test_an_interpreter_that_has_the_suite_is_an_arm_and_others_are_refused(tmp_
     arm = interpreter_arm(other)
     assert (arm.python, arm.build, arm.name) == (other, None, f"{other} (7)")
     assert arm.variables["PYTHONPATH"] == ""
+
+
+def test_in_a_shallow_clone_it_says_how_to_get_older_commits(checkout, tmp_path):
+    shallow = tmp_path / "shallow"
+    subprocess.run(["git", "clone", "-q", "--depth", "1", checkout.root.as_uri(), shallow], check=True)
+    with pytest.raises(UserError, match="git fetch --unshallow"):
+        find_checkout(shallow).commit("HEAD~1")

@@ -77,7 +77,16 @@ def test_pytest_benchmark_files_are_compared(compare, tmp_path):
     done = compare(tmp_path / "before.json", tmp_path / "after.json")
     assert done.exit_code == 3
     assert "Looks slower, +50.0 %" in done.output
-    assert "ab --old" not in done.output
+    assert "pyperf-suite ab" not in done.output
+
+
+def test_the_runs_that_are_compared_do_not_count_as_noise_under_any_name(compare, ten_runs, results, tmp_path):
+    first, *_, last = sorted(results.glob("*/*/records.jsonl"))
+    copies = [tmp_path / "before.jsonl", tmp_path / "after.jsonl"]
+    for run, copy in zip((first, last), copies, strict=True):
+        lines = [json.loads(line) for line in run.read_text().splitlines()]
+        copy.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "8 runs of its own" in compare(*copies, "--json").stdout
 
 
 def test_runs_of_different_machines_are_one_sentence_and_exit_code_2(compare, write_run):
