@@ -24,6 +24,7 @@ from pyperf_suite.history.run_noise import NoiseOf, RunNoise
 from pyperf_suite.history.sides import Measured, Side
 from pyperf_suite.history.static_figures import judge_figures
 from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.runner.profiles import PROFILES, QUICK
 
 # As for pairs: slower or faster is wrong in 1 % at most, equivalent in 5 % on either side.
 ALPHA = 0.01
@@ -263,6 +264,8 @@ def _pairs_would_decide(old: Measured, new: Measured) -> list[str]:
         return []
     revisions = [one.commit[:12] or stand_in for one, stand_in in ((old, "OLD"), (new, "NEW"))]
     command = ["pyperf-suite", "ab", "--old", revisions[0], "--new", revisions[1], new.probe, "-k", new.label]
+    if new.profile in PROFILES and new.profile != QUICK.name:  # whose cases ab has without being asked
+        command += ["--profile", new.profile]
     return [f"A paired run would decide: {shlex.join(command)}"]
 
 

@@ -52,6 +52,7 @@ class Observation:
     state: Mapping[str, Any] = field(default_factory=dict)
     clock_hz: float | None = None
     steal_share: float | None = None
+    profile: str = ""
 
 
 def observation(record: Record, machine: str) -> Observation:
@@ -79,6 +80,7 @@ def observation(record: Record, machine: str) -> Observation:
             state=_plain({**record.state, **compiler}, DEEPEST_STATE),
             clock_hz=_clock_hz(record),
             steal_share=_finite(record.quality.get("steal_share")),
+            profile=_text(record.profile, "profile"),
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UserError(f"A record cannot be used: {error}.") from None

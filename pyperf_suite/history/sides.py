@@ -43,6 +43,7 @@ class Measured:
     failures: tuple[str, ...] = ()
     clock_hz: tuple[float, ...] = ()
     steal_share: tuple[float, ...] = ()
+    profile: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -127,6 +128,7 @@ def _measured(observations: list[Observation]) -> Measured:
         failures=tuple(f"{one.outcome}: {one.reason}" for one in visits if one.outcome != "ok"),
         clock_hz=tuple(one.clock_hz for one in good if one.clock_hz is not None),
         steal_share=tuple(one.steal_share for one in good if one.steal_share is not None),
+        profile=last.profile,
     )
 
 

@@ -11,10 +11,10 @@ fail-on = "slower"
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -123,5 +123,5 @@ def matches(pattern: str, text: str) -> bool:
 
     Labels are full of brackets, which a shell's patterns would take for sets of characters.
     """
-    parts = (".*" if character == "*" else "." if character == "?" else re.escape(character) for character in pattern)
-    return re.fullmatch("".join(parts), text, re.DOTALL) is not None
+    # Not an expression of our own: of one with many stars `re` tries every way to share out the text.
+    return fnmatchcase(text, pattern.replace("[", "[[]"))

@@ -44,6 +44,11 @@ def test_brackets_of_a_label_are_themselves():
     assert not matches("tile", "tile_wave")
 
 
+def test_a_pattern_of_many_stars_takes_no_longer_than_another():
+    assert not matches("*" * 40 + "z", LABEL)
+    assert not matches("*a" * 12 + "*z", "a" * 200)
+
+
 @pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("2.5 %", 0.025), ("0.01", 0.01), (0.2, 0.2)])
 def test_a_share_is_a_percentage_or_a_number(text, share):
     assert parse_share(text) == pytest.approx(share)
