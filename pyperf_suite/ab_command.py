@@ -102,6 +102,8 @@ def ab(
 ) -> None:
     """Is NEW slower than OLD? Pairs of fresh processes take turns in short slices until it is decided.
 
+    Exit code 0 fine, 1 slower, 2 a usage or data error, 3 undecided or failed, as a revision that does not build is.
+
     \b
     Examples:
       pyperf-suite ab --old main --new . baseline

@@ -54,10 +54,12 @@ class Tracked:
         )
         undone = sum(each.undone for each in self.earlier)
         if self.earlier:
-            told.append(
-                f"{len(self.earlier)} older changes or such as were made good again ({undone}) are not told: "
-                "--since DATE tells older ones."
-            )
+            older = len(self.earlier) - undone
+            kinds = [
+                f"{older} older, which --since DATE tells" if older else "",
+                f"{undone} made good again" if undone else "",
+            ]
+            told.append(f"Changes not told: {'; '.join(filter(None, kinds))}.")
         return told + _some(self.unread, "runs")
 
 

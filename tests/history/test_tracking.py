@@ -275,3 +275,12 @@ def test_the_case_is_found_in_a_journal_with_torn_and_foreign_lines(results, wri
         confirm.find_case(path, "f" * 16)
     with pytest.raises(UserError, match="cannot be read"):
         confirm.find_case(path.with_name("absent"), "f" * 16)
+
+
+def test_what_is_not_told_is_counted_by_why():
+    def note(*undone):
+        return tracking.Tracked(earlier=[SimpleNamespace(undone=each) for each in undone]).notes[-1]
+
+    assert note(False) == "Changes not told: 1 older, which --since DATE tells."
+    assert note(True, True) == "Changes not told: 2 made good again."
+    assert note(True, False, False) == "Changes not told: 2 older, which --since DATE tells; 1 made good again."
