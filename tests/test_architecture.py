@@ -49,7 +49,10 @@ MEASURING_PATH_MAY_IMPORT = {
 ONLY_INSIDE_FUNCTIONS = {"matplotlib", "plotly", "pyarrow", "pynvml", "ruptures", "torch", "triton"}
 
 # Modules of torch's own classes: whoever prepares a case imports them, inside a function.
-OF_TORCH = {"pyperf_suite.operators.training.gpt"}
+OF_TORCH = {
+    "pyperf_suite.operators.training.gpt",
+    "pyperf_suite.operators.training.saved_bytes",
+}
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
