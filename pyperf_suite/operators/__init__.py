@@ -10,10 +10,21 @@ from pyperf_suite.operators.collective import Collective
 from pyperf_suite.operators.compiled_kernel import CompiledKernel
 from pyperf_suite.operators.matmul import Matmul
 from pyperf_suite.operators.operator import Subject
+from pyperf_suite.operators.training.layer_pass import LayerPass
+from pyperf_suite.operators.training.precision_step import PrecisionStep
 from pyperf_suite.operators.training.training_step import TrainingStep
 
 OPERATORS: dict[str, Subject[Any]] = {
-    subject.name: subject for subject in (Matmul(), Attention(), Collective(), CompiledKernel(), TrainingStep())
+    subject.name: subject
+    for subject in (
+        Matmul(),
+        Attention(),
+        Collective(),
+        CompiledKernel(),
+        TrainingStep(),
+        LayerPass(),
+        PrecisionStep(),
+    )
 }
 
 
