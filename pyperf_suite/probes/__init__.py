@@ -14,10 +14,22 @@ from pyperf_suite.probes.collectives.probe import Collectives
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.static_kernels import StaticKernels
 from pyperf_suite.probes.tile_wave.probe import TileWave
+from pyperf_suite.probes.training.backward import Backward
+from pyperf_suite.probes.training.precision import Precision
 
 PROBES: dict[str, Probe] = {
     probe.name: probe
-    for probe in (TileWave(), Baseline(), Alignment(), AttentionHeads(), Collectives(), Calibration(), StaticKernels())
+    for probe in (
+        TileWave(),
+        Baseline(),
+        Alignment(),
+        AttentionHeads(),
+        Collectives(),
+        Calibration(),
+        StaticKernels(),
+        Backward(),
+        Precision(),
+    )
 }
 
 
