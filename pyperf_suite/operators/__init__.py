@@ -12,6 +12,7 @@ from pyperf_suite.operators.matmul import Matmul
 from pyperf_suite.operators.operator import Subject
 from pyperf_suite.operators.training.layer_pass import LayerPass
 from pyperf_suite.operators.training.precision_step import PrecisionStep
+from pyperf_suite.operators.training.saved_memory import TrainingMemory
 from pyperf_suite.operators.training.training_step import TrainingStep
 
 OPERATORS: dict[str, Subject[Any]] = {
@@ -22,6 +23,7 @@ OPERATORS: dict[str, Subject[Any]] = {
         Collective(),
         CompiledKernel(),
         TrainingStep(),
+        TrainingMemory(),
         LayerPass(),
         PrecisionStep(),
     )

@@ -14,6 +14,7 @@ from pyperf_suite.probes.collectives.probe import Collectives
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.static_kernels import StaticKernels
 from pyperf_suite.probes.tile_wave.probe import TileWave
+from pyperf_suite.probes.training.memory import Memory
 from pyperf_suite.probes.training.backward import Backward
 from pyperf_suite.probes.training.precision import Precision
 
@@ -27,6 +28,7 @@ PROBES: dict[str, Probe] = {
         Collectives(),
         Calibration(),
         StaticKernels(),
+        Memory(),
         Backward(),
         Precision(),
     )

@@ -166,7 +166,9 @@ def inputs(shape: TransformerShape, seed: int = 0) -> tuple[Tensor, ...]:
     if not shape.vocab:
         return (torch.randn(shape.batch, shape.seq, shape.hidden, generator=generator),)
     drawn = torch.randint(shape.vocab, (shape.batch, shape.seq + 1), generator=generator)
-    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+    # Each in its own memory, which slices of a single sequence would share.
+    own = torch.contiguous_format
+    return drawn[:, :-1].clone(memory_format=own), drawn[:, 1:].clone(memory_format=own)
 
 
 def _through(blocks: Any, x: Tensor) -> Tensor:
