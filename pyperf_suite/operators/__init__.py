@@ -10,6 +10,7 @@ from pyperf_suite.operators.collective import Collective
 from pyperf_suite.operators.compiled_kernel import CompiledKernel
 from pyperf_suite.operators.matmul import Matmul
 from pyperf_suite.operators.operator import Subject
+from pyperf_suite.operators.training.block_part import BlockPart
 from pyperf_suite.operators.training.layer_pass import LayerPass
 from pyperf_suite.operators.training.precision_step import PrecisionStep
 from pyperf_suite.operators.training.saved_memory import TrainingMemory
@@ -24,6 +25,7 @@ OPERATORS: dict[str, Subject[Any]] = {
         CompiledKernel(),
         TrainingStep(),
         TrainingMemory(),
+        BlockPart(),
         LayerPass(),
         PrecisionStep(),
     )

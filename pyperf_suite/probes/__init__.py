@@ -16,6 +16,7 @@ from pyperf_suite.probes.static_kernels import StaticKernels
 from pyperf_suite.probes.tile_wave.probe import TileWave
 from pyperf_suite.probes.training.memory import Memory
 from pyperf_suite.probes.training.backward import Backward
+from pyperf_suite.probes.training.block import Block
 from pyperf_suite.probes.training.precision import Precision
 
 PROBES: dict[str, Probe] = {
@@ -29,6 +30,7 @@ PROBES: dict[str, Probe] = {
         Calibration(),
         StaticKernels(),
         Memory(),
+        Block(),
         Backward(),
         Precision(),
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -87,6 +90,15 @@ class TorchStep(WorkloadImplementation[TrainingStepParameters]):
         return TorchSteps(parameters, seed, TorchDevice(device, parameters.workers, queueing="open"))
 
 
+def _require_compiler(where: TorchDevice) -> None:
+    """Raise Unsupported where torch.compile has nothing to turn a graph into machine code with."""
+    if where.is_gpu:
+        if importlib.util.find_spec("triton") is None:
+            raise Unsupported("torch.compile needs Triton on a GPU, and it is not installed.")
+    elif shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise Unsupported("torch.compile needs a C++ compiler on a CPU: install g++, or name one in CXX.")
+
+
 class TorchSteps(Steps):
     """Steps of one model on one batch; gradients are made anew in each, as with zero_grad(set_to_none=True)."""
 
@@ -101,6 +113,8 @@ class TorchSteps(Steps):
             raise Unsupported("A CPU has no tfloat32.")
         self.model = gpt.build(parameters, seed).to(where.device, getattr(torch, parameters.weights))
         self.inputs = tuple(self._placed(each) for each in gpt.inputs(parameters, seed))
+        if parameters.compiled:
+            _require_compiler(where)
         self._call = torch.compile(self.model) if parameters.compiled else self.model
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4) if parameters.part == "train" else None
         self._upstream: Any = None
