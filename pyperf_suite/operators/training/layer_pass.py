@@ -132,12 +132,27 @@ class LayerSteps(Steps):
         """Bytes that a forward pass keeps for backward, beside weights."""
         if self._parameters.phase != "forward":
             return {}
-        from pyperf_suite.operators.training.saved_bytes import saved_bytes
+        return {"saved": Observed("B", (self._kept_bytes(),))}
 
+    def _kept_bytes(self) -> int:
+        """Of the storages that autograd saves, each once and whole; of a single layer hooks see all of them.
+
+        saved_bytes.py says the same of any model, but its dispatch mode has torch import its compiler for seconds.
+        """
         torch, own = self._where.torch, self._sets[0]
-        held = torch.nn.ParameterList(own.weights)
-        kept = saved_bytes(held, lambda: layers.apply(torch, self._parameters, own.inputs, own.weights))
-        return {"saved": Observed("B", (kept,))}
+        kept: dict[int, int] = {}
+
+        def saw(tensor: Any) -> Any:
+            storage = tensor.untyped_storage()
+            kept[storage._cdata] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(saw, lambda tensor: tensor):
+            result = layers.apply(torch, self._parameters, own.inputs, own.weights)
+        for weight in own.weights:
+            kept.pop(weight.untyped_storage()._cdata, None)
+        del result  # which has held what was saved, so that no address was taken twice
+        return sum(kept.values())
 
     @property
     def _names(self) -> tuple[str, ...]:

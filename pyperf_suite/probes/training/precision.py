@@ -25,13 +25,14 @@ from pyperf_suite.runner.record import Record
 class PrecisionAxes:
     """What the probe varies.
 
-    Each `precision` is crossed with each `batch`. With `unaligned_batch` sequences a model is trained whose dimensions
-    are odd, `unaligned_hidden` in `unaligned_heads` (0 for none), in the first precision and the first of autocast's.
-    Each `cast_cache` is measured in the latter, with so many `micro_batches` of `cached_batch` sequences. The MLP has 4
-    times hidden features.
+    Each `precision` is crossed with each `batch`, those `beside` take the last batch alone. With `unaligned_batch`
+    sequences a model is trained whose dimensions are odd, `unaligned_hidden` in `unaligned_heads` (0 for none), in the
+    first precision and the first of autocast's. Each `cast_cache` is measured in the latter, with so many
+    `micro_batches` of `cached_batch` sequences. The MLP has 4 times hidden features.
     """
 
     precision: tuple[str, ...]
+    beside: tuple[str, ...]
     batch: tuple[int, ...]
     seq: tuple[int, ...]
     hidden: tuple[int, ...]
@@ -48,7 +49,7 @@ class PrecisionAxes:
 
     def __post_init__(self) -> None:
         """Raise UserError for a word there is not, or a size that cannot be."""
-        for name, words in (("precision", PRECISIONS), ("cast_cache", CAST_CACHES)):
+        for name, words in (("precision", PRECISIONS), ("beside", PRECISIONS), ("cast_cache", CAST_CACHES)):
             for value in getattr(self, name):
                 if value not in words:
                     raise UserError(f"{name}={value} was asked for: choose from {', '.join(words)}.")
@@ -58,7 +59,7 @@ class PrecisionAxes:
                     raise UserError(f"{name}={number} was asked for, but {name} is at least {least}.")
 
 
-SIZES = tuple(name for name in PrecisionAxes.__dataclass_fields__ if name not in ("precision", "cast_cache"))
+SIZES = tuple(name for name in PrecisionAxes.__dataclass_fields__ if name not in ("precision", "beside", "cast_cache"))
 
 
 class Precision(Probe):
@@ -88,12 +89,13 @@ class Precision(Probe):
 def _cpu_axes(profile: str) -> PrecisionAxes:
     """So small that a step takes milliseconds on one core."""
     standard = PrecisionAxes(
-        precision=("float32", "autocast_bfloat16", "bfloat16"),
+        precision=("float32", "autocast_bfloat16"),
+        beside=("bfloat16",),
         batch=(1, 4, 16),
         seq=(32,),
         hidden=(256,),
         heads=(4,),
-        layers=(2,),
+        layers=(1,),
         vocab=(512,),
         unaligned_hidden=(255,),
         unaligned_heads=(5,),
@@ -106,7 +108,7 @@ def _cpu_axes(profile: str) -> PrecisionAxes:
     if profile == "quick":
         return replace(
             standard,
-            precision=("float32", "autocast_bfloat16"),
+            beside=(),
             batch=(4,),
             unaligned_hidden=(0,),
             cast_cache=("iteration",),
@@ -117,7 +119,8 @@ def _cpu_axes(profile: str) -> PrecisionAxes:
         return standard
     return replace(
         standard,
-        precision=(*standard.precision, "autocast_float16", "float16"),
+        precision=("float32", "autocast_bfloat16", "bfloat16", "autocast_float16", "float16"),
+        beside=(),
         batch=(1, 2, 4, 8, 16, 32, 64),
         layers=(4,),
         seq=(128,),
@@ -129,6 +132,7 @@ def _cuda_axes(profile: str) -> PrecisionAxes:
     """Some hundred million parameters; float32 in full and in tfloat32, which torch leaves off unless it is asked."""
     standard = PrecisionAxes(
         precision=("float32", "tfloat32", "autocast_bfloat16", "bfloat16", "autocast_float16", "float16"),
+        beside=(),
         batch=(1, 4, 16),
         seq=(1024,),
         hidden=(2048,),
@@ -162,6 +166,8 @@ def _cases(axes: PrecisionAxes) -> Iterator[Case]:
         )
         for batch, precision in itertools.product(axes.batch, axes.precision):
             yield _case(replace(model, batch=batch, precision=precision))
+        for precision in axes.beside:
+            yield _case(replace(model, batch=axes.batch[-1], precision=precision))
         sizes = itertools.product(axes.unaligned_hidden, axes.unaligned_heads, axes.unaligned_batch, compared)
         for odd, odd_heads, batch, precision in sizes:
             if odd:

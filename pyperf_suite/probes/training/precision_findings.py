@@ -142,8 +142,9 @@ def _batches(found: Model, *precisions: str) -> list[int]:
 
 
 def _others(found: Model) -> list[str]:
-    """Precisions beside float32, in the order of PRECISIONS."""
-    return sorted({precision for _, precision in found if precision != BASE}, key=PRECISIONS.index)
+    """Precisions beside float32: autocast's first, of which most is to be said."""
+    precisions = {precision for _, precision in found if precision != BASE}
+    return sorted(precisions, key=lambda each: (not each.startswith(AUTOCAST), PRECISIONS.index(each)))
 
 
 def _faster(found: Model, batch: int, slow: str, fast: str) -> Ratio | None:

@@ -105,6 +105,16 @@ def test_forward_keeps_one_tensor_of_the_input_for_backward(layer):
     assert list(observed["saved"].samples) == [SMALL.tokens * SMALL.hidden * 2]
 
 
+@pytest.mark.parametrize("layer", ["linear", "conv", "layer_norm", "rms_norm", "relu", "attention"])
+def test_what_is_told_of_kept_bytes_is_what_lives_on(layer):
+    from pyperf_suite.operators.training.saved_bytes import saved_bytes
+
+    steps = prepared(layer)
+    own, held = steps._sets[0], torch.nn.ParameterList(steps._sets[0].weights)
+    counted = saved_bytes(held, lambda: layers.apply(torch, steps._parameters, own.inputs, own.weights))
+    assert list(steps.observed()["saved"].samples) == [counted]
+
+
 def test_only_forward_tells_what_is_kept():
     assert prepared("linear", "backward").observed() == {}
     assert list(prepared("copy").observed()["saved"].samples) == [0]
