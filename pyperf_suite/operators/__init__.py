@@ -14,6 +14,7 @@ from pyperf_suite.operators.training.block_part import BlockPart
 from pyperf_suite.operators.training.layer_pass import LayerPass
 from pyperf_suite.operators.training.precision_step import PrecisionStep
 from pyperf_suite.operators.training.saved_memory import TrainingMemory
+from pyperf_suite.operators.training.topology import Topology
 from pyperf_suite.operators.training.training_step import TrainingStep
 
 OPERATORS: dict[str, Subject[Any]] = {
@@ -24,6 +25,7 @@ OPERATORS: dict[str, Subject[Any]] = {
         Collective(),
         CompiledKernel(),
         TrainingStep(),
+        Topology(),
         TrainingMemory(),
         BlockPart(),
         LayerPass(),

@@ -14,10 +14,11 @@ from pyperf_suite.probes.collectives.probe import Collectives
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.static_kernels import StaticKernels
 from pyperf_suite.probes.tile_wave.probe import TileWave
-from pyperf_suite.probes.training.memory import Memory
 from pyperf_suite.probes.training.backward import Backward
 from pyperf_suite.probes.training.block import Block
+from pyperf_suite.probes.training.memory import Memory
 from pyperf_suite.probes.training.precision import Precision
+from pyperf_suite.probes.training.topology import Topology
 
 PROBES: dict[str, Probe] = {
     probe.name: probe
@@ -29,6 +30,7 @@ PROBES: dict[str, Probe] = {
         Collectives(),
         Calibration(),
         StaticKernels(),
+        Topology(),
         Memory(),
         Block(),
         Backward(),
