@@ -51,6 +51,7 @@ ONLY_INSIDE_FUNCTIONS = {"matplotlib", "plotly", "pyarrow", "pynvml", "ruptures"
 # Modules of torch's own classes: whoever prepares a case imports them, inside a function.
 OF_TORCH = {
     "pyperf_suite.operators.training.gpt",
+    "pyperf_suite.operators.training.peak_bytes",
     "pyperf_suite.operators.training.saved_bytes",
 }
 

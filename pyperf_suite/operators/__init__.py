@@ -11,7 +11,9 @@ from pyperf_suite.operators.compiled_kernel import CompiledKernel
 from pyperf_suite.operators.matmul import Matmul
 from pyperf_suite.operators.operator import Subject
 from pyperf_suite.operators.training.block_part import BlockPart
+from pyperf_suite.operators.training.checkpointed_step import CheckpointedStep
 from pyperf_suite.operators.training.layer_pass import LayerPass
+from pyperf_suite.operators.training.optimizer_update import OptimizerUpdate
 from pyperf_suite.operators.training.precision_step import PrecisionStep
 from pyperf_suite.operators.training.saved_memory import TrainingMemory
 from pyperf_suite.operators.training.topology import Topology
@@ -30,6 +32,8 @@ OPERATORS: dict[str, Subject[Any]] = {
         BlockPart(),
         LayerPass(),
         PrecisionStep(),
+        CheckpointedStep(),
+        OptimizerUpdate(),
     )
 }
 

@@ -16,7 +16,9 @@ from pyperf_suite.probes.static_kernels import StaticKernels
 from pyperf_suite.probes.tile_wave.probe import TileWave
 from pyperf_suite.probes.training.backward import Backward
 from pyperf_suite.probes.training.block import Block
+from pyperf_suite.probes.training.checkpointing import CheckpointingProbe
 from pyperf_suite.probes.training.memory import Memory
+from pyperf_suite.probes.training.optimizer import OptimizerProbe
 from pyperf_suite.probes.training.precision import Precision
 from pyperf_suite.probes.training.topology import Topology
 
@@ -35,6 +37,8 @@ PROBES: dict[str, Probe] = {
         Block(),
         Backward(),
         Precision(),
+        CheckpointingProbe(),
+        OptimizerProbe(),
     )
 }
 
