@@ -16,7 +16,7 @@ from pyperf_suite.operators.training.topology import TopologyParameters
 from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.training.claims import TRANSFORMERS
-from pyperf_suite.probes.training.topology_checks import Check, gpu_checks, host_checks, sentences
+from pyperf_suite.probes.training.topology_checks import VERDICTS, Check, gpu_checks, host_checks, sentences
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 
@@ -121,11 +121,10 @@ def _paths_sentence(graph: LinkGraph, mine: Mapping[str, Mapping[str, Any]]) -> 
         kind = f" ({PATHS[path.kind]})" if path.kind in PATHS else ""
         told.append(f"{_counted(len(pairs[path]), 'pair')} by {path}{kind}{at_most}")
     linked = sum(len(found) for path, found in pairs.items() if path.nvlinks)
-    every = linked == sum(map(len, pairs.values()))
-    reach = (
-        "NVLink joins all pairs" if every else "NVLink joins not all pairs" if linked else "No pair is joined by NVLink"
-    )
-    return f"Paths between GPUs: {'; '.join(told)}. {reach}: {ADVICE}."
+    joined = f"Paths between GPUs: {'; '.join(told)}"
+    if linked == sum(map(len, pairs.values())):
+        return f"{joined}. NVLink joins all pairs, as is best for ZeRO and TP, which talk often ({TRANSFORMERS})."
+    return f"{joined}. {'NVLink joins not all pairs' if linked else 'No pair is joined by NVLink'}: {ADVICE}."
 
 
 def _network_sentences(graph: LinkGraph, mine: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -146,7 +145,8 @@ def _network_sentences(graph: LinkGraph, mine: Mapping[str, Mapping[str, Any]]) 
 
 def _summary(checks: Sequence[Check]) -> str:
     counts = Counter(check.verdict for check in checks)
-    return f"{_counted(len(checks), 'check')}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}."
+    told = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
+    return f"{_counted(len(checks), 'check')}: {', '.join(told)}."
 
 
 def _matrix_table(graph: LinkGraph) -> Table:

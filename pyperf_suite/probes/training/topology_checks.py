@@ -15,6 +15,7 @@ from pyperf_suite.hardware.pcie import PcieDevice, PcieLink
 
 # "could be more" is what was built or set that way; "below expectation" is what something is wrong with.
 Verdict = Literal["as expected", "could be more", "below expectation", "not told"]
+VERDICTS: tuple[Verdict, ...] = ("as expected", "could be more", "below expectation", "not told")
 ON_BOARD = ("SXM", "GB", "GH")
 LANES = 16
 # A limit that leaves that share of the memory is none to speak of: some is always taken.
@@ -167,7 +168,7 @@ def _memory_nodes(host: Mapping[str, Any], allowed: frozenset[int]) -> Iterator[
         )
         yield Check("this process", what, found, "one node", "could be more", told)
     else:
-        yield Check("this process", what, found, cpu_list(mine), "as expected")
+        yield Check("this process", what, found, found, "as expected")
 
 
 def _nvlinks(who: str, gpu: Mapping[str, Any], spec: GpuSpec | None, count: int) -> Iterator[Check]:

@@ -130,3 +130,10 @@ def test_a_machine_without_a_gpu_and_a_part_there_is_not_are_refused_in_a_senten
 def test_the_gpus_of_this_machine_tell_their_links():
     for gpu in gpu_details(KernelFiles())["gpus"]:
         assert gpu["now"] is None or PcieLink.parse(gpu["now"]).width >= 1
+
+
+def test_a_torch_that_cannot_reach_the_gpu_leaves_it_asleep():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this torch reaches a GPU")
+    assert topology._at_work(0, lambda: PcieLink(5, 16)) is None
