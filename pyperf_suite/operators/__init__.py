@@ -12,8 +12,10 @@ from pyperf_suite.operators.matmul import Matmul
 from pyperf_suite.operators.operator import Subject
 from pyperf_suite.operators.training.block_part import BlockPart
 from pyperf_suite.operators.training.checkpointed_step import CheckpointedStep
+from pyperf_suite.operators.training.data_parallel import DataParallel
 from pyperf_suite.operators.training.layer_pass import LayerPass
 from pyperf_suite.operators.training.optimizer_update import OptimizerUpdate
+from pyperf_suite.operators.training.overlap import Overlap
 from pyperf_suite.operators.training.precision_step import PrecisionStep
 from pyperf_suite.operators.training.saved_memory import TrainingMemory
 from pyperf_suite.operators.training.topology import Topology
@@ -27,6 +29,8 @@ OPERATORS: dict[str, Subject[Any]] = {
         Collective(),
         CompiledKernel(),
         TrainingStep(),
+        DataParallel(),
+        Overlap(),
         Topology(),
         TrainingMemory(),
         BlockPart(),

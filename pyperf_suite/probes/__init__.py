@@ -17,8 +17,10 @@ from pyperf_suite.probes.tile_wave.probe import TileWave
 from pyperf_suite.probes.training.backward import Backward
 from pyperf_suite.probes.training.block import Block
 from pyperf_suite.probes.training.checkpointing import CheckpointingProbe
+from pyperf_suite.probes.training.data_parallel.probe import DataParallelProbe
 from pyperf_suite.probes.training.memory import Memory
 from pyperf_suite.probes.training.optimizer import OptimizerProbe
+from pyperf_suite.probes.training.overlap import OverlapProbe
 from pyperf_suite.probes.training.precision import Precision
 from pyperf_suite.probes.training.topology import Topology
 
@@ -37,6 +39,8 @@ PROBES: dict[str, Probe] = {
         Block(),
         Backward(),
         Precision(),
+        DataParallelProbe(),
+        OverlapProbe(),
         CheckpointingProbe(),
         OptimizerProbe(),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib
+import inspect
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -151,12 +152,16 @@ class Replica(Transfers):
             return self.torch.nn.DataParallel(model, device_ids=list(range(p.ranks)))
         if p.exchange != "ddp":
             return model
-        return self.torch.nn.parallel.DistributedDataParallel(
+        ddp = self.torch.nn.parallel.DistributedDataParallel
+        # Masks and positions are buffers that no step changes. Older versions of torch have another word for it.
+        names = inspect.signature(ddp).parameters
+        leave_buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        return ddp(
             model,
             process_group=self._group,
             bucket_cap_mb=p.bucket_bytes / 2**20,
             static_graph=p.static_graph,
-            broadcast_buffers=False,
+            **{leave_buffers: False},
         )
 
     def _run(self, call: Any) -> None:
@@ -229,7 +234,7 @@ class Replica(Transfers):
             if each.grad is not None:
                 digest.update(each.grad.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         mine = torch.tensor([int.from_bytes(digest.digest()[:7], "little")], dtype=torch.int64, device=self._place)
-        found = [torch.empty_like(mine) for _ in range(self._parameters.ranks)]
+        found = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(self._group))]
         torch.distributed.all_gather(found, mine, group=self._group)
         return len({int(each) for each in found}) == 1
 

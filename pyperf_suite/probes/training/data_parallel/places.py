@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -34,6 +35,8 @@ class Place:
     setting: Setting
     steps: list[Reading] = field(default_factory=list)
     all_reduces: dict[int, Reading] = field(default_factory=dict)
+    # By case: seconds of an iteration on the rank that is last in it, for ranks that exchange wait for each other.
+    last_rank_s: dict[str, float] = field(default_factory=dict)
 
     def alone(self, step: Reading) -> Reading | None:
         """The step without exchange of that step's model."""
@@ -56,6 +59,10 @@ class Place:
 def places_of(records: Sequence[Record]) -> list[Place]:
     """One for each setting, in order of the records."""
     found: dict[Setting, Place] = {}
+    last_rank_s: dict[str, list[float]] = {}
+    for record in records:
+        if record.outcome == "ok" and (seconds := _last_rank_s(record)) is not None:
+            last_rank_s.setdefault(record.case_id, []).append(seconds)
     for reading in readings(records):
         p = reading.case.parameters
         library = NAME_OF_LIBRARY.get(reading.case.implementation, reading.case.implementation)
@@ -65,7 +72,18 @@ def places_of(records: Sequence[Record]) -> list[Place]:
             place.all_reduces[p.message_bytes] = reading
         else:
             place.steps.append(reading)
+        if reading.case.case_id in last_rank_s:
+            place.last_rank_s[reading.case.case_id] = statistics.median(last_rank_s[reading.case.case_id])
     return list(found.values())
+
+
+def _last_rank_s(record: Record) -> float | None:
+    """The median over iterations of the largest of the ranks' times; of many ranks, the largest of their medians."""
+    sampling = record.sampling
+    if sampling.get("rank_samples_s"):
+        return statistics.median(map(max, zip(*sampling["rank_samples_s"], strict=True)))
+    medians = [median for median in sampling.get("rank_median_s", ()) if median is not None]
+    return max(medians, default=None)
 
 
 def exchange_of(step: Reading) -> str:

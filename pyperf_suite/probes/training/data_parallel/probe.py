@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.collective import CollectiveParameters
@@ -62,8 +63,13 @@ class DataParallelProbe(Probe):
         return replace(axes, ranks=ranks_here(axes.ranks))
 
     def sweep(self, axes: DataParallelAxes) -> list[Case]:
-        """Steps, then the all_reduces. Raises UserError for other ranks than a launcher started."""
+        """Steps, then the all_reduces. Raises UserError for other ranks than a launcher started, and for DP on CPUs."""
         require_launched(axes.ranks)
+        if "dp" in axes.exchange and "nccl" not in axes.implementation:
+            asked = ", ".join(axes.implementation)
+            raise UserError(
+                f"exchange=dp is one process that drives GPUs, but only {asked} was asked for: leave it out."
+            )
         cases: dict[str, Case] = {}
         for case in itertools.chain(_steps(axes), _all_reduces(axes)):
             cases.setdefault(case.case_id, case)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,14 +50,14 @@ def fitted_step(place: Place) -> FittedStep | None:
     return FittedStep(law, steps, predicted, tuple(errors.tolist()))
 
 
-def exchange_for(place: Place, step: Reading, buckets: Sequence[float] | None = None) -> Exchange | None:
-    """A measured step as the law sees it, or with other buckets; None where it exchanges nothing or DP does."""
+def exchange_for(place: Place, step: Reading) -> Exchange | None:
+    """A measured step as the law sees it, computing until the last rank has; None without exchange and for DP."""
     p, alone = step.case.parameters, place.alone(step)
     if p.exchange not in ("ddp", "after") or alone is None:
         return None
     return Exchange(
-        compute_s=p.accumulate * alone.seconds,
-        buckets_bytes=tuple(float(size) for size in (buckets_of(step) if buckets is None else buckets)),
+        compute_s=p.accumulate * place.last_rank_s.get(alone.case.case_id, alone.seconds),
+        buckets_bytes=tuple(map(float, buckets_of(step))),
         overlapped=p.exchange == "ddp",
         micro_batches=p.accumulate,
         every_micro_batch=not p.no_sync,
