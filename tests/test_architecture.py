@@ -44,9 +44,10 @@ MEASURING_PATH = (
 )
 MEASURING_PATH_MAY_IMPORT = {
     *("click", "numpy", "psutil", "pynvml", "pytest", "pytest_benchmark", "rich", "scipy", "tomli", "torch", "triton"),
+    "PIL",  # decodes the JPEG files of one kind of case, which is unsupported without it
 }
 # What takes long to import or may be absent is imported inside the function that uses it.
-ONLY_INSIDE_FUNCTIONS = {"matplotlib", "plotly", "pyarrow", "pynvml", "ruptures", "torch", "triton"}
+ONLY_INSIDE_FUNCTIONS = {"PIL", "matplotlib", "plotly", "pyarrow", "pynvml", "ruptures", "torch", "triton"}
 
 # Modules of torch's own classes: whoever prepares a case imports them, inside a function.
 OF_TORCH = {
