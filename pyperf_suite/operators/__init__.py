@@ -13,6 +13,7 @@ from pyperf_suite.operators.operator import Subject
 from pyperf_suite.operators.training.block_part import BlockPart
 from pyperf_suite.operators.training.checkpointed_step import CheckpointedStep
 from pyperf_suite.operators.training.data_parallel import DataParallel
+from pyperf_suite.operators.training.input_pipeline import InputPipeline
 from pyperf_suite.operators.training.layer_pass import LayerPass
 from pyperf_suite.operators.training.optimizer_update import OptimizerUpdate
 from pyperf_suite.operators.training.overlap import Overlap
@@ -20,6 +21,7 @@ from pyperf_suite.operators.training.precision_step import PrecisionStep
 from pyperf_suite.operators.training.saved_memory import TrainingMemory
 from pyperf_suite.operators.training.topology import Topology
 from pyperf_suite.operators.training.training_step import TrainingStep
+from pyperf_suite.operators.training.transfer import Transfer
 
 OPERATORS: dict[str, Subject[Any]] = {
     subject.name: subject
@@ -38,6 +40,8 @@ OPERATORS: dict[str, Subject[Any]] = {
         PrecisionStep(),
         CheckpointedStep(),
         OptimizerUpdate(),
+        InputPipeline(),
+        Transfer(),
     )
 }
 

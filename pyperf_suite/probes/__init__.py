@@ -18,11 +18,13 @@ from pyperf_suite.probes.training.backward import Backward
 from pyperf_suite.probes.training.block import Block
 from pyperf_suite.probes.training.checkpointing import CheckpointingProbe
 from pyperf_suite.probes.training.data_parallel.probe import DataParallelProbe
+from pyperf_suite.probes.training.input_pipeline import InputPipelineProbe
 from pyperf_suite.probes.training.memory import Memory
 from pyperf_suite.probes.training.optimizer import OptimizerProbe
 from pyperf_suite.probes.training.overlap import OverlapProbe
 from pyperf_suite.probes.training.precision import Precision
 from pyperf_suite.probes.training.topology import Topology
+from pyperf_suite.probes.training.transfer import TransferProbe
 
 PROBES: dict[str, Probe] = {
     probe.name: probe
@@ -43,6 +45,8 @@ PROBES: dict[str, Probe] = {
         OverlapProbe(),
         CheckpointingProbe(),
         OptimizerProbe(),
+        InputPipelineProbe(),
+        TransferProbe(),
     )
 }
 

@@ -14,9 +14,10 @@ import numpy as np
 import psutil
 
 from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.operator import Checked, Kernel
-from pyperf_suite.operators.training.host_memory import ANY_NODE, fill, page_aligned
+from pyperf_suite.operators.training.host_memory import ANY_NODE, Bytes, fill, page_aligned
 from pyperf_suite.operators.training.transfer_parameters import TransferParameters, refuse_pinned
 from pyperf_suite.operators.workload import Steps, WorkloadImplementation
 
@@ -96,15 +97,17 @@ class FileReads(Steps):
         self._written = page_aligned(self._pieces * self._size_bytes)
         fill(self._written, seed)
         self._target = page_aligned(self._size_bytes)
+        self._room = self._target.data
         self._file = _written_file(folder, self._written, flag)
         details = {"file_bytes": self._written.size, "file_system": file_system(folder), "folder": str(folder)}
+        details["virtualised"] = cpu.detect().virtualised
         self.kernel = Kernel("preadv", path, details)
 
     def step(self, index: int) -> None:
         begin = (index % self._pieces) * self._size_bytes
-        done = os.preadv(self._file, [self._target], begin)
+        done = os.preadv(self._file, [self._room], begin)
         while done < self._size_bytes:  # a signal, or more than one call may read (2 GiB)
-            more = os.preadv(self._file, [self._target[done:]], begin + done)
+            more = os.preadv(self._file, [self._room[done:]], begin + done)
             if more == 0:
                 raise OSError(f"the file ends after {begin + done} bytes, and {self._written.size} were written")
             done += more
@@ -145,7 +148,7 @@ def file_system(folder: Path) -> str:
     return next((mounted[above] for above in (folder, *folder.parents) if above in mounted), "")
 
 
-def _written_file(folder: Path, content: np.ndarray, flag: int) -> int:
+def _written_file(folder: Path, content: Bytes, flag: int) -> int:
     """A descriptor to read from of a file with that content on the disk and no name. Raises Unsupported."""
     try:
         writing, name = tempfile.mkstemp(prefix=".pyperf_transfer_", dir=folder)
@@ -160,7 +163,7 @@ def _written_file(folder: Path, content: np.ndarray, flag: int) -> int:
         raise Unsupported(f"No file can be written in {folder}: {refusal.strerror}.") from None
     try:
         with os.fdopen(writing, "wb", buffering=0) as file:
-            rest = memoryview(content)
+            rest = content.data
             while rest:
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())

@@ -24,6 +24,9 @@ from pyperf_suite.operators.workload import Observed, Steps, Workload, WorkloadI
 # What a step of the model keeps busy: a device of its own, on which the host waits; or a core of the host.
 MODELS = ("device", "host")
 
+# How Python starts a process; which of them a system has is its own affair.
+STARTS = ("fork", "forkserver", "spawn")
+
 MOST_LOADERS = 256
 
 # The last ones are told of; a standard visit sees far fewer.
@@ -68,7 +71,7 @@ class InputPipeline(Workload[InputPipelineParameters]):
 
     def validate(self, parameters: InputPipelineParameters) -> None:
         """Raise UserError for a loader that cannot be."""
-        for name, allowed in (("data", tuple(KINDS)), ("model", MODELS), ("start", ("fork", "forkserver", "spawn"))):
+        for name, allowed in (("data", tuple(KINDS)), ("model", MODELS), ("start", STARTS)):
             if getattr(parameters, name) not in allowed:
                 raise UserError(f"Unknown {name} {getattr(parameters, name)!r}: choose from {', '.join(allowed)}.")
         least = {"loaders": 0, "prefetch": 1, "step_us": 0, "batch": 1, "files": 1, "iterations": 1}
