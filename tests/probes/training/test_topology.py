@@ -174,6 +174,8 @@ def test_the_walls_of_a_control_group_are_told():
     assert "The control group grants 2.5 cores' time on 128 CPUs" in text
     assert "The control group leaves this process 8.0 GB of memory, of 2199.0 GB" in text
     assert "inside a container (docker), so all of this is what it was told" in text
+    endless = found_in(host=HOST | {"memory_left_bytes": 2**63 - 4096})
+    assert ("control group", "memory limit", "none", "none", "as expected") in endless.tables[0].rows
 
 
 def test_network_cards_and_disks_have_their_links_checked_too():
