@@ -93,7 +93,10 @@ class Block(Probe):
     def findings(self, records: Sequence[Record]) -> Findings:
         """Rates of steps by each way of counting, compiled beside eager, and where each part stands under its roof."""
         found = readings(records)
-        steps = [each for each in found if each.case.operator == "training_step"]
+        steps = sorted(
+            (each for each in found if each.case.operator == "training_step"),
+            key=lambda each: _name(each.case.parameters),
+        )
         peaks = _Peaks(found, _model_of(records))
         sentences = [*_step_sentences(steps, peaks), *_compiled_sentences(steps), *_part_sentences(found)]
         tables = [table for table in (_step_table(steps, peaks), _part_table(found, peaks)) if table is not None]
@@ -222,7 +225,7 @@ def _step_sentences(steps: Sequence[Reading], peaks: _Peaks) -> Iterator[str]:
         p = each.case.parameters
         counted = guides_flop(p, _parameters_of(each)) / computed_flop(p)
         yield FORMULA.sentence(
-            "By the guide's formula {} of the FLOPs that are computed", _exactly(counted), f"({_name(p)})"
+            "The guide's formula counts {} of the FLOPs that are computed", _exactly(counted), f"({_name(p)})"
         )
 
 
@@ -290,7 +293,9 @@ def _part_table(found: Sequence[Reading], peaks: _Peaks) -> Table | None:
                 )
             )
     columns = ("part", "us", "FLOP/byte", "GFLOP/s", "GB/s", "bound by", "of its roof")
-    title = "Roofline of a block's parts in forward; roofs are this run's best product and best bandwidth of a part"
+    title = (
+        "Roofline of a block's parts in forward, operands warm; roofs are this run's best product and best bandwidth"
+    )
     return Table(title, columns, tuple(rows)) if rows else None
 
 

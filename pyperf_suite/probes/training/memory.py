@@ -103,7 +103,7 @@ class Memory(Probe):
     def findings(self, records: Sequence[Record]) -> Findings:
         """Each claim beside what was read, the law's error, and tables."""
         latest = {r.case_id: r for r in records if r.kind == "static" and r.outcome == "ok"}
-        found = [_Found.of(record) for record in latest.values()]
+        found = sorted((_Found.of(record) for record in latest.values()), key=lambda each: each.order)
         if not found:
             return Findings()
         sentences = [_law_sentence(found), *_claim_sentences(found), *_recompute_sentences(found)]
@@ -123,6 +123,13 @@ class _Found:
     def of(cls, record: Record) -> _Found:
         values = {name: float(metric.value) for name, metric in record.metrics.items()}
         return cls(record.parsed_case().parameters, values, record.kernel["path"])
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """GPTs first, and of each the plain one."""
+        p = self.p
+        plain = (p.attention != "sdpa", p.dropout, p.checkpointing.kind != "none", str(p.checkpointing))
+        return (p.gated, *plain, p.precision, p.kv_heads, p.hidden, p.layers, p.seq, p.batch)
 
     @property
     def four(self) -> float:
