@@ -129,7 +129,7 @@ def _cpu_axes(profile: str) -> PrecisionAxes:
 
 
 def _cuda_axes(profile: str) -> PrecisionAxes:
-    """Some hundred million parameters; float32 in full and in tfloat32, which torch leaves off unless it is asked."""
+    """A hundred million parameters; float32 in full and in tfloat32, which torch leaves off unless it is asked."""
     standard = PrecisionAxes(
         precision=("float32", "tfloat32", "autocast_bfloat16", "bfloat16", "autocast_float16", "float16"),
         beside=(),
@@ -137,8 +137,8 @@ def _cuda_axes(profile: str) -> PrecisionAxes:
         seq=(1024,),
         hidden=(2048,),
         heads=(16,),
-        layers=(4,),
-        vocab=(32768,),
+        layers=(2,),
+        vocab=(8192,),
         unaligned_hidden=(2047,),
         unaligned_heads=(23,),
         unaligned_batch=(4,),

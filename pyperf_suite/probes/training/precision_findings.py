@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.operators.training.precision_step import PrecisionStepParameters
+from pyperf_suite.operators.training.precision_step import CAST_CACHES, PrecisionStepParameters
 from pyperf_suite.operators.training.training_step import PRECISIONS
 from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
 from pyperf_suite.probes.readings import Reading, readings
@@ -291,7 +291,7 @@ def _casts_table(steps: Sequence[Step]) -> Table:
             f"{step.seen['cast'] / 1e6:.3g}",
         )
         for by_cache in _by_cache(steps).values()
-        for cache, step in by_cache.items()
+        for cache, step in sorted(by_cache.items(), key=lambda item: CAST_CACHES.index(item[0]))
     ]
     return Table("Autocast's casts of weights in a step", CAST_COLUMNS, tuple(rows))
 

@@ -9,6 +9,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.precision_step import CAST_CACHES, PrecisionStep, PrecisionStepParameters
+from pyperf_suite.operators.training.training_step import TorchSteps
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 
@@ -40,6 +41,15 @@ def test_gradients_add_up_over_micro_batches_in_every_precision(precision):
 def test_gradients_are_the_same_however_long_casts_are_kept(cast_cache):
     checked = prepared(replace(AUTOCAST, micro_batches=2, cast_cache=cast_cache)).check()
     assert checked.wrong == 0, checked.first
+
+
+@pytest.mark.parametrize("batch", [3, 4, 6])
+def test_gradients_by_parts_are_those_of_the_whole_batch(batch):
+    steps = prepared(replace(SMALL, batch=batch))
+    whole, by_parts = TorchSteps._reference(steps), steps._exact_by_parts()
+    assert by_parts.keys() == whole.keys()
+    for name, gradient in whole.items():
+        torch.testing.assert_close(by_parts[name], gradient)
 
 
 def test_a_micro_batch_that_is_left_out_is_found(monkeypatch):

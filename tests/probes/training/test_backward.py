@@ -199,5 +199,10 @@ def test_enough_batches_are_drawn_and_two_are_not(tmp_path) -> None:
     assert list(tmp_path.iterdir())
 
 
+def test_findings_do_not_depend_on_the_order_of_visits() -> None:
+    records = Machine().records(PROBE.sweep(axes()))
+    assert PROBE.findings(records[::-1]) == PROBE.findings(records)
+
+
 def test_no_records_say_nothing() -> None:
     assert PROBE.findings([]) == Findings()

@@ -222,5 +222,17 @@ def test_enough_batches_are_drawn(tmp_path) -> None:
     assert findings(batch=(1, 4)).figures == ()
 
 
+def test_findings_do_not_depend_on_the_order_of_visits() -> None:
+    records = Machine().records(PROBE.sweep(axes()))
+    assert PROBE.findings(records[::-1]) == PROBE.findings(records)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast_bfloat16"])
+def test_a_single_precision_has_nothing_beside_it(precision: str) -> None:
+    chosen = findings(precision=(precision,), beside=(), cast_cache=("iteration",))
+    assert chosen.sentences == ()
+    assert {row[2] for row in chosen.tables[0].rows} == {precision}
+
+
 def test_no_records_say_nothing() -> None:
     assert PROBE.findings([]) == Findings()
