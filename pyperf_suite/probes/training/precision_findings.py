@@ -302,37 +302,41 @@ def _guides_table() -> Table:
 
 
 def _figures(by_model: Mapping[PrecisionStepParameters, Model]) -> tuple[Figure, ...]:
-    """Memory saved and times as fast by batch, where enough batches were measured."""
+    """Memory and speed by batch, where enough batches were measured."""
     figures = []
     for number, found in enumerate(by_model.values()):
-        saved, faster = [], []
-        for precision in _others(found):
-            batches = _batches(found, BASE, precision)
-            ratios = [_faster(found, batch, BASE, precision) for batch in batches]
-            known = [(batch, ratio) for batch, ratio in zip(batches, ratios, strict=True) if ratio is not None]
-            if len(known) < FEWEST_SIZES:
-                continue
-            at = [batch for batch, _ in known]
-            freed = [(found[b, BASE].total - found[b, precision].total) / 1e6 for b in at]
-            saved.append(Series(precision, at, freed, "points", freed, freed))
-            faster.append(
-                Series(
-                    precision,
-                    at,
-                    [r.value for _, r in known],
-                    "points",
-                    [r.low for _, r in known],
-                    [r.high for _, r in known],
+        model = next(iter(found.values())).model
+        memory = tuple(_needed(found, precision) for precision in (BASE, *_others(found)))
+        speed = tuple(_times_as_fast(found, precision) for precision in _others(found))
+        for name, title, unit, series, caption in (
+            (
+                "memory",
+                "Memory",
+                "MB",
+                memory,
+                "Weights, gradients and AdamW's moments, and what forward keeps: counted.",
+            ),
+            ("speed", "Speed", f"times as fast as {BASE}", speed, "Bars are 95 % intervals over processes."),
+        ):
+            drawn = tuple(each for each in series if len(each.x) >= FEWEST_SIZES)
+            if len(drawn) > (name == "memory"):
+                panel = Panel(model, "batch", unit, drawn)
+                figures.append(
+                    Figure(f"precision_{name}_{number}", f"{title} of a step by precision", caption, ((panel,),))
                 )
-            )
-        if saved:
-            panels = (
-                Panel("Memory saved beside float32", "batch", "MB", tuple(saved)),
-                Panel("Speed beside float32", "batch", "times as fast", tuple(faster)),
-            )
-            title = f"Precision by batch: {next(iter(found.values())).model}"
-            caption = (
-                "Points: measured; bars are 95 % intervals over processes. Memory: weights, gradients, AdamW, kept."
-            )
-            figures.append(Figure(f"precision_{number}", title, caption, (panels,)))
     return tuple(figures)
+
+
+def _needed(found: Model, precision: str) -> Series:
+    """MB by batch."""
+    batches = _batches(found, precision)
+    megabytes = [found[batch, precision].total / 1e6 for batch in batches]
+    return Series(precision, batches, megabytes, "points", megabytes, megabytes)
+
+
+def _times_as_fast(found: Model, precision: str) -> Series:
+    """Speed beside float32 by batch."""
+    ratios = {batch: _faster(found, batch, BASE, precision) for batch in _batches(found, BASE, precision)}
+    known = {batch: ratio for batch, ratio in ratios.items() if ratio is not None}
+    values, lows, highs = ([getattr(each, end) for each in known.values()] for end in ("value", "low", "high"))
+    return Series(precision, list(known), values, "points", lows, highs)

@@ -213,13 +213,19 @@ def test_a_gpus_peak_is_told_where_it_was_measured() -> None:
 
 
 def test_enough_batches_are_drawn(tmp_path) -> None:
-    (figure,) = findings().figures
-    saved, faster = figure.rows[0]
-    assert [list(series.y) for series in saved.series] == [[-4.2, -1.8, 7.8]]
-    assert all(len(series.x) == 3 for series in faster.series)
-    draw(figure, tmp_path)
-    assert list(tmp_path.iterdir())
+    memory, speed = (figure.rows[0][0] for figure in findings().figures)
+    assert [(series.label, list(series.y)) for series in memory.series] == [
+        ("float32", [42, 48, 72]),
+        ("autocast_bfloat16", [46.2, 49.8, 64.2]),
+    ]
+    assert [(series.label, len(series.x)) for series in speed.series] == [("autocast_bfloat16", 3)]
+    for figure in findings().figures:
+        assert draw(figure, tmp_path).is_file()
+
+
+def test_two_batches_or_one_precision_are_not_drawn() -> None:
     assert findings(batch=(1, 4)).figures == ()
+    assert findings(precision=("float32",)).figures == ()
 
 
 def test_findings_do_not_depend_on_the_order_of_visits() -> None:
