@@ -20,7 +20,7 @@ from pyperf_suite.errors import Unsupported
 Sample = NDArray[np.generic]
 
 # Words of the text, and so tokens it can be cut into.
-VOCABULARY = 32768
+VOCABULARY = 8192
 WORD = re.compile(r"[^\W_]+|[^\w\s]")
 
 PICTURE = 224  # edge in pixels, as models of pictures are fed

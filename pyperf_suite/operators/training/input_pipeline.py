@@ -56,7 +56,7 @@ class InputPipelineParameters:
     model: str = "device"
     step_us: int = 5000
     batch: int = 8
-    files: int = 64
+    files: int = 32
     iterations: int = 4
 
 

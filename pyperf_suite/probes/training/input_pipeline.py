@@ -45,7 +45,7 @@ class InputPipelineAxes:
     model: tuple[str, ...] = ("device",)
     step_us: tuple[int, ...] = (5000,)
     batch: tuple[int, ...] = (8,)
-    files: tuple[int, ...] = (64,)
+    files: tuple[int, ...] = (32,)
 
     def __post_init__(self) -> None:
         """Raise UserError for a word there is not."""

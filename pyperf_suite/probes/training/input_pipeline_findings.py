@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import mode
+from statistics import median, mode
 from typing import Any
 
 from pyperf_suite.laws.input_pipeline import InputPipeline
@@ -142,7 +142,9 @@ def _sentences(members: Sequence[Fed]) -> Iterator[str]:
         yield from _against_none(alone, helped)
     else:
         yield f"{_feeding(best)}: the model waits {best.starved:.0%} of an iteration of {_ms(best.iteration_s)}."
-    yield from _what_binds(best, law_of(members))
+    law = law_of(members)
+    yield from _what_binds(best, law)
+    yield from _error_of(members, law)
     yield from _more_loaders(members)
     yield from _prefetch(members)
     yield from _starts(members)
@@ -164,19 +166,32 @@ def _what_binds(best: Fed, law: InputPipeline | None) -> Iterator[str]:
     """What keeps the best setting from being faster: measured where it is the model, else by the law."""
     if best.starved <= FED:
         yield f"So fed ({best.how}), the model is what takes the time: waiting is {best.starved:.1%} of it."
-    elif law is not None and law.binds(best.parameters.loaders) == "the model":
+        return
+    if law is None:
+        return
+    binds, predicted = law.binds(best.parameters.loaders), _ms(law.seconds(best.parameters.loaders))
+    waits = f"With {best.how} the model still waits {best.starved:.0%} of the time"
+    if binds == "the model":
         yield (
-            f"With {best.how} the model still waits {best.starved:.0%} of the time, though loaders and cores would do "
-            f"for iterations of {_ms(law.seconds(best.parameters.loaders))} (predicted): handing batches over, or "
-            "other work on the cores, takes the rest."
+            f"{waits}, though loaders and cores would do for iterations of {predicted} (predicted): handing batches "
+            "over, or other work on the cores, takes the rest."
         )
-    elif law is not None:
-        loaders = best.parameters.loaders
-        enough = law.enough(MOST_LOADERS)
-        wanted = f"{_loaders(enough)} would do" if enough else f"no number of loaders would do on {law.cores} cores"
+        return
+    enough = law.enough(MOST_LOADERS)
+    wanted = f"{_loaders(enough)} would do" if enough else f"no number of loaders would do on {law.cores} cores"
+    yield f"{waits}: what binds is {binds}, at {predicted} an iteration, and {wanted} (predicted)."
+
+
+def _error_of(members: Sequence[Fed], law: InputPipeline | None) -> Iterator[str]:
+    """How far the law's predictions are off, where loaders were measured."""
+    if law is None:
+        return
+    off = [abs(law.seconds(fed.parameters.loaders) / fed.iteration_s - 1) for fed in members if fed.parameters.loaders]
+    if off:
+        settings = f"{len(off)} setting{'s' if len(off) > 1 else ''} with loaders"
         yield (
-            f"With {best.how} the model still waits {best.starved:.0%} of the time: what binds is "
-            f"{law.binds(loaders)}, at {_ms(law.seconds(loaders))} an iteration, and {wanted} (predicted)."
+            f"The law of the slowest stage, from what loading takes alone, is {median(off):.0%} off in the median of "
+            f"{settings} ({members[0].what})."
         )
 
 

@@ -103,6 +103,17 @@ def test_waiting_that_the_law_does_not_explain_is_not_put_on_the_loaders():
     assert "would do for iterations of 5 ms (predicted)" in sentence
 
 
+def test_the_laws_own_error_is_told():
+    records = over_loaders(0.0075, loaders=(0, 1, 2)) + visits(replace(BASE, loaders=4), 0.0075, scale=1.25)
+    assert "is 1% off in the median of 3 settings with loaders" in said(
+        explain(records), "The law of the slowest stage"
+    )
+    far = [each for count in (1, 2) for each in visits(replace(BASE, loaders=count), 0.0075, scale=1.25)]
+    assert "is 21% off in the median of 2 settings" in said(
+        explain(visits(BASE, 0.0075) + far), "The law of the slowest stage"
+    )
+
+
 def test_loaders_that_only_cost_contradict_the_claim():
     findings = explain(visits(BASE, 0.0002) + visits(replace(BASE, loaders=2), 0.0002, scale=1.5))
     assert "claim does not hold here" in said(findings, "the model waits 4%")
