@@ -183,8 +183,8 @@ def _exchanges(
 ) -> Iterator[Case]:
     """One model's steps with one exchange; of the first model with DDP's other options as well."""
     if exchange == "dp":
-        # One process for all GPUs is none of a launcher's.
-        if implementation == "nccl" and not rank_environment().launched:
+        # One process for all GPUs is none of a launcher's, and copies between them are not NCCL's to forbid.
+        if implementation == "nccl" and plain.peer_to_peer and not rank_environment().launched:
             yield Case("data_parallel", replace(plain, exchange=exchange), "dp")
         return
     if exchange != "ddp":
