@@ -55,12 +55,15 @@ def explain(records: Sequence[Record]) -> Findings:
 
 
 def _transformers(records: Sequence[Record]) -> list[Transformer]:
-    steps: dict[CheckpointedStepParameters, dict[Checkpointing, dict[int, Reading]]] = {}
+    found = searches(records)
+    # Where nothing fits there are no readings, and that is to be told too.
+    steps: dict[CheckpointedStepParameters, dict[Checkpointing, dict[int, Reading]]] = {
+        replace(each.parameters, checkpointing=NONE): {} for each in found
+    }
     for reading in readings(records):
         p = reading.case.parameters
         key = replace(p, batch=1, checkpointing=NONE)
         steps.setdefault(key, {}).setdefault(p.checkpointing, {})[p.batch] = reading
-    found = searches(records)
     return [
         Transformer(
             key,

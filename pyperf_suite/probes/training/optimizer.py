@@ -101,7 +101,7 @@ class OptimizerProbe(Probe):
 
     def findings(self, records: Sequence[Record]) -> Findings:
         """Each way beside the loop, then states and what passes, and a table of it all."""
-        found, held = readings(records), observed(records)
+        found, held = sorted(readings(records), key=_order), observed(records)
         sentences = [*_beside_the_loop(found), *_memory(found, held)]
         rows = tuple(_row(reading, _loop_of(reading, found), held[reading.case.case_id]) for reading in found)
         return Findings(tuple(sentences), (Table("Updates by optimizer and way", COLUMNS, rows),) if rows else ())
@@ -117,6 +117,13 @@ def _exists(optimizer: str, way: str) -> bool:
     return not (optimizer == "Adafactor" and way == "fused")
 
 
+def _order(reading: Reading) -> tuple[str, int, int, int]:
+    """By type and optimizer, the smallest tensors first, each way in its place."""
+    p, ways = reading.case.parameters, (*WAYS, *LOW_MEMORY)
+    place = ways.index(reading.case.implementation)
+    return p.dtype, OPTIMIZERS.index(p.optimizer), p.tensors.elements_each, place
+
+
 def _loop_of(reading: Reading, found: Sequence[Reading]) -> Reading | None:
     """The loop over the same tensors."""
     parameters = reading.case.parameters
@@ -125,7 +132,7 @@ def _loop_of(reading: Reading, found: Sequence[Reading]) -> Reading | None:
 
 def _beside_the_loop(found: Sequence[Reading]) -> Iterator[str]:
     """The claim about many small tensors, and what is left of it on few large ones."""
-    for reading in sorted(found, key=lambda r: r.case.parameters.tensors.elements_each):
+    for reading in found:
         way, p = reading.case.implementation, reading.case.parameters
         loop = _loop_of(reading, found)
         ratio = speedup(loop, reading) if loop is not None and loop is not reading else None
@@ -135,7 +142,7 @@ def _beside_the_loop(found: Sequence[Reading]) -> Iterator[str]:
         if way in WAYS and p.tensors.elements_each <= SMALL_ELEMENTS and p.tensors.tensors > 1:
             yield MANY_SMALL.sentence(subject, ratio)
         else:
-            told = "faster" if wins(ratio) else "slower" if ratio.high < 1 else "as fast within the interval"
+            told = "faster" if wins(ratio) else "slower" if ratio.high < 1 else "not told apart"
             yield f"{subject.format(ratio)}: {told}."
 
 
