@@ -74,7 +74,7 @@ class Replica(Transfers):
             if weight.grad is None:
                 wrong.append(f"{name} has no gradient")
                 continue
-            error = float((weight.grad.detach().cpu().double() - due).norm() / due.norm())
+            error = float((weight.grad.detach().to(due.dtype) - due).norm() / due.norm())
             if not error <= limit:
                 wrong.append(f"the gradient of {name} is {error:.2g} off in norm, and {limit:g} is allowed")
         if self._parameters.exchange in ("ddp", "after") and not self._same_on_all():
@@ -212,18 +212,20 @@ class Replica(Transfers):
         return found
 
     def _single_process(self) -> list[Any]:
-        """Each weight's gradient in float64 on the CPU: the mean over ranks, each rank's being this process's own work.
+        """Each weight's gradient: the mean over ranks, each rank's being this process's own work.
 
-        By autograd.grad, which fills no gradient and so wakes no hook of DDP's.
+        By autograd.grad, which fills no gradient and so wakes no hook of DDP's. In float64, or on a GPU, whose models
+        are large, where they are in float32: what is told apart is far above its rounding.
         """
+        wide = self.torch.float64 if self._place == "cpu" else self.torch.float32
         everyone = range(self._parameters.ranks) if self._parameters.exchange != "none" else [self._rank]
         weights = list(self.model.parameters())
-        due = [self.torch.zeros(each.shape, dtype=self.torch.float64) for each in weights]
+        due = [self.torch.zeros_like(each, dtype=wide, requires_grad=False) for each in weights]
         for rank in everyone:
             for inputs, upstream in self._micro_batches([rank]):
                 result = self.model(*inputs)
                 for total, found in zip(due, self.torch.autograd.grad(result, weights, upstream), strict=True):
-                    total += found.detach().cpu().double() / len(everyone)
+                    total += found.detach().to(wide) / len(everyone)
         return due
 
     def _same_on_all(self) -> bool:

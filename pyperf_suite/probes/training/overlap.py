@@ -128,9 +128,7 @@ def _sentences(library: str, p: OverlapParameters, runs: dict[str, Reading]) -> 
     together, in_turn = runs.get("together"), runs.get("in_turn")
     if together and in_turn and (ratio := speedup(in_turn, together)) is not None:
         share = hidden_share(runs)
-        told = (
-            "" if share is None else f", so that {share[0]:.0%} [{share[1]:.0%}, {share[2]:.0%}] of the shorter hides"
-        )
+        told = f", so that {_in_words(share)} of the shorter hides" if share is not None else ""
         yield OVERLAPS.sentence(f"{what}: together they are {{}} x as fast as in turn{told}", ratio)
     product, all_reduce = runs.get("product"), runs.get("all_reduce")
     if product and all_reduce and together and all_reduce.seconds < product.seconds:
@@ -172,6 +170,11 @@ def hidden_share(runs: dict[str, Reading]) -> tuple[float, float, float] | None:
     shares.sort()
     middle = (shares[(len(shares) - 1) // 2] + shares[len(shares) // 2]) / 2
     return middle, shares[0], shares[-1]
+
+
+def _in_words(share: tuple[float, float, float]) -> str:
+    """More than all is what waiting for each other in turn adds, and nothing to tell of."""
+    return "all" if share[0] >= 1 else f"{share[0]:.0%} [{share[1]:.0%}, {share[2]:.0%}]"
 
 
 def _blocks(runs: dict[str, Reading]) -> tuple[int | None, int | None]:

@@ -101,6 +101,11 @@ def test_a_message_that_is_shorter_than_compute_and_does_not_hide_fails_its_clai
     assert "; claim holds" in told(PROBE.findings(records_of(hidden)), "as long as the product")
 
 
+def test_more_than_all_cannot_hide():
+    waiting = PARTLY | {"in_turn": 40e-3}
+    assert "so that all of the shorter hides" in told(PROBE.findings(records_of(waiting)), "as fast as in turn")
+
+
 def test_a_message_that_is_longer_than_compute_is_no_case_of_that_claim():
     findings = PROBE.findings(records_of(PARTLY | {"all_reduce": 25e-3}))
     assert not [sentence for sentence in findings.sentences if "x the product alone" in sentence]
