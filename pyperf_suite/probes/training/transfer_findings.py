@@ -30,6 +30,8 @@ ADAMW_BYTES = 12
 # Two sizes fit any line; from three on there is something to draw.
 FEWEST_OF_A_LAW = 3
 FEWEST_OF_A_FIGURE = 3
+# Where caches carry a smaller size so many times as fast as the largest, both are told.
+FAR_FASTER = 1.5
 LAW_POINTS = 200
 MOST_TICKS = 8
 
@@ -122,15 +124,23 @@ def _rate_sentence(curve: Curve, law: PiecewiseAlphaBeta | None) -> str:
     )
     if law is None:
         return f"{told}{_caveat(curve)}."
-    best = max(_gb_per_s(size, point.seconds) for size, point in curve.points.items())
-    half = next(size for size, point in curve.points.items() if _gb_per_s(size, point.seconds) >= best / 2)
+    rates = {each: _gb_per_s(each, point.seconds) for each, point in curve.points.items()}
+    best = max(rates, key=lambda each: rates[each])
+    half = next(each for each in rates if rates[each] >= rates[best] / 2)
+    if rates[best] >= FAR_FASTER * rates[size]:
+        told += f", and {readable(best)} at {rates[best]:.3g} GB/s"
     smallest = min(curve.points)
     told += (
         f"; {readable(smallest)} take {_microseconds(curve.points[smallest].seconds)}, of which "
         f"{_microseconds(law.start_s)} are latency by its law, and half its best rate is reached by {readable(half)}"
     )
     if law.held_out_error is not None:
-        told += f" (the law misses sizes that it has not seen by {law.held_out_error:.0%} in the median)"
+        off = {each: abs(float(law.seconds(each)) / point.seconds - 1) for each, point in curve.points.items()}
+        worst = max(off, key=lambda each: off[each])
+        told += (
+            f" (the law misses sizes that it has not seen by {law.held_out_error:.0%} in the median, and of those that "
+            f"it has at worst {readable(worst)}, by {off[worst]:.0%})"
+        )
     return f"{told}{_caveat(curve)}."
 
 

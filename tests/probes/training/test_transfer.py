@@ -72,6 +72,14 @@ def test_latency_and_bandwidth_are_found_again():
     assert re.search(r"has not seen by [01]% in the median", sentence)
 
 
+def test_a_law_that_is_far_off_somewhere_says_where_and_the_best_rate_is_told():
+    slow = way("memcpy", 0.0, 1.5, sizes=SIZES[-1:])
+    sentence = explain(way("memcpy", 2e-6, 10.0, sizes=SIZES[:-1]) + slow).sentences[0]
+    assert "moves 64 MiB at 1.49" in sentence
+    assert "and 16 MiB at 9.89 GB/s" in sentence
+    assert re.search(r"at worst 64 MiB, by [5-9]\d%", sentence)
+
+
 def test_a_single_size_has_a_rate_and_no_law():
     findings = explain(way("memcpy", 0.0, 10.0, sizes=[1 << 20]))
     assert "latency" not in findings.sentences[0]
