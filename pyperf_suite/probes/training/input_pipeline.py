@@ -22,8 +22,14 @@ from pyperf_suite.runner.record import Record
 KEPT = ("kept", "ended")
 COPIES = ("pageable", "pinned")
 
-# Iterations timed at once are at least these: as many as a few loaders hand out in one burst.
-FEWEST_ITERATIONS = 4
+# Iterations timed at once: as many as the loaders hand out in one burst, within these bounds.
+FEWEST_ITERATIONS, MOST_ITERATIONS = 4, 16
+
+# The guide's num_workers, with which all else is varied; started anew, each of them takes its own torch's memory.
+GUIDE_LOADERS = 4
+
+# More cores than these are not asked to decode for one model.
+MOST_CORES = 32
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class InputPipelineAxes:
     Every `loaders` is measured with every kind of `data`, on the first of all else. The other values of prefetch,
     workers (kept from epoch to epoch, or ended), copy (from pageable or pinned memory), start, model (on a device of
     its own, or on a core of the host), step_us (microseconds of the model) and batch are varied one at a time, with the
-    first kind of data and the most loaders; those of model and step_us with no loaders as well.
+    first kind of data and 4 loaders, or the nearest number below; those of model and step_us with no loaders as well.
     """
 
     data: tuple[str, ...]
@@ -95,7 +101,7 @@ def _axes(profile: str) -> InputPipelineAxes:
     return replace(
         standard,
         data=tuple(KINDS),
-        loaders=tuple(sorted({0, 1, 2, 3, 4, *powers, cores, 2 * cores})),
+        loaders=tuple(sorted({0, 1, 2, 3, 4, *powers, min(cores, MOST_CORES), 2 * min(cores, MOST_CORES)})),
         prefetch=(2, 1, 4, 8),
         start=("fork", "spawn"),
         step_us=(5000, 1000, 20000),
@@ -106,7 +112,7 @@ def _axes(profile: str) -> InputPipelineAxes:
 def _cases(axes: InputPipelineAxes) -> Iterator[Case]:
     base = InputPipelineParameters(
         data=axes.data[0],
-        loaders=max(axes.loaders),
+        loaders=_loaders_of_variations(axes.loaders),
         prefetch=axes.prefetch[0],
         persistent=axes.workers[0] == "kept",
         pinned=axes.copy[0] == "pinned",
@@ -116,7 +122,7 @@ def _cases(axes: InputPipelineAxes) -> Iterator[Case]:
         batch=axes.batch[0],
         files=axes.files[0],
         # The same in all cases of a sweep, so that their times compare as they are.
-        iterations=max(FEWEST_ITERATIONS, *axes.loaders),
+        iterations=min(max(FEWEST_ITERATIONS, *axes.loaders), MOST_ITERATIONS),
     )
     for data in axes.data:
         for loaders in axes.loaders:
@@ -127,6 +133,12 @@ def _cases(axes: InputPipelineAxes) -> Iterator[Case]:
         yield _case(replace(base, model=model, loaders=0))
     for step_us in axes.step_us[1:]:
         yield _case(replace(base, step_us=step_us, loaders=0))
+
+
+def _loaders_of_variations(asked: Sequence[int]) -> int:
+    """The most of those asked for that are within the guide's and the cores, where there are some; else the fewest."""
+    within = [count for count in asked if 0 < count <= min(GUIDE_LOADERS, cpu.detect().usable_cores)]
+    return max(within) if within else min(filter(None, asked), default=0)
 
 
 def _one_at_a_time(axes: InputPipelineAxes, base: InputPipelineParameters) -> Iterator[InputPipelineParameters]:

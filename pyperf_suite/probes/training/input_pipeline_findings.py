@@ -225,11 +225,11 @@ def _prefetch(members: Sequence[Fed]) -> Iterator[str]:
 
 def _starts(members: Sequence[Fed]) -> Iterator[str]:
     """What the begin of an epoch costs, with workers kept and ended, and by how they are started."""
-    kept = max((fed for fed in members if fed.parameters.loaders), key=_plainness, default=None)
+    plainest = max((fed for fed in members if fed.parameters.loaders), key=_plainness, default=None)
+    ended, kept = next(_beside(members, "persistent", True), (None, plainest))
     if kept is None or not kept.parameters.persistent:
         return
     later = f"later ones after {_ms(kept.seen['next_epoch'])} as workers are kept"
-    ended = next((fed for fed, _ in _beside(members, "persistent", True)), None)
     if ended is not None:
         later += f" ({_ms(ended.seen['next_epoch'])} where they end with the epoch)"
     iterations = kept.seen["first_batch"] / kept.iteration_s

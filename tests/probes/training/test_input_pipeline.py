@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.input_pipeline import InputPipeline
 from pyperf_suite.operators.training.input_pipeline import InputPipelineParameters
@@ -196,6 +197,24 @@ def test_every_profile_has_cases_that_can_be(profile, device):
 def test_short_profiles_have_few_cases():
     assert len(PROBE.cases("quick", CPU)) <= 2
     assert len(PROBE.cases("standard", CPU, {"loaders": "0,1,2"})) <= 7
+
+
+@pytest.mark.parametrize("cores", [1, 2, 6, 192])
+@pytest.mark.parametrize("profile", ["quick", "standard", "full"])
+def test_machines_of_any_size_have_cases_that_can_be(profile, cores, monkeypatch):
+    found = replace(cpu.detect(), usable_cores=cores)
+    monkeypatch.setattr(cpu, "detect", lambda: found)
+    cases = PROBE.cases(profile, CPU)
+    assert max(case.parameters.iterations for case in cases) <= 16
+    # What is started anew holds a torch each.
+    assert all(case.parameters.loaders <= 4 for case in cases if case.parameters.start == "spawn")
+    varied = {case.parameters.loaders for case in cases if case.parameters.prefetch != 2}
+    assert varied <= {min(cores, 4)}
+
+
+def test_a_start_is_told_of_the_setting_that_was_varied():
+    ended = visits(replace(BASE, loaders=2, persistent=False), 0.0075)
+    assert "Starting 2 loaders" in said(explain(over_loaders(0.0075) + ended), "takes no part in these times")
 
 
 def test_settings_of_workers_are_not_varied_where_there_are_none():
