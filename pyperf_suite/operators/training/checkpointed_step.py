@@ -6,7 +6,7 @@ A batch that does not fit is unsupported and says by how much, so that a search 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +109,7 @@ class CheckpointedSteps(TorchSteps):
         if at_least > budget:
             raise Unsupported(_does_not_fit(parameters, f"a step holds at least {at_least / 1e6:.4g} MB", budget))
         self.step(0)  # moments are made by the first update and stay
-        self._peak = self._held_at_most()
+        self._peak = self._held_at_most(lambda: self.step(0))
         if self._peak > budget:
             raise Unsupported(_does_not_fit(parameters, f"a step holds up to {self._peak / 1e6:.4g} MB", budget))
 
@@ -124,10 +124,15 @@ class CheckpointedSteps(TorchSteps):
             return super().check() if flop <= FLOAT64_FLOP else self._against_unchecked()
 
     def observed(self) -> Mapping[str, Observed]:
-        """Bytes: `kept` for backward, `fixed` (weights and moments), the `peak`, that of one sequence, the `budget`."""
+        """Bytes: `kept` for backward, `fixed` (weights and moments), the `peak`, the `budget`.
+
+        `peak_of_one` is that of one sequence before the update, whose own peak does not grow with the batch. The most
+        that is held is the largest of several straight lines (at the first gradient, in between, at the last), so a
+        line from one sequence through the batch promises larger batches at least as much room as there is.
+        """
         kept = self._kept()
         with self._one_sequence():
-            peak_of_one = self._held_at_most()
+            peak_of_one = self._held_at_most(self._before_update)
         figures = {
             "kept": kept,
             "fixed": self._fixed(),
@@ -142,12 +147,17 @@ class CheckpointedSteps(TorchSteps):
 
         return saved_bytes(self.model, self.forward)
 
-    def _held_at_most(self) -> int:
+    def _before_update(self) -> None:
+        result = self.forward()
+        if self._parameters.part != "forward":
+            self.backward(result)
+
+    def _held_at_most(self, call: Callable[[], None]) -> int:
         """Weights and moments, and the most that a step adds to them: activations, gradients, what is passing."""
         from pyperf_suite.operators.training.peak_bytes import peak_bytes
 
         self.model.zero_grad(set_to_none=True)
-        return self._fixed() + peak_bytes(lambda: self.step(0), self._where.device)
+        return self._fixed() + peak_bytes(call, self._where.device)
 
     def _fixed(self) -> int:
         """Bytes that stay from step to step, inputs included."""

@@ -54,6 +54,14 @@ def test_at_the_peak_a_step_holds_what_it_keeps_and_what_stays(text):
     assert held["fixed"] < held["peak_of_one"] < held["peak"]
 
 
+@pytest.mark.parametrize("text", ["none", "selective", "every:1"])
+def test_a_line_through_one_sequence_and_the_batch_says_about_what_a_larger_one_holds_and_not_more(text):
+    policy = Checkpointing.parse(text)
+    few, many = (seen(replace(SMALL, checkpointing=policy, batch=batch)) for batch in (8, 24))
+    each = (few["peak"] - few["peak_of_one"]) / 7
+    assert 0.9 * many["peak"] < few["peak_of_one"] + 23 * each <= 1.001 * many["peak"]
+
+
 def test_a_batch_that_just_fits_fits_and_a_byte_less_is_too_little():
     peak = int(seen(EVERY)["peak"])
     assert seen(replace(EVERY, budget_bytes=peak))["peak"] == peak
