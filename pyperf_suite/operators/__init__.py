@@ -31,17 +31,17 @@ OPERATORS: dict[str, Subject[Any]] = {
         Collective(),
         CompiledKernel(),
         TrainingStep(),
+        Topology(),
         DataParallel(),
         Overlap(),
-        Topology(),
         TrainingMemory(),
         BlockPart(),
         LayerPass(),
         PrecisionStep(),
         CheckpointedStep(),
-        OptimizerUpdate(),
         InputPipeline(),
         Transfer(),
+        OptimizerUpdate(),
     )
 }
 

@@ -43,10 +43,10 @@ PROBES: dict[str, Probe] = {
         Precision(),
         DataParallelProbe(),
         OverlapProbe(),
-        CheckpointingProbe(),
-        OptimizerProbe(),
         InputPipelineProbe(),
         TransferProbe(),
+        OptimizerProbe(),
+        CheckpointingProbe(),
     )
 }
 

@@ -33,3 +33,9 @@ def test_a_claim_of_more_than_something_has_no_upper_end():
 def test_the_ratio_stands_where_the_subject_leaves_a_gap():
     told = COSTS_A_FIFTH.sentence("every block dropped runs at {} of the rate", Ratio(0.77, 0.76, 0.79), "on 8 blocks")
     assert told.startswith("every block dropped runs at 0.77 [0.76, 0.79] of the rate on 8 blocks; claim holds")
+
+
+def test_what_one_process_timed_is_undecided_however_narrow_its_interval():
+    told = COSTS_A_FIFTH.sentence("Throughput is", Ratio(0.77, 0.76, 0.78, processes=1))
+    assert "undecided by one process, --profile standard has three (" in told
+    assert COSTS_A_FIFTH.verdict(Ratio(0.77, 0.76, 0.78, processes=3)) == "claim holds"
