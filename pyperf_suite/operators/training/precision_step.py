@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -83,7 +82,6 @@ class PrecisionSteps(TorchSteps):
     def __init__(self, parameters: PrecisionStepParameters, seed: int, where: TorchDevice) -> None:
         super().__init__(parameters, seed, where)
         self._own = parameters
-        self._exact: dict[str, Any] | None = None
 
     def step(self, index: int) -> None:
         self.model.zero_grad(set_to_none=True)
@@ -112,12 +110,7 @@ class PrecisionSteps(TorchSteps):
         """Bytes between forward and backward and of the model, casts of weights in a step; a GPU's peak of a step."""
         from pyperf_suite.operators.training.saved_bytes import kept
 
-        # The collector need not look at all of torch again (a third of a second) to find what a forward pass dropped.
-        gc.freeze()
-        try:
-            own = kept(self.model, self.forward)
-        finally:
-            gc.unfreeze()
+        own = kept(self.model, self.forward)
         weights: list[Any] = list(self.model.parameters())
         with _casts_counted(self._where.torch, weights) as casts:
             self.step(0)
@@ -148,13 +141,9 @@ class PrecisionSteps(TorchSteps):
         return {name: each.grad for name, each in self.model.named_parameters()}
 
     def _reference(self) -> dict[str, Any]:
-        """Computed once, as no update changes the weights; of a GPU's large models by it, some sequences at a time."""
-        if self._exact is None:
-            self._exact = self._exact_by_parts() if self._where.is_gpu and self._own.vocab else super()._reference()
-        return self._exact
-
-    def _exact_by_parts(self) -> dict[str, Any]:
-        """In float64 where the model is: a mean loss's gradients are the mean of those of its sequences."""
+        """Of a GPU's large models by it, some sequences at a time: the gradients of a mean are a mean of gradients."""
+        if not (self._where.is_gpu and self._own.vocab):
+            return super()._reference()
         from pyperf_suite.operators.training import gpt
 
         plain = replace(self._own, attention="explicit", checkpointing=Checkpointing(), dropout=0.0)

@@ -14,7 +14,7 @@ from pyperf_suite.probes.readings import Reading, readings
 from pyperf_suite.probes.speedups import speedup
 from pyperf_suite.probes.training.claims import BEKMAN, Claim
 from pyperf_suite.probes.training.largest_batch import Search, searches
-from pyperf_suite.probes.training.tried import observed
+from pyperf_suite.probes.training.observed import all_observed
 from pyperf_suite.runner.record import Record
 
 COSTS = Claim("dropping what blocks made costs 20-25 % of throughput", BEKMAN, 0.75, 0.80)
@@ -68,7 +68,7 @@ def _transformers(records: Sequence[Record]) -> list[Transformer]:
         Transformer(
             key,
             {policy: dict(sorted(by_batch.items())) for policy, by_batch in by_policy.items()},
-            observed(records),
+            all_observed(records),
             {s.parameters.checkpointing: s for s in found if replace(s.parameters, checkpointing=NONE) == key},
         )
         for key, by_policy in steps.items()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pyperf_suite.operators.training.checkpointed_step import CheckpointedStepParameters
-from pyperf_suite.probes.training.tried import observed
+from pyperf_suite.probes.training.observed import all_observed
 from pyperf_suite.runner.record import Record
 
 
@@ -45,7 +45,7 @@ class Search:
 
 def searches(records: Sequence[Record]) -> list[Search]:
     """What records say of each policy, those without a budget left out."""
-    held = observed(records)
+    held = all_observed(records)
     found: dict[CheckpointedStepParameters, Search] = {}
     for record in records:
         case = record.parsed_case()

@@ -20,7 +20,7 @@ from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.readings import Reading, readings
 from pyperf_suite.probes.speedups import speedup, wins
 from pyperf_suite.probes.training.claims import BEKMAN, TRANSFORMERS, Claim
-from pyperf_suite.probes.training.tried import observed
+from pyperf_suite.probes.training.observed import all_observed
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 
@@ -101,7 +101,7 @@ class OptimizerProbe(Probe):
 
     def findings(self, records: Sequence[Record]) -> Findings:
         """Each way beside the loop, then states and what passes, and a table of it all."""
-        found, held = sorted(readings(records), key=_order), observed(records)
+        found, held = sorted(readings(records), key=_order), all_observed(records)
         sentences = [*_beside_the_loop(found), *_memory(found, held)]
         rows = tuple(_row(reading, _loop_of(reading, found), held[reading.case.case_id]) for reading in found)
         return Findings(tuple(sentences), (Table("Updates by optimizer and way", COLUMNS, rows),) if rows else ())
