@@ -43,13 +43,13 @@ def gpu_options(command: Any) -> Any:
 @click.command()
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="A Hugging Face config.json.")
 @click.option("--layers", type=int, metavar="N")
-@click.option("--hidden", type=int, metavar="N")
-@click.option("--heads", type=int, metavar="N")
+@click.option("--hidden", type=int, metavar="N", help="Width of the residual stream.")
+@click.option("--heads", type=int, metavar="N", help="Of the queries.")
 @click.option("--kv-heads", type=int, metavar="N", help="By default as many as heads.")
 @click.option("--head-dim", type=int, metavar="N", help="By default hidden / heads.")
 @click.option("--ffn", type=int, metavar="N", help="Width of the MLP.")
 @click.option("--vocab", type=int, metavar="N")
-@click.option("--experts", type=int, metavar="N")
+@click.option("--experts", type=int, metavar="N", help="MLPs of width ffn in each layer; by default 1.")
 @click.option("--top-k", type=int, metavar="N", help="Experts that a token visits.")
 @click.option("--gated/--not-gated", default=None, help="SwiGLU or GELU; by default gated.")
 @click.option("--tied/--not-tied", default=None, help="One matrix for embedding and logits.")
@@ -61,7 +61,9 @@ def gpu_options(command: Any) -> Any:
 )
 @click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True)
 @gpu_options
-@click.option("--vary", metavar="NAME,...", help="Only these dimensions, as in heads,vocab.")
+@click.option(
+    "--vary", metavar="NAME,...", help="Only these: hidden, heads, kv_heads, ffn, vocab, layers, micro_batch, tp."
+)
 @click.option(
     "--parameter-change", type=float, default=2.0, show_default=True, metavar="PERCENT", help="Of parameters, at most."
 )
@@ -107,6 +109,7 @@ def size(
     Examples:
       pyperf-suite size --config config.json --gpu H200 --tp 8
       pyperf-suite size --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50257 --not-gated --gpu A100
+      pyperf-suite size --config config.json --gpu H100 --vary heads,vocab --output sizes --json
       pyperf-suite size --config config.json --measure
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.advise.setting import Setting
@@ -117,11 +120,14 @@ def size(
 
     spec, laws = _gpu(gpu, calibration)
     spec.peak(dtype)
+    find_profile(profile)
     if measure:
-        find_profile(profile)
         require_gpu(spec, resolve(device))
     model, longest, notes = _model(config, dimensions)
-    setting = Setting(model, seq or min(DEFAULT_SEQ, longest or DEFAULT_SEQ), micro_batch, tp, shards, dtype)
+    asked = seq if seq is not None else min(DEFAULT_SEQ, longest or DEFAULT_SEQ)
+    if asked > longest > 0:
+        notes = (*notes, f"Sequences of {asked} tokens are beyond the {longest} that the model's configuration names.")
+    setting = Setting(model, asked, micro_batch, tp, shards, dtype)
     prices = _prices(laws, dtype)
     found = sizing(spec, setting, _bounds(spec, vary, parameter_change, reach, head_dims), prices, notes)
     measured = _measured(found, prices, profile, device, results) if measure else None
@@ -200,8 +206,9 @@ def explain(
     """Explain the time of one product C[M,N] = A[M,K] B[K,N]: tiles, waves, alignment, bound, better sizes nearby.
 
     \b
-    Example:
+    Examples:
       pyperf-suite explain 4096 50257 4096 --gpu H200
+      pyperf-suite explain 4096 4096 50257 --gpu H200 --layout NN --dtype fp8 --json
     """  # noqa: D301 - click keeps the lines below \b as they are
     from rich.console import Console
 
@@ -227,10 +234,11 @@ def explain(
 def _gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuSpec | Calibration]:
     """What was asked about, and what its laws are taken from."""
     from pyperf_suite.hardware.catalogue import find_gpu
-    from pyperf_suite.laws.calibration import load_calibration
+    from pyperf_suite.laws.calibration import check_form, load_calibration
 
     if calibration is not None:
         fitted = load_calibration(calibration)
+        check_form(fitted, calibration)
         if name is not None and find_gpu(name) != find_gpu(fitted.gpu):
             raise UserError(f"{calibration} was fitted on {fitted.gpu}, not on {name}: leave --gpu out, or name that.")
         return find_gpu(fitted.gpu), fitted
@@ -279,11 +287,14 @@ def _bounds(spec: GpuSpec, vary: str | None, parameter_change: float, reach: flo
     from pyperf_suite.advise.candidates import AXES, HEAD_DIMS, Bounds
     from pyperf_suite.laws.memory import USABLE_SHARE
 
+    for option, percent in (("--parameter-change", parameter_change), ("--reach", reach)):
+        if not 0 <= percent <= 100:
+            raise UserError(f"{option} has to lie between 0 and 100 %, but {percent:g} was asked for.")
     return Bounds(
-        vary=tuple(name.strip().replace("-", "_") for name in vary.split(",")) if vary else AXES,
+        vary=AXES if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(",")),
         parameter_change=parameter_change / 100,
         reach=reach / 100,
-        head_dims=_numbers(head_dims) if head_dims else HEAD_DIMS,
+        head_dims=HEAD_DIMS if head_dims is None else _numbers(head_dims),
         memory_bytes=USABLE_SHARE * spec.memory_bytes,
     )
 

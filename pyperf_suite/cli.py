@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pyperf_suite import __version__
+from pyperf_suite.ab_command import ab
 from pyperf_suite.advise_commands import explain, size
 from pyperf_suite.calibrate_command import calibrate
+from pyperf_suite.compare_command import compare
 from pyperf_suite.errors import UserError
+from pyperf_suite.history_commands import export, history, prune
+from pyperf_suite.selfcheck_command import selfcheck
+from pyperf_suite.track_command import track
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan
@@ -55,7 +60,9 @@ class SpokenErrors(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            raise Spoken(str(error)) from error
+            from pyperf_suite.history.outputs.words import printable
+
+            raise Spoken(printable(str(error))) from error
 
 
 def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -68,9 +75,8 @@ def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""
 
 
-main.add_command(calibrate)
-main.add_command(explain)
-main.add_command(size)
+for each in (ab, calibrate, compare, explain, export, history, prune, selfcheck, size, track):
+    main.add_command(each)
 
 
 def measuring_options(command: Command) -> Command:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
 from pyperf_suite.hardware.cuda_driver import driver
 from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.operators import find_operator
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Metric, Record
 
 # The same examples in each run: a change is judged by what it changes. HYPOTHESIS_PROFILE=default searches on.
 hypothesis.settings.register_profile("same_each_time", derandomize=True, deadline=None)
@@ -27,6 +32,31 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test marked `gpu` where there is none, with the driver's reason."""
     if item.get_closest_marker("gpu") and isinstance(driver(), Unavailable):
         pytest.skip(f"needs a CUDA device, but {driver()}")
+
+
+@pytest.fixture(scope="session")
+def timed_record() -> Callable[..., Record]:
+    """A record as a worker leaves of one visit: timed_record(case, seconds), and fields that shall be otherwise."""
+
+    def made(case: Case, seconds: float, **otherwise: Any) -> Record:
+        work = find_operator(case.operator).work(case.parameters)
+        usual = {
+            "run_id": "made-up",
+            "kind": "timing",
+            "case": case.to_json(),
+            "case_id": case.case_id,
+            "process": 0,
+            "position": 0,
+            "started_at": "",
+            "outcome": "ok",
+            "metrics": {"time": Metric("s", seconds, seconds, seconds, seconds, seconds, [seconds])},
+            "work": {"flop": work.flop, "bytes": work.bytes},
+            "kernel": {"details": {}},
+            "quality": {"converged": True},
+        }
+        return Record(**(usual | otherwise))
+
+    return made
 
 
 @pytest.fixture(scope="session")

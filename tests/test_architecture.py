@@ -24,7 +24,11 @@ LAYERS = (
     ("runner",),
     ("probes",),
     ("history", "advise", "report"),
-    ("advise_commands", "calibrate_command", "pytest_run"),
+    ("outcome",),
+    (
+        *("ab_command", "advise_commands", "calibrate_command", "compare_command", "history_commands"),
+        *("selfcheck_command", "track_command", "pytest_run"),
+    ),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),
 )

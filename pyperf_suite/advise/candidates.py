@@ -17,12 +17,14 @@ from pyperf_suite.advise.setting import Setting
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.alignment import round_up
 from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.fused_attention import WIDTHS
 from pyperf_suite.laws.model_grid import ModelGrid
 from pyperf_suite.laws.transformer import Sharding
 
 AXES = ("hidden", "heads", "kv_heads", "ffn", "vocab", "layers", "micro_batch", "tp")
 # What attention kernels are built for; a model's own head_dim is kept beside them.
 HEAD_DIMS = (64, 96, 128, 192, 256)
+WIDEST_HEAD = WIDTHS[-1]
 # Steps of a width: what tensor cores and TMA like, coarser where a model is so wide that fine ones say nothing new.
 WIDTH_STEP = 64
 MOST_WIDTHS = 33
@@ -51,8 +53,8 @@ class Bounds:
                 f"Bounds are shares of the model's own figures, from 0 to 1, but a change of {self.parameter_change:g} "
                 f"and a reach of {self.reach:g} were asked for."
             )
-        if not self.head_dims or min(self.head_dims) < 1:
-            raise UserError("Candidates need head dimensions of at least 1, as in 64,128.")
+        if not self.head_dims or not all(1 <= head_dim <= WIDEST_HEAD for head_dim in self.head_dims):
+            raise UserError(f"Candidates need head dimensions of 1 to {WIDEST_HEAD}, as in 64,128.")
 
 
 @dataclass(frozen=True)

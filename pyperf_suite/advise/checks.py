@@ -63,14 +63,18 @@ def _rules(setting: Setting) -> Iterator[tuple[str, str, bool | None, Setting | 
     kept = ffn % multiple == 0
     swiglu = f" (8/3 hidden would be {8 * model.hidden / 3:.0f})" if model.gated and model.experts == 1 else ""
     yield (
-        f"ffn is a multiple of {ENOUGH}{share}",
+        f"{width} is a multiple of {ENOUGH}{share}",
         f"{ffn}{swiglu}",
         kept,
         _resized(setting, **{width: ffn + tp if kept else _nearest(ffn, multiple)}),
     )
     kept = model.hidden % multiple == 0
-    rounded = None if kept else _resized(setting, hidden=_nearest(model.hidden, multiple))
-    yield f"hidden is a multiple of {ENOUGH}{share}", f"{model.hidden}", kept, rounded
+    if kept:  # with heads as they are, which need not fill hidden
+        sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim}
+        other = _resized(setting, **sizes, hidden=model.hidden + 1)
+    else:
+        other = _resized(setting, hidden=_nearest(model.hidden, multiple))
+    yield f"hidden is a multiple of {ENOUGH}{share}", f"{model.hidden}", kept, other
     if not model.latent_rank:
         kept = model.head_dim % ENOUGH == 0
         yield f"head_dim is a multiple of {ENOUGH}", f"{model.head_dim}", kept, _with_other_heads(setting, kept)

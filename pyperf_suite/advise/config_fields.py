@@ -24,11 +24,15 @@ class ConfigFields:
         Raises UserError for anything else than a whole number within bounds, and where no name and no default is there.
         """
         for name in names:
-            if self._values.get(name) is not None:
+            if not self.lacks(name):
                 return self._whole(name, self._values[name], at_least)
         if default is None:
             raise UserError(f"{self._origin}, lacks the field {' or '.join(names)}: add it.")
         return default
+
+    def lacks(self, *names: str) -> bool:
+        """Whether none of the names is there."""
+        return all(self._values.get(name) is None for name in names)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A truth value. Raises UserError for anything else."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pyperf_suite.advise.causes import legend
 from pyperf_suite.advise.likely_tile import TiledProduct
-from pyperf_suite.advise.prices import Prices
+from pyperf_suite.advise.prices import NORMAL_QUANTILE, Prices, deviation_of
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.alignment import elements_in, largest_power_of_two
@@ -25,17 +26,28 @@ WINDOW = 0.25
 # As good as the best rate in the window: nearer than repeated measurements are to each other.
 AS_GOOD = 0.01
 MOST_SIZES = 4096
+UNSURE = "within what the law may err"
 
 
 @dataclass(frozen=True)
 class BetterSize:
-    """Another size for one dimension: seconds then, and the rate of useful work over the present one."""
+    """Another size for one dimension: seconds then, and the rate of useful work over the present one.
+
+    The ratio is between `low` and `high` in nine cases of ten, where the law errs at both sizes independently.
+    """
 
     dimension: str
     present: int
     size: int
     seconds: float
     rate_ratio: float
+    low: float
+    high: float
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is better beyond what the law may err."""
+        return self.low > 1
 
 
 @dataclass(frozen=True)
@@ -126,7 +138,8 @@ def _better_sizes(prices: Prices, sizes: dict[str, int], element_bytes: int, lay
         around = np.arange(max(step, int(present * (1 - WINDOW)) // step * step), present * (1 + WINDOW) + step, step)
         asked = {other: np.full(len(around) + 1, size) for other, size in sizes.items()}
         asked[name] = np.concatenate([[present], around.astype(np.int64)])
-        seconds = np.asarray(prices.gemm(layout, asked["M"], asked["N"], asked["K"]).seconds)
+        explained = prices.gemm(layout, asked["M"], asked["N"], asked["K"])
+        seconds, margin = np.asarray(explained.seconds), np.exp(NORMAL_QUANTILE * 2**0.5 * deviation_of(explained))
         rate = asked[name] / seconds
         for side in (asked[name] < present, asked[name] > present):
             good = np.flatnonzero(side & (rate >= (1 - AS_GOOD) * np.max(rate[side], initial=0.0)))
@@ -134,7 +147,12 @@ def _better_sizes(prices: Prices, sizes: dict[str, int], element_bytes: int, lay
                 nearest = good[np.argmin(np.abs(asked[name][good] - present))]
                 if rate[nearest] > (1 + AS_GOOD) * rate[0]:
                     ratio = float(rate[nearest] / rate[0])
-                    found.append(BetterSize(name, present, int(asked[name][nearest]), float(seconds[nearest]), ratio))
+                    size, its_seconds = int(asked[name][nearest]), float(seconds[nearest])
+                    found.append(
+                        BetterSize(
+                            name, present, size, its_seconds, ratio, float(ratio / margin), float(ratio * margin)
+                        )
+                    )
     return found
 
 
@@ -148,6 +166,7 @@ def findings_of_product(product: ProductExplained) -> Findings:
             _alignment_sentence(product),
             *([_EXTRAPOLATED] if product.extrapolated else []),
             *([] if product.better else ["No size up to a quarter smaller or larger does its work faster."]),
+            legend(cause for cause, _ in _told_causes(product)),
         ),
         tables=tuple(table for table in (_causes(product), _sizes(product)) if table.rows),
     )
@@ -218,11 +237,15 @@ def contiguous(layout: str) -> list[str]:
     return sorted({of_a, of_b, "N"}, key="MNK".index)
 
 
+def _told_causes(product: ProductExplained) -> list[tuple[str, float]]:
+    """The causes that are worth a row, with their seconds, the largest first."""
+    told = [(cause, seconds) for cause, seconds in product.causes.items() if abs(seconds) >= 0.0005 * product.seconds]
+    return sorted(told, key=lambda each: -abs(each[1]))
+
+
 def _causes(product: ProductExplained) -> Table:
     rows = [
-        (cause, f"{seconds * 1e6:.1f}", f"{seconds / product.seconds:.1%}")
-        for cause, seconds in sorted(product.causes.items(), key=lambda each: -abs(each[1]))
-        if abs(seconds) >= 0.0005 * product.seconds
+        (cause, f"{seconds * 1e6:.1f}", f"{seconds / product.seconds:.1%}") for cause, seconds in _told_causes(product)
     ]
     return Table("Where the time goes", ("cause", "us", "share"), tuple(rows))
 
@@ -236,11 +259,11 @@ def _sizes(product: ProductExplained) -> Table:
             f"{better.size / better.present - 1:+.1%}",
             f"{better.seconds * 1e6:.1f}",
             f"{better.seconds / product.seconds - 1:+.1%}",
-            f"{better.rate_ratio:.3f}",
+            f"{better.rate_ratio:.3f} x ({better.low:.3f} to {better.high:.3f})" if better.is_sure else UNSURE,
         )
         for better in product.better
     ]
-    columns = ("dimension", "now", "good size", "size", "us", "time", "x work a second")
+    columns = ("dimension", "now", "good size", "size", "us", "time", "work a second")
     return Table("Next good sizes", columns, tuple(rows))
 
 
@@ -268,7 +291,7 @@ def product_as_json(product: ProductExplained) -> dict[str, Any]:
         },
         "bound": "compute" if product.is_compute_bound else "memory",
         "divisible_by": product.divisors,
-        "better_sizes": [vars(better) for better in product.better],
+        "better_sizes": [vars(better) | {"sure": better.is_sure} for better in product.better],
     }
 
 

@@ -5,6 +5,7 @@ The file may come from anywhere, so whatever is wrong with it is told in one sen
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,9 +19,13 @@ from pyperf_suite.laws.dimensions import ModelDimensions
 
 # Configurations of published models are a few KiB; with labels of classes in it one may be longer.
 MOST_BYTES = 1 << 20
-BY_HAND = "give --layers, --hidden, --heads, --ffn and --vocab instead"
-# What any decoder's configuration calls these five, to say which of them a file of an unknown family has.
-USUAL_FIELDS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+BY_HAND = (
+    "of a transformer give --layers, --hidden, --heads, --ffn and --vocab instead, and --kv-heads, --experts, --top-k "
+    "where it has them"
+)
+# What any decoder's configuration calls these six, to say which of them a file of an unknown family has.
+USUAL_FIELDS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+                "vocab_size")  # fmt: skip
 LONGEST_SEQ = ("max_position_embeddings", "n_positions", "seq_length")
 
 
@@ -103,7 +108,7 @@ def _bytes_of(path: Path) -> bytes:
 
 def _object_in(content: bytes, origin: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(content.decode("utf-8-sig"))
+        found = json.loads(content.decode("utf-8-sig"), object_pairs_hook=functools.partial(_without_repeats, origin))
     except RecursionError:
         raise UserError(f"{origin} is nested too deeply for a model configuration: name a config.json.") from None
     except UnicodeDecodeError:
@@ -116,4 +121,14 @@ def _object_in(content: bytes, origin: str) -> Mapping[str, Any]:
         raise UserError(f"{origin} has a number of thousands of digits, as no model has: name a config.json.") from None
     if not isinstance(found, dict):
         raise UserError(f"{origin} holds no JSON object, as a model configuration does: name a config.json.")
+    return found
+
+
+def _without_repeats(origin: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises UserError where it has a name twice: readers differ in which of the two they take."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise UserError(f"{origin} has the field {name[:40]!r} twice: keep the right one.")
+        found[name] = value
     return found

@@ -18,8 +18,8 @@ def _llama_like(fields: ConfigFields, **more: Any) -> ModelDimensions:
         "layers": fields.count("num_hidden_layers"),
         "hidden": fields.count("hidden_size"),
         "ffn": fields.count("intermediate_size"),
-        "kv_heads": fields.count("num_key_value_heads", default=0),
-        "head_dim": fields.count("head_dim", default=0),
+        "kv_heads": _count_or_follows(fields, "num_key_value_heads"),
+        "head_dim": _count_or_follows(fields, "head_dim"),
         "gated": True,
         "tied": fields.flag("tie_word_embeddings"),
     }
@@ -29,6 +29,11 @@ def _llama_like(fields: ConfigFields, **more: Any) -> ModelDimensions:
     if "vocab" not in more:
         common["vocab"] = fields.count("vocab_size")
     return ModelDimensions(**common | more)
+
+
+def _count_or_follows(fields: ConfigFields, *names: str) -> int:
+    """A size of at least 1; where there is none 0, which has it follow from others."""
+    return fields.count(*names, default=0, at_least=0 if fields.lacks(*names) else 1)
 
 
 def _llama(fields: ConfigFields) -> ModelDimensions:
@@ -49,7 +54,11 @@ def _qwen2(fields: ConfigFields) -> ModelDimensions:
 def _qwen3(fields: ConfigFields) -> ModelDimensions:
     bias = fields.flag("attention_bias")
     return _llama_like(
-        fields, head_dim=fields.count("head_dim", default=128), qkv_bias=bias, output_bias=bias, qk_norm=True
+        fields,
+        head_dim=fields.count("head_dim", default=128, at_least=1),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
     )
 
 
@@ -74,7 +83,7 @@ def _qwen_experts(fields: ConfigFields) -> dict[str, int]:
     return {
         "experts": fields.count("num_experts"),
         "top_k": fields.count("num_experts_per_tok"),
-        "expert_ffn": fields.count("moe_intermediate_size"),
+        "expert_ffn": fields.count("moe_intermediate_size", at_least=1),
         "dense_layers": _layers_where(fields, lambda layer: layer in dense or (layer + 1) % step != 0),
     }
 
@@ -82,7 +91,7 @@ def _qwen_experts(fields: ConfigFields) -> dict[str, int]:
 def _gemma(fields: ConfigFields) -> ModelDimensions:
     return _llama_like(
         fields,
-        head_dim=fields.count("head_dim", default=256),
+        head_dim=fields.count("head_dim", default=256, at_least=1),
         tied=fields.flag("tie_word_embeddings", True),
     )
 
@@ -90,7 +99,7 @@ def _gemma(fields: ConfigFields) -> ModelDimensions:
 def _gemma2(fields: ConfigFields) -> ModelDimensions:
     return _llama_like(
         fields,
-        head_dim=fields.count("head_dim", default=256),
+        head_dim=fields.count("head_dim", default=256, at_least=1),
         tied=fields.flag("tie_word_embeddings", True),
         norms=4,
     )
@@ -101,13 +110,80 @@ def _gemma3(fields: ConfigFields) -> ModelDimensions:
     return _llama_like(
         fields,
         heads=fields.count("num_attention_heads", default=8),
-        kv_heads=fields.count("num_key_value_heads", default=4),
+        kv_heads=fields.count("num_key_value_heads", default=4, at_least=1),
         vocab=fields.count("vocab_size", default=262_208),
-        head_dim=fields.count("head_dim", default=256),
+        head_dim=fields.count("head_dim", default=256, at_least=1),
         tied=fields.flag("tie_word_embeddings", True),
         norms=4,
         qk_norm=True,
     )
+
+
+def _smollm3(fields: ConfigFields) -> ModelDimensions:
+    return _llama_like(fields, tied=fields.flag("tie_word_embeddings", True))
+
+
+def _olmo(fields: ConfigFields) -> ModelDimensions:
+    bias = fields.flag("attention_bias")
+    return _llama_like(fields, qkv_bias=bias, output_bias=bias, norm_weight=False)
+
+
+def _olmo2(fields: ConfigFields) -> ModelDimensions:
+    return _llama_like(fields, other_parameters=_norms_over_all_heads(fields))
+
+
+def _olmoe(fields: ConfigFields) -> ModelDimensions:
+    return _llama_like(
+        fields,
+        experts=fields.count("num_experts", default=64),
+        top_k=fields.count("num_experts_per_tok", default=8),
+        other_parameters=_norms_over_all_heads(fields),
+    )
+
+
+def _cohere(fields: ConfigFields) -> ModelDimensions:
+    # One norm serves attention and MLP, which stand side by side.
+    return _llama_like(
+        fields,
+        norms=1,
+        tied=fields.flag("tie_word_embeddings", True),
+        other_parameters=_norms_over_all_heads(fields) if fields.flag("use_qk_norm") else 0,
+    )
+
+
+def _starcoder2(fields: ConfigFields) -> ModelDimensions:
+    bias = fields.flag("use_bias", True)
+    return _llama_like(
+        fields,
+        gated=False,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        norm_bias=True,
+        tied=fields.flag("tie_word_embeddings", True),
+    )
+
+
+def _gpt_oss(fields: ConfigFields) -> ModelDimensions:
+    bias = fields.flag("attention_bias", True)
+    return _llama_like(
+        fields,
+        experts=fields.count("num_local_experts"),
+        top_k=fields.count("num_experts_per_tok", "experts_per_token", default=4),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=True,
+        router_bias=True,
+        # A learned sink for each head's softmax.
+        other_parameters=fields.count("num_hidden_layers") * fields.count("num_attention_heads"),
+    )
+
+
+def _norms_over_all_heads(fields: ConfigFields) -> int:
+    """Of norms with a weight for each element of all queries and of all keys, where `qk_norm` has one head's."""
+    layers, heads = fields.count("num_hidden_layers"), fields.count("num_attention_heads", at_least=1)
+    head_dim = fields.count("head_dim", default=fields.count("hidden_size") // heads)
+    return layers * head_dim * (heads + fields.count("num_key_value_heads", default=heads))
 
 
 def _phi(fields: ConfigFields) -> ModelDimensions:
@@ -122,7 +198,7 @@ def _gpt2(fields: ConfigFields) -> ModelDimensions:
     return ModelDimensions(
         layers=fields.count("n_layer"),
         hidden=hidden,
-        ffn=fields.count("n_inner", default=4 * hidden),
+        ffn=fields.count("n_inner", default=4 * hidden, at_least=1),
         heads=fields.count("n_head"),
         vocab=fields.count("vocab_size"),
         positions=fields.count("n_positions", "n_ctx"),
@@ -175,7 +251,7 @@ def _falcon(fields: ConfigFields) -> ModelDimensions:
         hidden=hidden,
         ffn=fields.count("ffn_hidden_size", default=4 * hidden),
         heads=heads,
-        kv_heads=fields.count("num_kv_heads", "n_head_kv", default=heads) if new else kv_heads,
+        kv_heads=fields.count("num_kv_heads", "n_head_kv", default=heads, at_least=1) if new else kv_heads,
         vocab=fields.count("vocab_size"),
         bias=fields.flag("bias"),
         norm_bias=True,
@@ -189,7 +265,7 @@ def _deepseek(fields: ConfigFields, router_bias: bool) -> ModelDimensions:
     bias = fields.flag("attention_bias")
     more: dict[str, Any] = {}
     if experts:
-        width = fields.count("moe_intermediate_size")
+        width = fields.count("moe_intermediate_size", at_least=1)
         first = fields.count("first_k_dense_replace", default=0)
         step = fields.count("moe_layer_freq", default=1, at_least=1)
         more = {
@@ -268,6 +344,7 @@ def _layers_where(fields: ConfigFields, holds: Callable[[int], bool]) -> int:
 FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
     "bert": _bert,
     "bloom": _bloom,
+    "cohere": _cohere,
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
     "falcon": _falcon,
@@ -276,9 +353,14 @@ FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
+    "gpt_oss": _gpt_oss,
+    "granite": _llama,
     "llama": _llama,
     "mistral": _llama_like,
     "mixtral": _mixtral,
+    "olmo": _olmo,
+    "olmo2": _olmo2,
+    "olmoe": _olmoe,
     "opt": _opt,
     "phi": _phi,
     "phi3": _llama_like,
@@ -287,4 +369,6 @@ FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
     "roberta": _bert,
+    "smollm3": _smollm3,
+    "starcoder2": _starcoder2,
 }

@@ -24,6 +24,8 @@ Sizes = NDArray[np.int64]
 UNTESTED_ERROR_PERCENT = 15.0
 # Of a normal error, the standard deviation over the mean absolute error.
 DEVIATION_OVER_MEAN = (np.pi / 2) ** 0.5
+# Nine in ten: the interval told beside each gain.
+NORMAL_QUANTILE = 1.645
 
 
 class Prices(Protocol):
@@ -60,11 +62,10 @@ class LawPrices:
                   head_dim: Sizes) -> Explained:  # fmt: skip
         from pyperf_suite.laws import attention_time
 
-        # Attention is computed in 16 bits also where products are computed in 8.
-        dtype = self.dtype if self.dtype in ("fp16", "bf16") else "bf16"
         return attention_time(
-            self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, dtype, backward=backward, explain=True
-        )
+            self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, self._attention_dtype(), backward=backward,
+            explain=True,
+        )  # fmt: skip
 
     def memory_bound(self, nbytes: Sizes) -> Explained:
         from pyperf_suite.laws import memory_bound_time
@@ -75,6 +76,18 @@ class LawPrices:
         from pyperf_suite.laws import collective_time
 
         return collective_time(self.gpu, op, nbytes, ranks, explain=True)
+
+    def _attention_dtype(self) -> str:
+        """Attention is computed in 16 bits also where products are computed in 8 or 32: in bf16, before Ampere fp16."""
+        from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+
+        if self.dtype in ("fp16", "bf16"):
+            return self.dtype
+        if isinstance(self.gpu, GpuSpec):
+            spec = self.gpu
+        else:
+            spec = find_gpu(self.gpu if isinstance(self.gpu, str) else self.gpu.gpu)
+        return "bf16" if "bf16" in spec.peak_flop_per_s else "fp16"
 
 
 @dataclass(frozen=True)
@@ -122,8 +135,13 @@ class Priced:
     @property
     def deviation(self) -> float:
         """Standard deviation of the law's error, as a share of the time."""
-        error = self.explained.error_percent
-        return (UNTESTED_ERROR_PERCENT if error is None else error) / 100 * DEVIATION_OVER_MEAN
+        return deviation_of(self.explained)
+
+
+def deviation_of(explained: Explained) -> float:
+    """Standard deviation of a law's error, as a share of the time, by what it says of itself."""
+    error = explained.error_percent
+    return (UNTESTED_ERROR_PERCENT if error is None else error) / 100 * DEVIATION_OVER_MEAN
 
 
 def price(parts: Sequence[Part], prices: Prices) -> list[Priced]:

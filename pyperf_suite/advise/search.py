@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 
 from pyperf_suite.advise.candidates import Bounds, Candidates, neighbours, shapes_of
 from pyperf_suite.advise.costs import Costs, costs_of
-from pyperf_suite.advise.prices import Prices
+from pyperf_suite.advise.prices import NORMAL_QUANTILE, Prices
 from pyperf_suite.advise.setting import Setting
 
 Array = NDArray[np.float64]
 
-# Nine in ten: the interval told beside each gain.
-NORMAL_QUANTILE = 1.645
 # Two measurements of the same product on the same GPU differ by this much (aiconfigurator's tables, median).
 REPEATABILITY = 0.01
 # What one more changed dimension has to earn before it is worth changing.
@@ -89,7 +87,9 @@ def search(setting: Setting, bounds: Bounds, prices: Prices) -> Search:
     """Price the neighbours of a setting and pick those worth telling."""
     candidates = neighbours(setting, bounds)
     grid = _Flat.of(candidates, costs_of(candidates.shapes, setting, prices))
-    limit = float(max(bounds.memory_bytes, grid.memory_bytes[0]))
+    here = float(grid.memory_bytes[0])
+    # Where the model as asked does not fit, what its parameters may grow by: a padded vocabulary fits no worse.
+    limit = bounds.memory_bytes if here <= bounds.memory_bytes else here * (1 + bounds.parameter_change)
     allowed = (np.abs(grid.parameters - 1) <= bounds.parameter_change) & (grid.memory_bytes <= limit)
     within = np.flatnonzero(allowed & np.broadcast_to(candidates.trainable, candidates.shape).ravel())
     noise = np.maximum(NORMAL_QUANTILE * grid.deviation[within], np.log(1 + REPEATABILITY))

@@ -15,10 +15,11 @@ def sizing_as_json(sizing: Sizing, pictures: Sequence[str] = ()) -> dict[str, An
     found = sizing.search
     return {
         "gpu": sizing.gpu.name,
+        "memory_limit_bytes": found.memory_limit_bytes,
         "held_out_error_percent": sizing.errors,
         "origins": sizing.origins,
         "present": _candidate_as_json(found.present, ()) | {"utilization": sizing.utilization},
-        "work": [asdict(part) | {"seconds": part.seconds} for part in sizing.spent],
+        "work": [asdict(part) | {"seconds": part.seconds, "flop": part.flop} for part in sizing.spent],
         "checks": [
             {
                 "rule": check.rule,
@@ -53,6 +54,7 @@ def _candidate_as_json(candidate: Candidate, causes: Causes) -> dict[str, Any]:
         "speed_low": candidate.low,
         "speed_high": candidate.high,
         "faster": candidate.is_faster,
+        "slower": candidate.is_slower,
         "parameters": candidate.parameters,
         "parameter_change": candidate.parameter_change,
         "memory_bytes": candidate.memory_bytes,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.advise.candidates import Bounds
-from pyperf_suite.advise.causes import Spent, saved, spent_by
+from pyperf_suite.advise.causes import IDEAL, Spent, legend, saved, spent_by
 from pyperf_suite.advise.checks import Check, checks
 from pyperf_suite.advise.heat_maps import heat_maps
 from pyperf_suite.advise.prices import Prices
@@ -21,6 +21,8 @@ from pyperf_suite.probes.findings import Findings, Table
 Causes = tuple[tuple[str, float], ...]
 
 UNSURE = "within what the laws may err"
+# Of each part of the work, in its row.
+MOST_CAUSES = 3
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,13 @@ def _sentences(sizing: Sizing) -> list[str]:
         _answer_sentence(sizing),
         *_memory_sentences(sizing),
         *([_EXTRAPOLATED] if sizing.search.present.extrapolated else []),
+        legend(cause for part in sizing.spent for cause, _ in part.lost[:MOST_CAUSES]),
     ]
 
 
 _EXTRAPOLATED = (
-    "Some of this model's shapes lie beyond those that the laws were fitted on (marked * below): there they "
-    "extrapolate, and may err by more than they say."
+    "Where * stands below the laws extrapolate, to sizes, a dtype or a GPU that they were not fitted on, and may err "
+    "by more than they say."
 )
 
 
@@ -123,12 +126,13 @@ def _error_sentence(sizing: Sizing) -> str:
         f"{law.replace('_', '-')} {error:.1f} %" if error is not None else f"{law.replace('_', '-')} untested"
         for law, error in sizing.errors.items()
     ]
-    origins = f" They come from {'; '.join(sizing.origins)}." if sizing.origins else ""
-    return f"Predicted: the mean error on measurements that the laws were not fitted on: {', '.join(told)}.{origins}"
+    origins = f" Sources: {'; '.join(sizing.origins)}." if sizing.origins else ""
+    return f"Predicted: the mean error on measurements that the laws were not fitted on is {', '.join(told)}.{origins}"
 
 
 def _loss_sentence(sizing: Sizing) -> str:
     total = sum(part.seconds for part in sizing.spent)
+    ideal = sum(part.causes.get(IDEAL, 0.0) for part in sizing.spent)
     lost: dict[str, float] = {}
     for part in sizing.spent:
         for cause, seconds in part.lost:
@@ -136,11 +140,13 @@ def _loss_sentence(sizing: Sizing) -> str:
             lost[name] = lost.get(name, 0.0) + seconds / total
     worst = sorted(lost.items(), key=lambda each: -each[1])[:3]
     told = ", ".join(f"{name} {share:.1%}" for name, share in worst)
-    return f"Beyond the ideal time of the data sheet most of the step is lost to: {told}."
+    return f"{1 - ideal / total:.0%} of the step is beyond the ideal time of the data sheet, the most of it in: {told}."
 
 
 def _answer_sentence(sizing: Sizing) -> str:
     found = sizing.search
+    if found.priced == 1:
+        return f"There is no neighbour to compare with: none differs only in {', '.join(found.bounds.vary)}."
     searched = f"{found.priced} neighbours priced, {found.within} within the bounds"
     if not found.pareto:
         return (
@@ -152,10 +158,10 @@ def _answer_sentence(sizing: Sizing) -> str:
     alone = ""
     if simple:
         _, candidate = max(simple, key=lambda each: each[1].speed)
-        alone = f" {_capitalised(change_of(candidate))} alone gives {_speed_of(candidate)}."
+        alone = f" Alone, {change_of(candidate)} gives {_speed_of(candidate)}."
     return (
         f"The best neighbour does its work {_speed_of(best)} as fast at {best.parameter_change:+.1%} parameters: "
-        f"{change_of(best)}.{alone} {found.faster} of the neighbours are faster beyond the noise ({searched})."
+        f"{change_of(best)}.{alone} Faster beyond the noise: {found.faster} ({searched})."
     )
 
 
@@ -169,7 +175,8 @@ def _memory_sentences(sizing: Sizing) -> list[str]:
     return [
         f"Weights, gradients, AdamW and activations need {needed / gib:.0f} GiB on each GPU, where {usable / gib:.0f} "
         f"are usable: with tp = {setting.tp} and {setting.shards} shards it does not fit, and candidates were only "
-        "asked not to need more; --shards says over how many data-parallel GPUs these are cut (ZeRO-3, FSDP)."
+        f"asked to need at most {found.bounds.parameter_change:.1%} more; --shards says over how many data-parallel "
+        "GPUs these are cut (ZeRO-3, FSDP)."
     ]
 
 
@@ -179,7 +186,7 @@ def _products(sizing: Sizing) -> Table:
     for part in sorted(sizing.spent, key=lambda each: -each.seconds):
         if part.seconds < 0.002 * total:
             continue
-        lost = ", ".join(f"{cause} {seconds / part.seconds:.0%}" for cause, seconds in part.lost[:3]
+        lost = ", ".join(f"{cause} {seconds / part.seconds:.0%}" for cause, seconds in part.lost[:MOST_CAUSES]
                          if seconds >= 0.01 * part.seconds)  # fmt: skip
         rows.append(
             (
@@ -270,10 +277,6 @@ def _memory_of(candidate: Candidate) -> str:
 
 def _told(causes: Causes) -> str:
     return ", ".join(f"{name} {share:.1%}" for name, share in causes) or "-"
-
-
-def _capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 class _Recording:

@@ -58,9 +58,13 @@ def _memory_bound(shapes: Shapes) -> Iterator[Part]:
     model, tokens, tp = shapes.model, shapes.tokens, shapes.tp
     stream = 4 * ACTIVATION_BYTES * tokens * model.hidden
     yield Part("norms", "memory_bound", (), (stream,), FORWARD_AND_BACKWARD * model.norms * np.asarray(model.layers))
+    element = (3 if model.gated else 2) * ACTIVATION_BYTES * tokens
     width = model.top_k * np.asarray(model.expert_ffn) + model.shared_ffn
-    gated = (3 if model.gated else 2) * ACTIVATION_BYTES * tokens * (width // tp)
-    yield Part("activation function", "memory_bound", (), (gated,), FORWARD_AND_BACKWARD * np.asarray(model.layers))
+    sparse = FORWARD_AND_BACKWARD * np.asarray(model.sparse_layers)
+    yield Part("activation function", "memory_bound", (), (element * (width // tp),), sparse)
+    if np.any(model.dense_layers):
+        dense = FORWARD_AND_BACKWARD * np.asarray(model.dense_layers)
+        yield Part("dense activation function", "memory_bound", (), (element * (np.asarray(model.ffn) // tp),), dense)
     logits = 2 * 4 * tokens * -(-np.asarray(model.vocab) // tp)
     yield Part("loss", "memory_bound", (), (logits,), np.asarray(2))
 

@@ -93,9 +93,10 @@ def require_gpu(asked: GpuSpec, device: Device) -> None:
                 return
         except UserError:
             pass  # not in the catalogue, so it is another one
+    what = "name that GPU" if device.kind == "cuda" else "run it where that GPU is"
     raise UserError(
-        f"Measuring on {asked.name} was asked for, but {device} here is {here['model']}: leave --measure out, or name "
-        "that GPU."
+        f"Measuring on {asked.name} was asked for, but here is {device}, {here['model']}: leave --measure out, or "
+        f"{what}."
     )
 
 

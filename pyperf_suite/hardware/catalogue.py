@@ -27,6 +27,8 @@ DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 # Drivers and people write these or leave them out; they tell no two GPUs apart.
 MAKERS_WORDS = r"\b(nvidia|tesla|geforce|quadro|amd|instinct|gpu)\b"
 NAMES_OFFERED = 3
+# By their model's words; their data sheets state too little to price anything by (NVIDIA, CUDA GPU compute capability).
+CAPABILITY_OF_LACKING = {"h20": (9, 0), "gb300": (10, 3)}
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,21 @@ def find_gpu(name: str) -> GpuSpec:
     return found
 
 
+def capability_of(name: str) -> tuple[int, int] | None:
+    """The compute capability of a GPU by its name, also of a variant that the catalogue lacks, as the H200 NVL.
+
+    That of all GPUs which have its model's word in their names, as H200 or 4090; None where there are none, or they
+    differ.
+    """
+    exact = _by_key().get(_key(name))
+    if exact is not None:
+        return exact.compute_capability
+    words = set(_words(name))
+    found = {gpu.compute_capability for gpu in all_gpus() if _model_word(gpu) in words}
+    found |= {capability for word, capability in CAPABILITY_OF_LACKING.items() if word in words}
+    return found.pop() if len(found) == 1 else None
+
+
 @functools.cache
 def all_gpus() -> tuple[GpuSpec, ...]:
     """Every GPU of the catalogue, by architecture from the oldest."""
@@ -140,6 +157,15 @@ def _sources(entry: Mapping[str, Any]) -> dict[str, str]:
 @functools.cache
 def _by_key() -> Mapping[str, GpuSpec]:
     return {_key(name): gpu for gpu in all_gpus() for name in (gpu.name, *gpu.aliases)}
+
+
+def _words(name: str) -> list[str]:
+    return re.findall("[a-z0-9]+", name.lower())
+
+
+def _model_word(gpu: GpuSpec) -> str | None:
+    """The word with a number that names the model: h100 of "H100 SXM", 6000 of "RTX 6000 Ada"."""
+    return next((word for word in _words(gpu.name) if re.search("[0-9]", word)), None)
 
 
 def _key(name: str) -> str:

@@ -19,6 +19,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.nvml import nvml
 from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.hardware.source import source
 from pyperf_suite.hardware.wiring import wiring
 
 PACKAGES = ("numpy", "pytest-benchmark", "torch", "triton")
@@ -31,6 +32,7 @@ def state(device: Device) -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "packages": {"pyperf_suite": __version__, **{name: _version(name) for name in PACKAGES}},
         "compiler": compiler_of_extension(),
+        "source": source(),
         **kernel_state(KernelFiles(), frozenset(cpu.detect().isa_flags)),
     }
     if device.kind == "cuda":

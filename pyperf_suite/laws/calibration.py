@@ -10,6 +10,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,9 +75,17 @@ class Calibration:
         """Write the file, by default among those shipped, whole or not at all; returns where it lies."""
         path = path or shipped_path(self.gpu)
         path.parent.mkdir(parents=True, exist_ok=True)
-        blocks: dict[str, Any] = {}
         partial = path.with_suffix(".partial")
-        with zipfile.ZipFile(partial, "w") as archive:
+        try:
+            self._write(partial)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        return path
+
+    def _write(self, path: Path) -> None:
+        blocks: dict[str, Any] = {}
+        with zipfile.ZipFile(path, "w") as archive:
             for name, block in sorted(self.blocks.items()):
                 blocks[name] = {
                     "arrays": sorted(block.arrays),
@@ -90,8 +99,6 @@ class Calibration:
                     _write(archive, f"{name}/{array}.npy", content.getvalue())
             header = {"gpu": self.gpu, "version": self.version, "blocks": blocks}
             _write(archive, HEADER, json.dumps(header, sort_keys=True, indent=1).encode())
-        partial.replace(path)
-        return path
 
 
 def shipped_path(gpu: str) -> Path:
@@ -124,13 +131,46 @@ def load_calibration(path: Path) -> Calibration:
                 return Calibration(str(header["gpu"]), blocks)
     except FileNotFoundError:
         raise UserError(f"There is no calibration at {path}: make one with `pyperf-suite calibrate`.") from None
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, LookupError, TypeError, AttributeError,
+            RuntimeError) as error:  # fmt: skip
         raise UserError(
             f"{path} is not a calibration ({error or type(error).__name__}): make one with `pyperf-suite calibrate`."
         ) from None
     raise UserError(
         f"{path} is a calibration of version {version}, but this pyperf-suite reads version {VERSION}: "
         "make it anew with `pyperf-suite calibrate`."
+    )
+
+
+def check_form(calibration: Calibration, origin: Path) -> None:
+    """Raise UserError where a block is not what the laws read: one of an older law, or by someone's hand.
+
+    A block is held against those of its name that are shipped; one that none is shipped of has to state its error.
+    """
+    pooled = shipped_calibration(POOLED)
+    shipped = [*all_shipped(), *([pooled] if pooled else [])]
+    for name, block in calibration.blocks.items():
+        like = [each.blocks[name] for each in shipped if name in each.blocks]
+        if not (_states_its_error(block) and (not like or any(_has_form(block, each) for each in like))):
+            raise UserError(
+                f"{origin} has a block {name} that this pyperf-suite cannot read: make it anew with `pyperf-suite "
+                "calibrate`."
+            )
+
+
+def _states_its_error(block: Block) -> bool:
+    mape = block.held_out.get("mape")
+    return isinstance(mape, (int, float)) and 0 <= mape < float("inf")
+
+
+def _has_form(block: Block, like: Block) -> bool:
+    """Whether it has the same arrays, of the same kinds and axes, with numbers where the other one has them."""
+    if block.arrays.keys() != like.arrays.keys() or block.fitted_range.keys() != like.fitted_range.keys():
+        return False
+    return all(
+        (array.dtype.kind, array.ndim, array.size > 0) == (other.dtype.kind, other.ndim, other.size > 0)
+        and (array.dtype.kind != "f" or not np.isfinite(other).all() or bool(np.isfinite(array).all()))
+        for array, other in ((block.arrays[name], like.arrays[name]) for name in block.arrays)
     )
 
 

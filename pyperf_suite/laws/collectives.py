@@ -121,7 +121,9 @@ def collective_time(
         UserError: an unknown GPU or operation, negative bytes, less than one rank, or a network that carries nothing.
     """
     spec = find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu) if not isinstance(gpu, GpuSpec) else gpu
-    laws = _laws_of(gpu) if isinstance(gpu, Calibration) else _shipped_laws(spec)
+    # A short run of one's own corrects products and attention alone.
+    own = gpu.blocks.get(BLOCK) if isinstance(gpu, Calibration) else None
+    laws = _shipped_laws(spec) if own is None else unpack_laws(own)
     operation = _operation(op)
     size, count = _checked(operation, nbytes, ranks)
     per_node = ranks_per_node or (72 if spec.name.startswith("GB") else RANKS_OF_A_NODE)
@@ -238,13 +240,9 @@ def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> Coll
 def _shipped_laws(spec: GpuSpec) -> CollectiveLaws:
     calibration = shipped_calibration(spec.name)
     if calibration is not None and BLOCK in calibration.blocks:
-        return _laws_of(calibration)
+        return unpack_laws(calibration.block(BLOCK))
     known = {shipped.gpu: unpack_laws(shipped.block(BLOCK)) for shipped in all_shipped() if BLOCK in shipped.blocks}
     return transferred_laws(spec, known)
-
-
-def _laws_of(calibration: Calibration) -> CollectiveLaws:
-    return unpack_laws(calibration.block(BLOCK))
 
 
 def _operation(op: str) -> str:

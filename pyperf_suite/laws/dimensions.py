@@ -23,9 +23,10 @@ LARGEST = {
     "positions": 1 << 25,
     "query_rank": 1 << 18,
     "latent_rank": 1 << 18,
-    "value_head_dim": 1 << 13,
     "norms": 1 << 4,
-    "head_dim": 1 << 13,  # last, as it may follow from others
+    # Last, as they may follow from others.
+    "head_dim": 1 << 13,
+    "value_head_dim": 1 << 13,
 }
 ALWAYS_GIVEN = ("layers", "hidden", "ffn", "heads", "vocab")
 _AT_LEAST_1 = (*ALWAYS_GIVEN, "experts", "top_k")
@@ -64,6 +65,7 @@ class ModelDimensions:
     output_bias: bool = False  # of the projection after attention
     mlp_bias: bool = False
     norm_bias: bool = False  # LayerNorm, where RMSNorm has none
+    norm_weight: bool = True
     norms: int = 2  # in each layer, as wide as hidden
     qk_norm: bool = False  # over a head's queries and over its keys
     expert_ffn: int = 0  # ffn
@@ -171,7 +173,7 @@ class ModelDimensions:
 
     @property
     def _norm_parameters(self) -> int:
-        return self.hidden * (2 if self.norm_bias else 1)
+        return self.hidden * (self.norm_weight + self.norm_bias)
 
     def _mlp_parameters(self, width: int) -> int:
         into = 2 if self.gated else 1

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Blue and orange stay apart for the colour-blind; white is "as now".
 _COLOURS = "PuOr"
+# Where there is nothing: darker than the white of "as now", which it must not be taken for.
+_NOTHING = "#c8c8c8"
 # Cells of more than this many have no room for a number.
 _MOST_NUMBERS = 220
 # A map in which nothing differs must not paint rounding in full colour.
@@ -27,7 +29,7 @@ def draw_heat_map(axes: Axes, heat_map: HeatMap) -> None:
     image = axes.imshow(
         values, cmap=_COLOURS, vmin=1 - spread, vmax=1 + spread, origin="lower", aspect="auto", interpolation="nearest"
     )
-    axes.set_facecolor("#f2f2f2")  # no such model
+    axes.set_facecolor(_NOTHING)
     _name_places(axes, heat_map)
     if np.isfinite(values).sum() <= _MOST_NUMBERS:
         _write_numbers(axes, values, spread)

@@ -73,13 +73,21 @@ class WorkerProcess:
             "device": str(self._device),
             "deadline_s": deadline_s,
         }
+        self.send(request)
+        return self.receive(deadline_s + patience_s)
+
+    def send(self, request: dict[str, Any]) -> None:
+        """Send one line of JSON without waiting. Raises WorkerLost where nobody reads it any more."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             raise self._lost("died before the case was sent") from None
-        line = self._read_line(deadline_s + patience_s)
+
+    def receive(self, deadline_s: float) -> dict[str, Any]:
+        """The answer to what was sent first and is not answered yet. Raises WorkerLost, as `measure` does."""
+        line = self._read_line(deadline_s)
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:

@@ -145,6 +145,39 @@ PUBLISHED = {
         decoder("deepseek_v3", 61, 7168, 18432, 128, 129280, **LATENT, **V3, n_routed_experts=256, q_lora_rank=1536),
         671_026_419_200,
     ),
+    "c4ai-command-r-v01": (
+        decoder("cohere", 40, 8192, 22528, 64, 256000, num_key_value_heads=64, use_qk_norm=False),
+        34_980_831_232,
+    ),
+    "c4ai-command-r-plus": (
+        decoder("cohere", 64, 12288, 33792, 96, 256000, **GQA, use_qk_norm=True),
+        103_810_674_688,
+    ),
+    "gpt-oss-20b": (
+        decoder(
+            "gpt_oss",
+            24,
+            2880,
+            2880,
+            64,
+            201088,
+            **GQA,
+            head_dim=64,
+            num_local_experts=32,
+            num_experts_per_tok=4,
+            attention_bias=True,
+        ),
+        20_914_757_184,
+    ),
+    "granite-3.1-8b-base": (decoder("granite", 40, 4096, 12800, 32, 49155, **GQA, **TIED), 8_170_848_256),
+    "OLMo-7B-hf": (decoder("olmo", 32, 4096, 11008, 32, 50304, attention_bias=False), 6_888_095_744),
+    "OLMo-2-1124-7B": (decoder("olmo2", 32, 4096, 11008, 32, 100352, attention_bias=False), 7_298_617_344),
+    "OLMoE-1B-7B-0924": (
+        decoder("olmoe", 16, 2048, 1024, 16, 50304, num_experts=64, num_experts_per_tok=8),
+        6_919_161_856,
+    ),
+    "SmolLM3-3B": (decoder("smollm3", 36, 2048, 11008, 16, 128256, num_key_value_heads=4), 3_075_098_624),
+    "starcoder2-7b": (decoder("starcoder2", 32, 4608, 18432, 36, 49152, num_key_value_heads=4), 7_173_923_840),
     "bert-base-uncased": (
         decoder("bert", 12, 768, 3072, 12, 30522, max_position_embeddings=512, type_vocab_size=2),
         109_514_298,
@@ -164,7 +197,14 @@ def test_a_published_configuration_has_as_many_parameters_as_the_published_weigh
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("Mixtral-8x7B-v0.1", 12.9), ("Qwen3-30B-A3B", 3.3), ("DeepSeek-V2", 21), ("DeepSeek-V3", 37), ("gpt2", 0.124)],
+    [
+        ("Mixtral-8x7B-v0.1", 12.9),
+        ("Qwen3-30B-A3B", 3.3),
+        ("DeepSeek-V2", 21),
+        ("DeepSeek-V3", 37),
+        ("gpt2", 0.124),
+        ("OLMoE-1B-7B-0924", 1.28),
+    ],
 )
 def test_a_token_meets_as_many_parameters_as_the_publishers_say(name: str, billions: float) -> None:
     # Publishers round, and differ in whether the embedding counts.
@@ -230,6 +270,9 @@ def test_layers_without_experts_are_counted_as_their_family_places_them() -> Non
         ({"vocab_size": 1 << 30}, "vocab = 1073741824 is beyond"),
         ({"num_attention_heads": 30}, "divided into 30 heads"),
         ({"num_key_value_heads": 5}, "share 5 key-value heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads that is not within 1"),
+        ({"head_dim": 0}, "head_dim that is not within 1"),
+        ({"model_type": "qwen3_moe", **QWEN3_MOE, "moe_intermediate_size": 0}, "moe_intermediate_size that is not"),
         ({"tie_word_embeddings": "no"}, "has tie_word_embeddings = 'no', where true or false"),
         ({"model_type": "qwen3_moe", **QWEN3_MOE, "mlp_only_layers": 3}, "mlp_only_layers = 3, where a list"),
         (
@@ -258,6 +301,7 @@ def test_a_configuration_that_cannot_be_counted_says_why_in_one_sentence(change:
         (b" " * ((1 << 20) + 1), "larger than the 1 MiB"),
         (b"\xff\xfe{}", "not text in UTF-8"),
         (b"[1, 2]", "holds no JSON object"),
+        (b'{"hidden_size": 4096, "model_type": "llama", "hidden_size": 8192}', "has the field 'hidden_size' twice"),
         (b'{"hidden_size": ' + b"9" * 5000 + b"}", "thousands of digits"),
     ],
 )

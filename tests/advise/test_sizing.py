@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from pyperf_suite import advise_commands
 from pyperf_suite.advise.candidates import Bounds
-from pyperf_suite.advise.causes import saved, spent_by
+from pyperf_suite.advise.causes import MEANINGS, legend, saved, spent_by
 from pyperf_suite.advise.checks import checks
 from pyperf_suite.advise.explain_product import contiguous, explain_product, findings_of_product
 from pyperf_suite.advise.heat_maps import heat_maps
 from pyperf_suite.advise.likely_tile import TiledProduct
+from pyperf_suite.advise.prices import LawPrices
 from pyperf_suite.advise.search import judged
 from pyperf_suite.advise.setting import Setting
 from pyperf_suite.advise.sizing_json import sizing_as_json
@@ -67,6 +69,10 @@ def test_rules_are_checked_with_what_they_are_worth(made_up):
     ffn = told["ffn is a multiple of 64"]
     assert ffn.kept
     assert ffn.other.is_slower, "breaking the rule costs"
+    hidden = told["hidden is a multiple of 64"]
+    assert hidden.kept
+    assert (hidden.other.setting.model.hidden, hidden.other.setting.model.heads) == (2561, 32)
+    assert hidden.other.is_slower
     assert not told["the micro-batch is as large as memory lets it be"].kept
 
 
@@ -86,6 +92,36 @@ def test_the_answer_names_the_error_the_loss_and_the_gain(found, made_up):
     assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
 
 
+def test_every_cause_of_the_laws_is_said_what_it_is():
+    laws = LawPrices(H200)
+    one = np.array([1024])
+    explained = (
+        laws.gemm("TN", one, one, one),
+        laws.attention(True, False, one, one, one // 128, one // 128, one // 8),
+        laws.memory_bound(one << 20),
+        laws.collective("all_reduce", one << 10, one // 128),
+    )
+    causes = {cause for each in explained for cause in each.parts} - {"ideal"}
+    assert causes <= set(MEANINGS)
+    assert legend(["wave", "tile"]) == f"Causes: tile, {MEANINGS['tile']}; wave, {MEANINGS['wave']}."
+
+
+@pytest.mark.parametrize("gpu", ["V100", "T4", "H200"])
+def test_attention_is_priced_in_the_16_bits_that_a_gpu_has(gpu):
+    spec, one = find_gpu(gpu), np.array([8])
+    for dtype in ("fp32", "fp16"):
+        assert LawPrices(spec, dtype).attention(True, False, one, 128 * one, one, one, 8 * one).seconds > 0
+
+
+def test_the_loss_that_is_told_is_what_the_ideal_time_leaves_of_the_step(found, made_up):
+    total = sum(part.seconds for part in found.spent)
+    beyond = 1 - sum(part.causes.get("ideal", 0) for part in found.spent) / total
+    assert any(
+        sentence.startswith(f"{beyond:.0%} of the step is beyond")
+        for sentence in findings_of_sizing(found, made_up).sentences
+    )
+
+
 def test_a_model_that_nothing_beats_is_told_so(made_up_with):
     model = ModelDimensions(layers=4, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
     prices = made_up_with(error_percent=10.0)
@@ -93,11 +129,22 @@ def test_a_model_that_nothing_beats_is_told_so(made_up_with):
     assert any(sentence.startswith("No neighbour does its work faster") for sentence in answer.sentences)
 
 
+def test_a_model_without_neighbours_is_told_so(made_up):
+    alone = sizing(H200, Setting(GPT, 2048), Bounds(vary=("kv_heads",)), made_up)
+    assert (
+        "There is no neighbour to compare with: none differs only in kv_heads."
+        in findings_of_sizing(alone, made_up).sentences
+    )
+
+
 def test_the_whole_answer_is_json(found):
     told = json.loads(json.dumps(sizing_as_json(found)))
     assert told["present"]["speed"] == 1
     assert told["pareto"][0]["changes"]
     assert told["held_out_error_percent"]["gemm"] == 1.0
+    assert told["memory_limit_bytes"] >= told["present"]["memory_bytes"]
+    assert sum(part["seconds"] for part in told["work"]) == pytest.approx(told["present"]["micro_batch_s"])
+    assert {check["rule"] for check in told["checks"]} >= {"vocab is a multiple of 64"}
     assert math.fsum(part["seconds"] for part in told["work"]) == pytest.approx(told["present"]["micro_batch_s"])
 
 
@@ -134,6 +181,10 @@ def test_size_reads_a_config(command, tmp_path):
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)["present"]["setting"]
     assert (told["seq"], told["model"]["kv_heads"], told["model"]["gated"]) == (2048, 4, True)
+    longer = command("size", "--config", str(tmp_path), "--gpu", "H200", "--seq", "4096", "--json")
+    assert json.loads(longer.stdout)["notes"] == [
+        "Sequences of 4096 tokens are beyond the 2048 that the model's configuration names."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +198,17 @@ def test_size_reads_a_config(command, tmp_path):
         (("--gpu", "H200", "--ffn", "99999999999"), "beyond the"),
         (("--gpu", "H2000"), "H200"),
         (("--gpu", "H200", "--dtype", "fp8", "--vary", "depth"), "choose from hidden"),
+        (("--gpu", "H200", "--vary", ""), "choose from hidden"),
         (("--gpu", "H200", "--head-dims", "64,many"), "write numbers"),
+        (("--gpu", "H200", "--head-dims", ""), "write numbers"),
+        (("--gpu", "H200", "--head-dims", "64,9999999999"), "head dimensions of 1 to 512"),
+        (("--gpu", "H200", "--head-dim", "100000"), "A model of head_dim = 100000 is beyond"),
+        (("--gpu", "H200", "--parameter-change", "nan"), "between 0 and 100 %, but nan"),
+        (("--gpu", "H200", "--reach", "1000"), "between 0 and 100 %, but 1000"),
+        (("--gpu", "H200", "--profile", "careful"), "choose from quick, standard, full"),
         (("--gpu", "A100", "--dtype", "fp8"), "no units for 'fp8'"),
         (("--gpu", "H200", "--seq", "-1"), "seq has to lie"),
+        (("--gpu", "H200", "--seq", "0"), "seq has to lie"),
         (("--gpu", "H200", "--calibration", "absent.npz"), "no calibration at absent.npz"),
     ],
 )
@@ -183,6 +242,16 @@ def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
 @pytest.mark.parametrize(("layout", "names"), [("TN", ["N", "K"]), ("NN", ["N", "K"]), ("NT", ["M", "N"])])
 def test_only_dimensions_along_which_rows_lie_have_to_divide(layout, names):
     assert contiguous(layout) == names
+
+
+def test_a_better_size_is_told_with_what_the_law_may_err(made_up, made_up_with):
+    sure = product(made_up, 4096, 50257, 4096)
+    assert all(better.low < better.rate_ratio < better.high for better in sure.better)
+    (row,) = (row for row in findings_of_product(sure).tables[1].rows if row[:3] == ("N", "50257", "50264"))
+    assert row[-1].startswith("2.00")
+    unsure = product(made_up_with(error_percent=60.0), 4096, 50257, 4096)
+    assert not any(better.is_sure for better in unsure.better)
+    assert {row[-1] for row in findings_of_product(unsure).tables[1].rows} == {"within what the law may err"}
 
 
 def test_a_product_of_good_sizes_is_left_alone(made_up):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import DTYPES, GpuSpec, all_gpus, find_gpu
+from pyperf_suite.hardware.catalogue import DTYPES, GpuSpec, all_gpus, capability_of, find_gpu
 from pyperf_suite.hardware.links import nvlink_of, pcie_of
 
 every_gpu = pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.slug)
@@ -98,6 +98,30 @@ def test_every_name_of_a_gpu_finds_it_and_no_other(gpu: GpuSpec) -> None:
 )
 def test_names_of_drivers_and_of_people_are_understood(written: str, name: str) -> None:
     assert find_gpu(written).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        ("NVIDIA H200", (9, 0)),
+        ("NVIDIA H200 NVL", (9, 0)),
+        ("NVIDIA GH200 144G HBM3e", (9, 0)),
+        ("NVIDIA H20", (9, 0)),
+        ("NVIDIA B300 SXM6 AC", find_gpu("B300").compute_capability),
+        ("NVIDIA GB300", (10, 3)),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", (8, 0)),
+        ("NVIDIA GeForce RTX 4090 D", (8, 9)),
+        ("NVIDIA RTX A6000", (8, 6)),
+        ("NVIDIA L40", (8, 9)),
+        ("Tesla V100-DGXS-32GB", (7, 0)),
+        ("Quadro RTX 6000", None),
+        ("AMD Instinct MI300X", None),
+        ("NVIDIA X9000", None),
+        ("", None),
+    ],
+)
+def test_a_gpus_compute_capability_is_known_also_of_variants(name: str, capability: tuple[int, int] | None) -> None:
+    assert capability_of(name) == capability
 
 
 def test_no_name_means_two_gpus() -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pyperf_suite.kernels import gemm_sm80
 from pyperf_suite.kernels.gemm_sm80 import Specialisation, default_set, in_layout, specialise
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
+from pyperf_suite.operators.dtypes import round_to, widen
 
 HERE = Path(__file__).parent
 # The sanitizer sees misaligned and overflowing arithmetic that the emulation does not.
@@ -136,15 +137,14 @@ def encode(values: NDArray[np.float64], kind: str) -> NDArray[np.uint16]:
     """Rounded to fp16 or bf16 (nearest, ties to even), as words."""
     if kind == "fp16":
         return values.astype(np.float16).view(np.uint16)
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return round_to(np.ascontiguousarray(values, np.float32), "bfloat16")
 
 
 def decode(words: NDArray[np.generic], kind: str) -> NDArray[np.float64]:
     """Words of fp16, bf16 or fp32 as float64."""
     words = np.ascontiguousarray(words)
     if kind == "bf16":
-        return (words.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return widen(words, "bfloat16").astype(np.float64)
     return words.view(np.float16 if kind == "fp16" else np.float32).astype(np.float64)
 
 

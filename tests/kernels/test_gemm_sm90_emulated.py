@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pyperf_suite.kernels import gemm_sm90
 from pyperf_suite.kernels.gemm_sm90 import Specialisation, specialise
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
+from pyperf_suite.operators.dtypes import round_to
 
 HERE = Path(__file__).parent
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-clobbered"]
@@ -76,9 +77,10 @@ def encode(values: NDArray[np.float64], kind: str) -> NDArray[np.generic]:
         return values.astype(np.float32)
     if kind == "fp16":
         return values.astype(np.float16)
-    words = values.astype(np.float32).view(np.uint32)
+    single = np.ascontiguousarray(values, np.float32)
     if kind == "bf16":
-        return ((words + 0x7FFF + (words >> 16 & 1)) >> 16).astype(np.uint16)
+        return round_to(single, "bfloat16")
+    words = single.view(np.uint32)
     # e4m3 from fp32: 3 bits of the fraction stay, and the exponent's bias is 7 instead of 127.
     small = (words >> 20 & 0x7FF) - (120 << 3)
     return np.where(values == 0, 0, (words >> 24 & 0x80) | small & 0x7F).astype(np.uint8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import zipfile
 
@@ -16,6 +18,7 @@ from pyperf_suite.laws.calibration import (
     Block,
     Calibration,
     all_shipped,
+    check_form,
     load_calibration,
     shipped_calibration,
     shipped_path,
@@ -39,6 +42,13 @@ def test_a_calibration_is_read_as_it_was_saved(tmp_path):
 def test_the_same_coefficients_make_the_same_file(tmp_path):
     one, other = (Calibration("L4").with_block("memory", BLOCK).save(tmp_path / name) for name in ("a.npz", "b.npz"))
     assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_calibration_that_cannot_be_kept_leaves_nothing_behind(tmp_path):
+    (tmp_path / "own.npz").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        Calibration("L4").with_block("memory", BLOCK).save(tmp_path / "own.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]
 
 
 def test_a_block_is_added_beside_the_others_and_replaces_its_like():
@@ -89,6 +99,43 @@ def test_an_array_of_python_objects_is_never_unpickled(tmp_path):
             bad.writestr(name, content)
     with pytest.raises(UserError, match="is not a calibration"):
         load_calibration(path)
+
+
+def test_any_byte_of_a_calibration_may_be_wrong(tmp_path):
+    content = shipped_path("H200 SXM").read_bytes()
+    path = tmp_path / "damaged.npz"
+    for place in range(0, len(content), len(content) // 97):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x5A]) + content[place + 1 :])
+        with contextlib.suppress(UserError):  # a byte that nobody reads may be anything
+            load_calibration(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda block: dataclasses.replace(block, held_out={}),
+        lambda block: dataclasses.replace(block, held_out={"mape": float("nan")}),
+        lambda block: dataclasses.replace(block, held_out={"mape": "small"}),
+        lambda block: dataclasses.replace(block, fitted_range={}),
+        lambda block: dataclasses.replace(block, arrays={}),
+        lambda block: dataclasses.replace(block, arrays={**block.arrays, "launch_s": np.array(float("nan"))}),
+        lambda block: dataclasses.replace(block, arrays={**block.arrays, "launch_s": np.array([1e-6, 2e-6])}),
+        lambda block: dataclasses.replace(block, arrays={**block.arrays, "launch_s": np.array("soon")}),
+    ],
+)
+def test_a_block_of_another_form_is_refused_in_one_sentence(wrong):
+    good = shipped_calibration("H200 SXM")
+    check_form(good, "own.npz")
+    odd = good.with_block("memory", wrong(good.block("memory")))
+    with pytest.raises(UserError, match=r"own.npz has a block memory that this pyperf-suite cannot read: make it anew"):
+        check_form(odd, "own.npz")
+
+
+def test_a_block_that_none_is_shipped_of_has_to_state_its_error():
+    own = Calibration("L4").with_block("gemm_bf16_here", BLOCK)
+    check_form(own, "own.npz")
+    with pytest.raises(UserError, match="gemm_bf16_here"):
+        check_form(own.with_block("gemm_bf16_here", Block({}, {})), "own.npz")
 
 
 def test_each_calibration_shipped_is_small_and_states_its_error_and_origin():

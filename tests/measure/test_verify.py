@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyperf_suite.measure.verify import Verification, verify_product
+from pyperf_suite.operators.dtypes import round_to, widen
 
 
 def operands(m: int, n: int, k: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -19,9 +20,8 @@ def operands(m: int, n: int, k: int, seed: int = 0) -> tuple[np.ndarray, np.ndar
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """Round float32 values to the nearest bfloat16, ties to even, kept as float32."""
-    bits = values.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    """Round to the nearest bfloat16, kept as float32."""
+    return widen(round_to(np.ascontiguousarray(values, np.float32), "bfloat16"), "bfloat16")
 
 
 @pytest.fixture(scope="module")

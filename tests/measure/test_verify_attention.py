@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.measure.verify_attention import verify_attention
+from pyperf_suite.operators.dtypes import round_to, widen
 
 # (batch, heads, kv_heads, seq_q, seq_k, head_dim)
 Shape = tuple[int, int, int, int, int, int]
@@ -24,9 +25,8 @@ NO_GROUP = 6_000  # so few that no group of MANY is compared in full
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """Round to the nearest bfloat16, ties to even, kept as float32."""
-    bits = values.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    """Round to the nearest bfloat16, kept as float32."""
+    return widen(round_to(np.ascontiguousarray(values, np.float32), "bfloat16"), "bfloat16")
 
 
 ROUND: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -5,26 +5,9 @@
 
 #include "cuda/driver_api.h"
 
-#include <cstddef>
-#include <type_traits>
+#include "api_check.h"
 
 namespace ours = pyperf::cuda;
-
-// Two prototypes agree if they return the same size and take as many parameters, each of the same size and kind:
-// our handles are other types than theirs, and our enumerations are int.
-template <typename A, typename B>
-constexpr bool same_kind = sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;
-
-template <typename A, typename B> struct Agree : std::false_type {};
-template <typename R, typename... A, typename S, typename... B> struct Agree<R (*)(A...), S (*)(B...)> {
-    static constexpr bool all() {
-        if constexpr (sizeof...(A) == sizeof...(B))
-            return same_kind<R, S> && (same_kind<A, B> && ...);
-        else
-            return false;
-    }
-    static constexpr bool value = all();
-};
 
 #define CHECK_PROTOTYPE(name, ...) \
     static_assert(Agree<decltype(ours::DriverApi::name), decltype(&::name)>::value, #name " is declared otherwise");
@@ -43,7 +26,6 @@ static_assert(offsetof(ours::CUlaunchConfig, stream) == offsetof(::CUlaunchConfi
 static_assert(offsetof(ours::CUlaunchConfig, attributes) == offsetof(::CUlaunchConfig, attrs));
 static_assert(offsetof(ours::CUlaunchConfig, attribute_count) == offsetof(::CUlaunchConfig, numAttrs));
 
-#define CHECK_NUMBER(mine, theirs) static_assert(static_cast<long long>(ours::mine) == static_cast<long long>(theirs))
 CHECK_NUMBER(max_threads_per_block, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
 CHECK_NUMBER(multiprocessor_count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 CHECK_NUMBER(pci_bus, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID);

@@ -13,21 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyperf_suite.operators.dtypes import round_to, widen
+
 CANARY = np.uint16(0x4321)
 
 # Per element: |out − ref| ≤ limit · (weights·|V|). Scores are fp32 sums rounded a few times, so a weight is off by a
 # few 2⁻²⁴ times the score's own terms; a bfloat16 result is rounded once more, to 8 bits.
 LIMIT = {"float32": 1e-5, "bfloat16": 2.0**-8}
-
-
-def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """The nearest bfloat16, ties to even, as its 16 bits."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def from_bfloat16(bits: np.ndarray) -> np.ndarray:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 @dataclass
@@ -54,9 +46,9 @@ class Case:
 
     def store(self) -> None:
         """Round the values to dtype, as the kernel reads them and as the reference does."""
-        stored = [to_bfloat16(each) if self.dtype == "bfloat16" else each for each in self.values]
+        stored = [round_to(each, self.dtype) for each in self.values]
         self.operands = stored
-        self.rounded = [from_bfloat16(each) if self.dtype == "bfloat16" else each for each in stored]
+        self.rounded = [widen(each, self.dtype) for each in stored]
         self.memory = np.empty(self.values[0].size + 2 * self.head_dim, stored[0].dtype)
 
     def attention(self, native: ModuleType) -> Any:
@@ -81,7 +73,7 @@ class Case:
         frame = np.concatenate([self.memory[: self.head_dim], self.memory[-self.head_dim :]])
         assert (frame.view(np.uint16) == CANARY).all(), "memory outside of O was written"
         result = inside.reshape(self.values[0].shape).copy()
-        return from_bfloat16(result) if self.dtype == "bfloat16" else result
+        return widen(result, self.dtype)
 
     def weights(self) -> np.ndarray:
         """Softmax of the scaled scores in float64, [batch, heads, seq_q, seq_k]."""

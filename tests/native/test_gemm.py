@@ -12,22 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyperf_suite.operators.dtypes import not_a_number, round_to, widen
+
 SCHEDULES = ("data_parallel", "persistent", "split_k", "stream_k")
 CANARY = np.uint16(0x4321)
 
 # Per element: |out − ref| ≤ limit · (|A|·|B|). fp32 sums of the few hundred terms here stay far below 1e-5
 # (γ_k ≈ k · 2⁻²⁴, and rounding errors do not all add up); a bfloat16 result is rounded once more, to 8 bits.
 LIMIT = {"float32": 1e-5, "bfloat16": 2.0**-8}
-
-
-def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """The nearest bfloat16, ties to even, as its 16 bits."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def from_bfloat16(bits: np.ndarray) -> np.ndarray:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 @dataclass
@@ -55,12 +47,11 @@ class Product:
     def _operand(self, random: np.random.Generator, rows: int, columns: int, transposed: bool) -> tuple:
         shape = (columns, rows) if transposed else (rows, columns)
         stored = random.standard_normal((shape[0], shape[1] + self.padding)).astype(np.float32)
-        if self.dtype == "bfloat16":
-            stored = to_bfloat16(stored)
-        values = from_bfloat16(stored) if self.dtype == "bfloat16" else stored
+        stored = round_to(stored, self.dtype)
+        values = widen(stored, self.dtype)
         values = values[:, : shape[1]].astype(np.float64)
         # What lies in the padding must never be read into a sum.
-        stored[:, shape[1] :] = np.uint16(0x7FC0) if self.dtype == "bfloat16" else np.nan
+        stored[:, shape[1] :] = not_a_number(self.dtype)
         return stored, values.T if transposed else values
 
     def gemm(self, native: ModuleType) -> Any:
@@ -90,7 +81,7 @@ class Product:
         return inside.copy()
 
     def assert_right(self, result: np.ndarray) -> None:
-        values = from_bfloat16(result) if self.out_dtype == "bfloat16" else result
+        values = widen(result, self.out_dtype)
         reference = self.a_values @ self.b_values
         limit = LIMIT[self.out_dtype] * (np.abs(self.a_values) @ np.abs(self.b_values))
         error = np.abs(values - reference)
@@ -202,11 +193,11 @@ def test_a_bfloat16_result_is_rounded_to_nearest_even_and_keeps_nan_and_infinity
     out = np.zeros((1, values.size), np.uint16)
     gemm = native.Gemm(1, values.size, 1, "float32", "bfloat16", tile=(1, columns, 1), isa=isa)
     gemm.run(one.ctypes.data, 1, values.ctypes.data, values.size, out.ctypes.data, values.size)
-    rounded = from_bfloat16(out)[0]
+    rounded = widen(out, "bfloat16")[0]
     assert rounded[:4].tolist() == [1.0, 1.0, 1 + 2**-6, -1.0]
     assert rounded[4:6].tolist() == [np.inf, -np.inf]
     assert np.isnan(rounded[6])
-    assert (out[0, 7:] == to_bfloat16(values[7:])).all()
+    assert (out[0, 7:] == round_to(values[7:], "bfloat16")).all()
 
 
 def test_two_python_threads_may_multiply_at_once_on_one_object_and_on_two(native: ModuleType) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyperf_suite.operators.dtypes import widen
+
 COUNTS = (1, 1031)  # one element; a prime that fills several of the double's slots, and the last in part
 DTYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
 IN_PLACE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter")
@@ -33,7 +35,7 @@ def encoded(values: np.ndarray, dtype: str) -> bytes:
 
 def decoded(data: bytes, dtype: str) -> np.ndarray:
     if dtype == "bfloat16":
-        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return widen(np.frombuffer(data, np.uint16), dtype).astype(np.float64)
     return np.frombuffer(data, dtype).astype(np.float64)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.operators import find_operator
 from pyperf_suite.probes.calibration import findings
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_attentions, spread_products
 from pyperf_suite.probes.calibration.predictions import predicted_seconds
@@ -17,30 +16,10 @@ from pyperf_suite.probes.calibration.probe import GPU_EXTENT, Calibration
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Record
 
 GPU = Device("cuda")
 H200 = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}
-
-
-def a_record(case: Case, seconds: float, identity: dict[str, object]) -> Record:
-    work = find_operator(case.operator).work(case.parameters)
-    return Record(
-        run_id="made-up",
-        kind="timing",
-        case=case.to_json(),
-        case_id=case.case_id,
-        process=0,
-        position=0,
-        started_at="",
-        outcome="ok",
-        probe="calibration",
-        metrics={"time": Metric("s", seconds, seconds, seconds, seconds, seconds, [seconds])},
-        work={"flop": work.flop, "bytes": work.bytes},
-        kernel={"details": {}},
-        quality={"converged": True},
-        identity=identity,
-    )
 
 
 def a_millisecond_each(spec: object, cases: Sequence[Case]) -> np.ndarray:
@@ -98,30 +77,36 @@ def test_what_is_not_an_attention_is_refused_in_one_sentence(text: str) -> None:
         AttentionShape.parse(text)
 
 
-def test_the_shipped_law_is_held_against_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shipped_law_is_held_against_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, timed_record: Callable[..., Record]
+) -> None:
     monkeypatch.setattr(findings, "predicted_seconds", a_millisecond_each)
     products = [case for case in Calibration().cases("quick", GPU) if case.operator == "matmul"][:4]
-    records = [a_record(case, s, H200) for case, s in zip(products, (1e-3, 1e-3, 0.8e-3, 0.5e-3), strict=True)]
+    records = [
+        timed_record(case, s, identity=H200) for case, s in zip(products, (1e-3, 1e-3, 0.8e-3, 0.5e-3), strict=True)
+    ]
     found = findings.explain(records)
     assert any("an error of 31.2% (median 12.5%)" in sentence for sentence in found.sentences)
     (table,) = found.tables
     assert [row[4] for row in table.rows] == ["2.00", "1.25", "1.00", "1.00"]
 
 
-def test_a_cpu_has_rates_and_no_law() -> None:
+def test_a_cpu_has_rates_and_no_law(timed_record: Callable[..., Record]) -> None:
     cases = Calibration().cases("quick", resolve("cpu"))
-    found = findings.explain([a_record(case, 1e-3, {"kind": "cpu", "model": "a CPU"}) for case in cases])
+    found = findings.explain([timed_record(case, 1e-3, identity={"kind": "cpu", "model": "a CPU"}) for case in cases])
     assert found.sentences[-1].startswith("No law is shipped for this device")
     assert found.tables == ()
 
 
-def test_where_a_law_refuses_its_reason_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_law_refuses_its_reason_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, timed_record: Callable[..., Record]
+) -> None:
     def refuse(spec: object, cases: Sequence[Case]) -> np.ndarray:
         raise UserError("There is no law for this.")
 
     monkeypatch.setattr(findings, "predicted_seconds", refuse)
     cases = Calibration().cases("quick", GPU)
-    found = findings.explain([a_record(case, 1e-3, H200) for case in cases])
+    found = findings.explain([timed_record(case, 1e-3, identity=H200) for case in cases])
     assert found.sentences.count("There is no law for this.") == 1
 
 

@@ -98,6 +98,15 @@ def test_a_heat_map_paints_better_and_worse_in_different_colours_and_stands_besi
     assert red_beyond_blue(0.8) > red_beyond_blue(1.2)
 
 
+def test_a_cell_of_a_heat_map_without_a_value_is_not_taken_for_one_that_is_as_now(tmp_path: Path) -> None:
+    from matplotlib import pyplot
+
+    cells = HeatMap("map", "x", "y", "ratio", (1, 2), (3, 4), ((1.0, float("nan")), (float("nan"),) * 2), here=(0, 0))
+    pixels = pyplot.imread(draw(Figure("map", "title", "caption", ((cells,),)), tmp_path))[..., :3].reshape(-1, 3)
+    greys = pixels[pixels.max(axis=1) - pixels.min(axis=1) < 0.01, 0]
+    assert ((greys > 0.7) & (greys < 0.85)).mean() > 0.15, "three cells of four"
+
+
 def test_each_set_of_points_has_a_colour_of_its_own(tmp_path: Path) -> None:
     def colours(labels: int) -> int:
         sets = tuple(Series(f"set {n}", [n], [1.0], "points", [0.9], [1.1]) for n in range(labels))

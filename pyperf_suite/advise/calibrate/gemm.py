@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from pyperf_suite.advise.calibrate.cross_validation import site_numbers, summary
+from pyperf_suite.advise.calibrate.gemm_residual import library_residual
 from pyperf_suite.advise.calibrate.gemm_tables import ORIGIN, GemmTable, gemm_tables
-from pyperf_suite.advise.calibrate.site_kriging import SiteKriging
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import POOLED, Block
 from pyperf_suite.laws.gemm_menu import TILES, MenuCoefficients, Rates, menu_seconds
@@ -33,9 +33,6 @@ USUAL_ERROR = 0.1
 # must not run away.
 HOLD = 0.3
 EVALUATIONS = 60
-# Noise of the first column's residual and of what the others add, relative to the likeness of sites: several
-# measurements of one shape disagree at random, far more than sites do.
-NOISE, NOISE_OF_OTHERS = 0.75, 20.0
 
 START = MenuCoefficients(
     tile_rates=np.array([0.4, 0.5, 0.5, 0.6, 0.55, 0.55, 0.65, 0.65, 0.7, 0.7]),
@@ -116,16 +113,7 @@ def held_out_rows(table: GemmTable, share: float = HELD_OUT, seed: int = SEED) -
 def fit_law(table: GemmTable, start: MenuCoefficients = START) -> tuple[MenuCoefficients, ResidualGrid]:
     """Coefficients and residual of one table, the latter at every n and k that the table has anywhere."""
     coefficients = fit_coefficients([table], start)
-    m, n, k = (np.unique(size) for size in (table.m, table.n, table.k))
-    sites = np.unique(np.stack([table.n, table.k], axis=1), axis=0)
-    menu = np.log(predict(table, coefficients))
-    first = np.where(np.isfinite(table.columns_s[:, 0]), table.columns_s[:, 0], table.seconds)
-    nodes = np.array([(outputs, inputs) for outputs in n for inputs in k])
-    values = SiteKriging.fit(sites, m, _by_site(table, sites, m, np.log(first) - menu), NOISE).at(nodes)
-    if table.columns_s.shape[1] > 1:
-        others = _by_site(table, sites, m, np.log(table.seconds) - np.log(first))
-        values = values + SiteKriging.fit(sites, m, others, NOISE_OF_OTHERS).at(nodes)
-    return coefficients, ResidualGrid((m, n, k), values.reshape(n.size, k.size, m.size).transpose(2, 0, 1))
+    return coefficients, library_residual(table, predict(table, coefficients))
 
 
 def fit_coefficients(tables: Sequence[GemmTable], start: MenuCoefficients = START) -> MenuCoefficients:
@@ -148,13 +136,6 @@ def predict(table: GemmTable, law: MenuCoefficients, residual: ResidualGrid | No
     """Seconds of a table's products by the menu, times the library's factor where there is one."""
     seconds = menu_seconds(law, Rates.of(table.gpu, table.dtype), table.m, table.n, table.k)
     return seconds if residual is None else seconds * np.exp(residual(table.m, table.n, table.k))
-
-
-def _by_site(table: GemmTable, sites: Floats, m: Floats, values: Floats) -> Floats:
-    """One value a row of the table as a matrix of sites and m, NaN where there is no row."""
-    matrix = np.full((len(sites), len(m)), np.nan)
-    matrix[site_numbers(table.n, table.k), np.searchsorted(m, table.m)] = values
-    return matrix
 
 
 def _to_vector(law: MenuCoefficients) -> Floats:

@@ -24,7 +24,8 @@ _TABLE = re.compile(r"gemm_(bf16|fp8)_(.+)\.parquet")
 class GemmTable:
     """The products of one dtype on one GPU: sizes, and seconds of each column held for true, NaN where it has none.
 
-    `columns_s` has a row for each product and a column for each of the `truths`; `seconds` is their median.
+    `columns_s` has a row for each product and a column for each of the `truths`; `seconds` is their median. `beside_s`
+    has the columns that are not held for true: their levels are wrong, but they repeat what a product has of its own.
     """
 
     gpu: GpuSpec
@@ -34,6 +35,7 @@ class GemmTable:
     n: NDArray[np.float64]
     k: NDArray[np.float64]
     columns_s: NDArray[np.float64]
+    beside_s: NDArray[np.float64]
 
     @property
     def seconds(self) -> NDArray[np.float64]:
@@ -43,13 +45,14 @@ class GemmTable:
     @property
     def origin(self) -> str:
         """The table and the columns taken from it."""
-        return f"{ORIGIN}, {self.dtype} on {self.gpu.name}, {', '.join(self.truths)}"
+        beside = ", steadied by its other columns" if self.beside_s.shape[1] else ""
+        return f"{ORIGIN}, {self.dtype} on {self.gpu.name}, {', '.join(self.truths)}{beside}"
 
     def rows(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> GemmTable:
         """The products chosen by mask or number."""
         return GemmTable(
             *(self.gpu, self.dtype, self.truths),
-            *(column[chosen] for column in (self.m, self.n, self.k, self.columns_s)),
+            *(column[chosen] for column in (self.m, self.n, self.k, self.columns_s, self.beside_s)),
         )
 
 
@@ -65,8 +68,9 @@ def read_gemm_table(path: Path, dtype: str, gpu: GpuSpec) -> GemmTable:
 
     there = parquet.read_schema(path).names
     truths = TRUTHS if all(name in there for name in TRUTHS) else TRUTHS_WITHOUT_THESE
-    columns = parquet.read_table(path, columns=["m", "n", "k", *truths])
-    m, n, k, *times = (columns[name].to_numpy().astype(np.float64) for name in ("m", "n", "k", *truths))
-    columns_s = np.stack(times, axis=1) * 1e-6
-    usable = (m >= 1) & np.isfinite(columns_s).any(axis=1)
-    return GemmTable(gpu, dtype, truths, m[usable], n[usable], k[usable], columns_s[usable])
+    beside = [name for name in there if name not in ("m", "n", "k", *truths)]
+    columns = parquet.read_table(path)
+    m, n, k, *times = (columns[name].to_numpy().astype(np.float64) for name in ("m", "n", "k", *truths, *beside))
+    columns_s, beside_s = np.split(np.stack(times, axis=1) * 1e-6, [len(truths)], axis=1)
+    table = GemmTable(gpu, dtype, truths, m, n, k, columns_s, beside_s)
+    return table.rows((m >= 1) & np.isfinite(columns_s).any(axis=1))

@@ -1,38 +1,116 @@
 """Smooths what a law leaves unexplained over sites (n, k) and rows m, and tells it at sites that were not measured.
 
-A site resembles those near it, and more so those of its own n, its own k or as large a weight matrix; so the residual
-is the sum of a Gaussian process for each (kriging), and each for itself is smooth over m.
+A site resembles those near it, and more so those of its own n, its own k or as large a weight matrix; a product
+resembles those of any site with as many tiles and as deep a K, or with as many bytes. So the residual is the sum of a
+Gaussian process for each (kriging), all of them smooth over the logarithm of m.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 Floats = NDArray[np.float64]
-
-# Variances relative to each other, and lengths in doublings of a size over which likeness decays: chosen for the least
-# error on held-out sites of the five bf16 tables together, on two splits; on three others it fell as far.
-SAME_N, SAME_N_LENGTH = 2.0, 0.15
-SAME_K, SAME_K_LENGTH = 1.7, 2.3
-NEAR, NEAR_N_LENGTH, NEAR_K_LENGTH = 23.0, 0.9, 2.4
-SAME_WEIGHTS, SAME_WEIGHTS_LENGTH = 3.2, 2.0
-ITS_OWN = 0.1
-M_LENGTH, M_ITS_OWN = 4.0, 0.2
+Linear = Callable[[Floats], Floats]
 
 # Single measurements are up to twice too long where something else ran beside them: those off by more than the usual
 # deviation at their m count as off by that (Huber, Annals of Mathematical Statistics 35, 1964), found in a few rounds.
 ROUNDS = 4
 # Times this the median absolute deviation of normal noise is its standard deviation.
 SCATTER = 1.4826
+# A system is solved when its residual is this part of what was told, or after so many steps.
+ENOUGH, STEPS = 1e-4, 200
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Products alike by two logarithms: of tiles of `tile`, or of bytes where it is None, and of k or m (`beside`).
+
+    `variance` is relative to a `Likeness`'s others; lengths are doublings over which likeness decays. It is told at
+    nodes `steps` doublings apart and goes straight between them.
+    """
+
+    variance: float
+    tile: tuple[int, int] | None
+    beside: str
+    lengths: tuple[float, float]
+    steps: tuple[float, float]
+
+    def likeness(self, these: Sequence[Floats], those: Sequence[Floats]) -> tuple[Floats, Floats]:
+        """Of nodes of each axis with nodes of each axis; the first holds the variance too."""
+        first, second = (
+            np.exp(-np.abs(here[:, None] - there[None, :]) / length)
+            for here, there, length in zip(these, those, self.lengths, strict=True)
+        )
+        return self.variance * first, second
+
+    def read(self, sites: Floats, m: Floats) -> tuple[list[Floats], sparse.csr_matrix]:
+        """The nodes of both axes, and what reads each site's and m's value off the nodes."""
+        n, k, rows = sites[:, 0][:, None], sites[:, 1][:, None], m[None, :]
+        if self.tile is None:
+            size = rows * n + rows * k + n * k
+        else:
+            size = np.ceil(rows / self.tile[0]) * np.ceil(n / self.tile[1])
+        beside = k if self.beside == "k" else rows
+        shape = (len(sites), len(m))
+        nodes, below, above = [], [], []
+        for each, step in zip((size, beside), self.steps, strict=True):
+            place = np.broadcast_to(np.log2(each) / step, shape).ravel()
+            low = np.floor(place)
+            nodes.append(np.arange(low.min(), low.max() + 2) * step)
+            below.append((low - low.min()).astype(np.intp))
+            above.append(place - low)
+        columns = [(below[0] + i) * nodes[1].size + below[1] + j for i in (0, 1) for j in (0, 1)]
+        weights = [
+            (above[0] if i else 1 - above[0]) * (above[1] if j else 1 - above[1]) for i in (0, 1) for j in (0, 1)
+        ]
+        entries = (np.concatenate(weights), (np.tile(np.arange(place.size), 4), np.concatenate(columns)))
+        return nodes, sparse.csr_matrix(entries, shape=(place.size, nodes[0].size * nodes[1].size))
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How far two products' residuals are alike: variances relative to each other, lengths in doublings of a size.
+
+    Of a site with those of its own n, its own k, near it, or of as large a weight matrix, times that of their m, of
+    which `m_its_own` is each m's own; and of products `alike` wherever they are.
+    """
+
+    same_n: tuple[float, float]
+    same_k: tuple[float, float]
+    near: tuple[float, float, float]
+    same_weights: tuple[float, float]
+    m_length: float
+    m_its_own: float
+    alike: tuple[Alike, ...] = ()
+
+    def of_sites(self, these: Floats, those: Floats) -> Floats:
+        """Of each of these sites with each of those, [T, S]."""
+        apart = np.log2(these)[:, None, :] - np.log2(those)[None, :, :]
+        n, k = np.abs(apart[..., 0]), np.abs(apart[..., 1])
+        nearness, near_n, near_k = self.near
+        return np.asarray(
+            self.same_n[0] * np.exp(-n / self.same_n[1])
+            + self.same_k[0] * np.exp(-k / self.same_k[1])
+            + nearness * np.exp(-np.hypot(n / near_n, k / near_k))
+            + self.same_weights[0] * np.exp(-np.abs(apart.sum(axis=-1)) / self.same_weights[1])
+        )
+
+    def of_m(self, m: Floats) -> Floats:
+        """Of each m with each other."""
+        apart = np.abs(np.log2(m)[:, None] - np.log2(m)[None, :])
+        return np.asarray(np.exp(-apart / self.m_length) + self.m_its_own * (apart == 0))
 
 
 @dataclass(frozen=True)
 class SiteKriging:
     """The residual as fitted; `m` ascending, `sites` of shape [S, 2], (n, k), `weights` [S, M] over both."""
 
+    likeness: Likeness
     sites: Floats
     m: Floats
     middle: Floats
@@ -40,45 +118,72 @@ class SiteKriging:
 
     def at(self, sites: Floats) -> Floats:
         """The residual at other sites [T, 2] and every m: [T, M]."""
-        return np.asarray(self.middle + _likeness_of_sites(sites, self.sites) @ self.weights @ _likeness_of_m(self.m))
+        told = self.middle + self.likeness.of_sites(sites, self.sites) @ self.weights @ self.likeness.of_m(self.m)
+        for alike in self.likeness.alike:
+            nodes, read = alike.read(self.sites, self.m)
+            others, read_others = alike.read(sites, self.m)
+            told = told + _passed(alike.likeness(others, nodes), read_others, read, self.weights)
+        return np.asarray(told)
 
     @classmethod
-    def fit(cls, sites: Floats, m: Floats, residual: Floats, noise: float) -> SiteKriging:
-        """Fit to residuals [S, M], NaN where not measured; `noise` is its variance relative to the constants above.
+    def fit(cls, sites: Floats, m: Floats, residual: Floats, likeness: Likeness, noise: float) -> SiteKriging:
+        """Fit to residuals [S, M], NaN where not measured; `noise` is its variance relative to the likeness.
 
-        With as many m for each site the likeness of two measurements is the product of their sites' and of their m's,
-        which keeps the system to be solved small.
+        With as many m for each site the likeness of two measurements by their sites is the product of their sites' and
+        of their m's, which is solved by factors; with products that are alike it is solved by conjugate gradients that
+        start from there.
         """
         complete = _filled(residual)
         middle = np.median(complete, axis=0)
-        site_values, site_vectors = np.linalg.eigh(_likeness_of_sites(sites, sites))
-        m_values, m_vectors = np.linalg.eigh(_likeness_of_m(m))
-        both = np.outer(site_values, m_values)
-        told, explained = complete, complete
+        by_site, by_m = likeness.of_sites(sites, sites), likeness.of_m(m)
+        site_values, site_vectors = np.linalg.eigh(by_site)
+        m_values, m_vectors = np.linalg.eigh(by_m)
+        both = np.outer(site_values, m_values) + noise
+        reads = [(alike, *alike.read(sites, m)) for alike in likeness.alike]
+        passes = [(alike.likeness(nodes, nodes), read) for alike, nodes, read in reads]
+
+        def told_by(weights: Floats) -> Floats:
+            told = by_site @ weights @ by_m + noise * weights
+            return sum((_passed(between, read, read, weights) for between, read in passes), start=told)
+
+        def by_factors(told: Floats) -> Floats:
+            return np.asarray(site_vectors @ (site_vectors.T @ told @ m_vectors / both) @ m_vectors.T)
+
+        told, weights = complete, np.zeros_like(complete)
         for _ in range(ROUNDS):
-            spectrum = site_vectors.T @ (told - middle) @ m_vectors / (both + noise)
-            explained = middle + site_vectors @ (spectrum * both) @ m_vectors.T
-            usual = SCATTER * np.median(np.abs(complete - explained), axis=0)
-            told = explained + np.clip(complete - explained, -usual, usual)
-        return cls(sites, m, middle, site_vectors @ spectrum @ m_vectors.T)
+            weights = _solved(told_by, by_factors, told - middle, weights)
+            off = complete - told + noise * weights
+            usual = SCATTER * np.median(np.abs(off), axis=0)
+            told = complete - off + np.clip(off, -usual, usual)
+        return cls(likeness, sites, m, middle, weights)
 
 
-def _likeness_of_sites(these: Floats, those: Floats) -> Floats:
-    apart = np.log2(these)[:, None, :] - np.log2(those)[None, :, :]
-    n, k = np.abs(apart[..., 0]), np.abs(apart[..., 1])
-    near = np.hypot(n / NEAR_N_LENGTH, k / NEAR_K_LENGTH)
-    return np.asarray(
-        SAME_N * np.exp(-n / SAME_N_LENGTH)
-        + SAME_K * np.exp(-k / SAME_K_LENGTH)
-        + NEAR * np.exp(-near)
-        + SAME_WEIGHTS * np.exp(-np.abs(apart.sum(axis=-1)) / SAME_WEIGHTS_LENGTH)
-        + ITS_OWN * ((n == 0) & (k == 0))
-    )
+def _passed(
+    between: tuple[Floats, Floats], read: sparse.csr_matrix, read_from: sparse.csr_matrix, weights: Floats
+) -> Floats:
+    """What the weights of some products tell of others, by way of the nodes of what they are alike in."""
+    first, second = between
+    heaped = (read_from.T @ weights.ravel()).reshape(first.shape[1], second.shape[1])
+    return np.asarray((read @ (first @ heaped @ second.T).ravel()).reshape(-1, weights.shape[1]))
 
 
-def _likeness_of_m(m: Floats) -> Floats:
-    apart = np.abs(np.log2(m)[:, None] - np.log2(m)[None, :])
-    return np.asarray(np.exp(-apart / M_LENGTH) + M_ITS_OWN * (apart == 0))
+def _solved(told_by: Linear, by_factors: Linear, told: Floats, start: Floats) -> Floats:
+    """Weights by which `told_by` gives what was told: conjugate gradients, preconditioned by `by_factors`."""
+    weights = start if start.any() else by_factors(told)
+    left = told - told_by(weights)
+    near = by_factors(left)
+    course, gain = near, float(np.sum(left * near))
+    enough = ENOUGH * float(np.linalg.norm(told))
+    for _ in range(STEPS):
+        if np.linalg.norm(left) <= enough:
+            break
+        moved = told_by(course)
+        step = gain / float(np.sum(course * moved))
+        weights, left = weights + step * course, left - step * moved
+        near = by_factors(left)
+        before, gain = gain, float(np.sum(left * near))
+        course = near + gain / before * course
+    return weights
 
 
 def _filled(residual: Floats) -> Floats:

@@ -6,25 +6,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pyperf_suite.hardware.catalogue import capability_of
 from pyperf_suite.hardware.links import LinkPeak, nvlink_of, pcie_of
 from pyperf_suite.runner.record import Record
 
-# Compute capability by a word of the GPU's name (NVIDIA, CUDA GPU compute capability); the first that fits.
-CAPABILITIES = (
-    (r"\bG?B[23]00\b", (10, 0)),
-    (r"\bG?H(100|200|800|20)\b", (9, 0)),
-    (r"\bA(100|800|30)\b", (8, 0)),
-    (r"\b(A10|A40|A6000|A5000|3090)\b", (8, 6)),
-    (r"\b(L4|L40S?|4090|RTX 6000 Ada)\b", (8, 9)),
-    (r"\bV100\b", (7, 0)),
-)
 # From this NVLink on, the switch between GPUs can reduce by itself (NVLS).
 SWITCH_REDUCES = ("NVLink 4", "NVLink 5")
 
 
 def link_peak(identity: Mapping[str, Any]) -> LinkPeak | None:
     """The peak of what each GPU is joined to the others by; None for CPUs, for one GPU and where it was not told."""
-    capability = compute_capability(str(identity.get("model", "")))
+    capability = capability_of(str(identity.get("model", "")))
     link = str(identity.get("link", "none"))
     if identity.get("kind") != "cuda" or capability is None or link in ("none", "unknown"):
         return None
@@ -40,11 +32,6 @@ def link_peak(identity: Mapping[str, Any]) -> LinkPeak | None:
 def peak_for(record: Record) -> LinkPeak | None:
     """The peak that a record's rates are a share of; None where its ranks are joined by a network between nodes."""
     return link_peak(record.identity) if nodes_of(record) == 1 else None
-
-
-def compute_capability(model: str) -> tuple[int, int] | None:
-    """The compute capability of a GPU by its name; None for one that is not known here."""
-    return next((capability for word, capability in CAPABILITIES if re.search(word, model)), None)
 
 
 def may_reduce_in_switch(record: Record) -> bool:

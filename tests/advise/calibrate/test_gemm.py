@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from pyperf_suite.advise.calibrate.gemm import (
     held_out_rows,
     predict,
 )
+from pyperf_suite.advise.calibrate.gemm_residual import LIBRARY, library_residual
 from pyperf_suite.advise.calibrate.gemm_tables import GemmTable, gemm_tables, read_gemm_table
 from pyperf_suite.advise.calibrate.site_kriging import SiteKriging
 from pyperf_suite.errors import UserError
@@ -32,7 +35,8 @@ def made_up_table(seed: int = 0, noise: float = 0.0) -> GemmTable:
     m = np.tile(M, len(SITES))
     truth = menu_seconds(gemm_law(gpu).coefficients, Rates.of(gpu, "bf16"), m, n, k)
     factor = 0.1 * np.sin(np.log2(n) / 2) + np.random.default_rng(seed).normal(0, noise, m.size)
-    return GemmTable(gpu, "bf16", ("made up",), m, n, k, (truth * np.exp(factor))[:, None])
+    seconds = (truth * np.exp(factor))[:, None]
+    return GemmTable(gpu, "bf16", ("made up",), m, n, k, seconds, np.empty((m.size, 0)))
 
 
 def test_sites_are_held_out_whole():
@@ -64,15 +68,56 @@ def test_kriging_follows_what_neighbouring_sites_share_and_not_one_outlier():
     outlier = residual.copy()
     outlier[40] += 1.0
     at = np.array([[700.0, 3000.0]])
-    clean, disturbed = (SiteKriging.fit(SITES, M, values, 0.5).at(at) for values in (residual, outlier))
+    clean, disturbed = (SiteKriging.fit(SITES, M, values, LIBRARY, 0.5).at(at) for values in (residual, outlier))
     np.testing.assert_allclose(clean, 0.05 * np.log2(700 / 512), atol=0.02)
     np.testing.assert_allclose(disturbed, clean, atol=0.05)
+
+
+def test_kriging_tells_by_tiles_and_depth_what_no_neighbouring_site_shares():
+    rows = M[None, :]
+    tiles = np.ceil(rows / 64) * np.ceil(SITES[:, :1] / 64)
+    residual = 0.1 * np.sin(1.5 * np.log2(tiles))
+    unseen = SITES[:, 0] == 1024
+    errors = [
+        np.abs(SiteKriging.fit(SITES[~unseen], M, residual[~unseen], each, 0.1).at(SITES[unseen]) - residual[unseen])
+        for each in (LIBRARY, replace(LIBRARY, alike=()))
+    ]
+    assert errors[0].mean() < 0.7 * errors[1].mean()
+
+
+def test_products_that_are_alike_are_read_off_nodes_to_either_side():
+    (bytes_and_m,) = (each for each in LIBRARY.alike if each.tile is None)
+    nodes, read = bytes_and_m.read(SITES, M)
+    places = np.stack([each.ravel() for each in np.meshgrid(*nodes, indexing="ij")], axis=1)
+    n, k = (np.repeat(size, len(M)) for size in SITES.T)
+    m = np.tile(M, len(SITES))
+    np.testing.assert_allclose(read @ places, np.log2([m * n + m * k + n * k, m]).T)
+
+
+def test_other_columns_steady_the_fit_but_do_not_move_its_level():
+    quiet, noisy = made_up_table(), made_up_table(noise=0.1)
+    rng = np.random.default_rng(1)
+    beside = 0.7 * quiet.columns_s * np.exp(rng.normal(0, 0.05, (quiet.m.size, 4)))
+    steadied = replace(noisy, beside_s=beside)
+    menu_s = menu_seconds(gemm_law("H100").coefficients, Rates.of(quiet.gpu, "bf16"), quiet.m, quiet.n, quiet.k)
+    truth = np.log(quiet.seconds / menu_s)
+    off = [library_residual(each, menu_s)(quiet.m, quiet.n, quiet.k) - truth for each in (noisy, steadied)]
+    assert np.abs(off[1]).mean() < np.abs(off[0]).mean()
+    assert abs(off[1].mean()) < 0.01
+
+
+def test_columns_of_other_kernels_are_left_alone():
+    table = made_up_table()
+    other = table.columns_s * np.exp(np.random.default_rng(1).normal(0, 0.5, (table.m.size, 3)))
+    menu_s = predict(table, gemm_law("H100").coefficients)
+    with_them, without = (library_residual(each, menu_s) for each in (replace(table, beside_s=other), table))
+    np.testing.assert_array_equal(with_them.values, without.values)
 
 
 def test_kriging_bridges_sizes_that_a_site_lacks():
     residual = np.full((len(SITES), len(M)), 0.2)
     residual[3, 2] = np.nan
-    np.testing.assert_allclose(SiteKriging.fit(SITES, M, residual, 0.5).at(SITES), 0.2, atol=1e-9)
+    np.testing.assert_allclose(SiteKriging.fit(SITES, M, residual, LIBRARY, 0.5).at(SITES), 0.2, atol=1e-9)
 
 
 def test_a_grid_says_at_its_nodes_what_it_was_given_and_between_them_goes_straight():
@@ -104,7 +149,7 @@ def test_rows_without_tokens_or_measurement_are_left_out(measured_tables):
     assert table.truths == ("trtllm_1.3.0rc20", "sglang_0.5.14")
 
 
-@pytest.mark.parametrize(("gpu", "worst"), [("H200 SXM", 4.5), ("A100 SXM", 6.1)])
+@pytest.mark.parametrize(("gpu", "worst"), [("H200 SXM", 4.5), ("A100 SXM", 6.1), ("L40S", 8.0)])
 def test_a_published_table_is_predicted_at_sites_that_the_fit_never_saw(measured_tables, gpu, worst):
     (table,) = (each for each in gemm_tables(measured_tables) if each.gpu.name == gpu and each.dtype == "bf16")
     unseen = held_out_rows(table)

@@ -28,11 +28,12 @@ from pyperf_suite.operators import find_operator
 from pyperf_suite.probes.calibration.probe import Calibration
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Record
 
 H200 = find_gpu("H200")
 IDENTITY = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}
 CASES = Calibration().cases("quick", Device("cuda"))
+Machine = Callable[..., list[Record]]
 PRODUCTS = [case for case in CASES if case.operator == "matmul"]
 
 
@@ -41,29 +42,16 @@ def law_s(case: Case) -> float:
     return 5e-6 + find_operator(case.operator).work(case.parameters).flop / 500e12
 
 
-def record(case: Case, seconds: float) -> Record:
-    work = find_operator(case.operator).work(case.parameters)
-    return Record(
-        run_id="made-up",
-        kind="timing",
-        case=case.to_json(),
-        case_id=case.case_id,
-        process=0,
-        position=0,
-        started_at="",
-        outcome="ok",
-        probe="calibration",
-        metrics={"time": Metric("s", seconds, seconds, seconds, seconds, seconds, [seconds])},
-        work={"flop": work.flop, "bytes": work.bytes},
-        kernel={"details": {}},
-        quality={"converged": True},
-        identity=IDENTITY,
-    )
-
-
-def machine(factor: Callable[[Case], float], cases: Sequence[Case] = CASES) -> list[Record]:
+@pytest.fixture
+def machine(timed_record: Callable[..., Record]) -> Machine:
     """Records of a machine on which the law is off by a factor."""
-    return [record(case, law_s(case) * factor(case)) for case in cases]
+
+    def records(factor: Callable[[Case], float], cases: Sequence[Case] = CASES) -> list[Record]:
+        return [
+            timed_record(case, law_s(case) * factor(case), probe="calibration", identity=IDENTITY) for case in cases
+        ]
+
+    return records
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +59,7 @@ def made_up_law(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "predicted_seconds", lambda spec, cases: np.array([law_s(case) for case in cases]))
 
 
-def test_a_machine_that_is_slower_throughout_is_found_and_its_error_held_out() -> None:
+def test_a_machine_that_is_slower_throughout_is_found_and_its_error_held_out(machine: Machine) -> None:
     attention, gemm = corrections(H200, machine(lambda case: 1.25), "made up")
     assert (attention.law, gemm.law) == ("attention_bf16", "gemm_bf16")
     for each in (attention, gemm):
@@ -80,7 +68,7 @@ def test_a_machine_that_is_slower_throughout_is_found_and_its_error_held_out() -
         assert "whole sites held out" in each.after.how
 
 
-def test_a_machine_whose_memory_is_slower_bends_the_law_where_products_are_narrow() -> None:
+def test_a_machine_whose_memory_is_slower_bends_the_law_where_products_are_narrow(machine: Machine) -> None:
     (gemm,) = corrections(H200, machine(lambda case: 1 + 200 / case.parameters.m, PRODUCTS), "made up")
     assert gemm.after.mape < 0.5 * gemm.before.mape
     own = calibrated(H200, [gemm])
@@ -89,7 +77,7 @@ def test_a_machine_whose_memory_is_slower_bends_the_law_where_products_are_narro
     assert wide < 1.2
 
 
-def test_where_the_law_already_fits_nothing_is_changed() -> None:
+def test_where_the_law_already_fits_nothing_is_changed(machine: Machine) -> None:
     noise = np.random.default_rng(0)
     (gemm,) = corrections(H200, machine(lambda case: float(np.exp(noise.normal(0, 0.05))), PRODUCTS), "made up")
     assert gemm.block is None or gemm.after.mape < gemm.before.mape
@@ -98,21 +86,21 @@ def test_where_the_law_already_fits_nothing_is_changed() -> None:
     assert "gemm_bf16_here" not in calibrated(H200, [exact]).blocks
 
 
-def test_the_shipped_blocks_stay_beside_the_correction() -> None:
+def test_the_shipped_blocks_stay_beside_the_correction(machine: Machine) -> None:
     own = calibrated(H200, corrections(H200, machine(lambda case: 1.25), "made up"))
     assert "collectives" in own.blocks
     assert own.blocks["gemm_bf16_here"].origin == "made up"
     assert own.blocks["gemm_bf16_here"].held_out["sites"] == len({(c.parameters.n, c.parameters.k) for c in PRODUCTS})
 
 
-def test_misaligned_sizes_and_other_peoples_kernels_take_no_part() -> None:
+def test_misaligned_sizes_and_other_peoples_kernels_take_no_part(machine: Machine) -> None:
     odd = [replace(case, parameters=replace(case.parameters, n=case.parameters.n + 1)) for case in PRODUCTS]
     ours = [replace(case, implementation="triton") for case in PRODUCTS]
     with pytest.raises(UserError, match="at least 8 sizes are needed to calibrate, but there are none"):
         corrections(H200, machine(lambda case: 1.25, [*odd, *ours]), "made up")
 
 
-def test_too_few_sites_are_refused_with_what_there_is() -> None:
+def test_too_few_sites_are_refused_with_what_there_is(machine: Machine) -> None:
     with pytest.raises(UserError, match="there are 5 of gemm_bf16"):
         corrections(H200, machine(lambda case: 1.0, PRODUCTS[:5]), "made up")
 
@@ -128,7 +116,9 @@ def a_run(folder: Path, identity: dict[str, object], records: Sequence[Record]) 
     return run
 
 
-def test_the_command_keeps_a_calibration_beside_the_machines_runs_and_states_its_error(tmp_path: Path) -> None:
+def test_the_command_keeps_a_calibration_beside_the_machines_runs_and_states_its_error(
+    tmp_path: Path, machine: Machine
+) -> None:
     run = a_run(tmp_path / "machine", IDENTITY, machine(lambda case: 1.25))
     done = CliRunner().invoke(main, ["calibrate", str(run)])
     assert done.exit_code == 0, done.output
@@ -154,7 +144,7 @@ def test_the_command_keeps_a_calibration_beside_the_machines_runs_and_states_its
     ],
 )
 def test_what_cannot_be_calibrated_ends_in_one_sentence_and_exit_code_2(
-    tmp_path: Path, identity: dict[str, object], arguments: list[str], sentence: str
+    tmp_path: Path, identity: dict[str, object], arguments: list[str], sentence: str, machine: Machine
 ) -> None:
     run = a_run(tmp_path, identity, machine(lambda case: 1.25))
     done = CliRunner().invoke(main, ["calibrate", str(run), *arguments])
@@ -169,7 +159,7 @@ def test_without_a_run_the_command_says_how_to_make_one(tmp_path: Path) -> None:
     assert "`pyperf-suite run calibration`" in done.output
 
 
-def test_another_known_gpu_stands_in_for_one_that_the_catalogue_lacks(tmp_path: Path) -> None:
+def test_another_known_gpu_stands_in_for_one_that_the_catalogue_lacks(tmp_path: Path, machine: Machine) -> None:
     run = a_run(tmp_path, IDENTITY | {"model": "Abacus 9000"}, machine(lambda case: 1.25))
     done = CliRunner().invoke(main, ["calibrate", str(run), "--gpu", "h200", "--output", str(tmp_path / "own.npz")])
     assert done.exit_code == 0, done.output
@@ -178,7 +168,7 @@ def test_another_known_gpu_stands_in_for_one_that_the_catalogue_lacks(tmp_path: 
 
 @pytest.mark.parametrize("gpu", ["H100", "H200", "L40S"])
 def test_seventy_products_of_a_gpu_bring_a_transferred_law_nearer_to_the_rest_of_its_table(
-    measured_tables: Path, gpu: str, monkeypatch: pytest.MonkeyPatch
+    measured_tables: Path, gpu: str, monkeypatch: pytest.MonkeyPatch, timed_record: Callable[..., Record]
 ) -> None:
     """The law pooled over other GPUs, corrected by rows near those that the probe measures, judged on all others."""
     (table,) = (each for each in gemm_tables(measured_tables) if (each.gpu, each.dtype) == (find_gpu(gpu), "bf16"))
@@ -199,7 +189,9 @@ def test_seventy_products_of_a_gpu_bring_a_transferred_law_nearer_to_the_rest_of
         return law.seconds(*(np.array([float(getattr(c.parameters, size)) for c in asked]) for size in "mnk"))
 
     monkeypatch.setattr(results, "predicted_seconds", pooled)
-    (found,) = corrections(table.gpu, [record(c, table.seconds[r]) for r, c in zip(rows, cases, strict=True)], "rows")
+    (found,) = corrections(
+        table.gpu, [timed_record(c, table.seconds[r]) for r, c in zip(rows, cases, strict=True)], "rows"
+    )
     assert found.block is not None
     assert found.after.mape < found.before.mape
     rest = (table.m >= 128) & (table.n >= 1024) & (table.k >= 1024) & ~np.isin(np.arange(table.m.size), list(rows))

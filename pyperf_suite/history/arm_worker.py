@@ -1,0 +1,191 @@
+"""One side of a live pair: prepares one case in a fresh process and times short slices of it when told to.
+
+Run as a script by the interpreter of either arm, with that arm's build on PYTHONPATH. It asks of the build only what
+any revision has (cases, operators, launches and their stopwatch), so that revisions need to know nothing of pairs.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # A script's folder comes first on the path: its modules must not be found in the place of others.
+    del sys.path[0]
+
+import json
+import math
+import os
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Rotating operands that together exceed the caches so many times leaves nothing of a set when it comes round again.
+CACHE_TURNOVER = 3
+MOST_SETS = 1024
+_PR_SET_PDEATHSIG = 1
+_SIGKILL = 9
+
+
+def main() -> None:
+    """Serve requests, one JSON object a line, from standard input until it closes."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print belongs into the log
+    _die_with_parent()
+    bench = Bench()
+    for line in sys.stdin:
+        answers.write(json.dumps(bench.answer(json.loads(line))) + "\n")
+        answers.flush()
+    # Nothing is worth being torn down in order: the next pair waits for this process to be gone.
+    os._exit(0)
+
+
+class Bench:
+    """One prepared case. `answer` takes `{"prepare": …}` once, then any number of `{"slice": …}`."""
+
+    def __init__(self) -> None:
+        self._launched = 0
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What happened, as `{"outcome": "ok" | "failed" | "unsupported", …}`; never an exception."""
+        try:
+            return self._prepare(**request["prepare"]) if "prepare" in request else self._slice(**request["slice"])
+        except Exception as error:  # the parent must get an answer; the log keeps the traceback
+            unsupported = type(error).__name__ in ("Unsupported", "UserError")
+            if not unsupported:
+                traceback.print_exc()
+            reason = str(error) if unsupported else f"{type(error).__name__}: {error}"
+            return {"outcome": "unsupported" if unsupported else "failed", "reason": reason}
+
+    def _prepare(
+        self,
+        case: dict[str, Any],
+        device: str,
+        verify: bool = False,
+        sets: int | None = None,
+        spin_share: float = 0.0,
+        cores: list[int] | None = None,
+    ) -> dict[str, Any]:
+        """Make the case ready on these cores; verify its output where asked; have launches take `spin_share` longer."""
+        _import_numpy()
+        import pyperf_suite
+        from pyperf_suite.hardware.devices import resolve
+        from pyperf_suite.operators import find_operator
+        from pyperf_suite.runner.case import Case
+
+        package = {"package": str(Path(pyperf_suite.__file__).parent)}
+        where, parsed = resolve(device), Case.from_json(case)
+        operator: Any = find_operator(parsed.operator)
+        operator.validate(parsed.parameters)
+        if not hasattr(operator, "operands"):
+            if hasattr(operator, "inspect"):
+                return package | _inspected(operator.inspect(parsed.implementation, parsed.parameters))
+            return {"outcome": "unsupported", "reason": "A case for a group of processes cannot take turns in a pair."}
+        if parsed.mode != "burst":
+            return {"outcome": "unsupported", "reason": f"Taking turns leaves pauses, so mode={parsed.mode} cannot be."}
+        if where.kind != "cpu" and spin_share:
+            return {"outcome": "unsupported", "reason": "A slowdown can be injected into launches on a CPU only."}
+        implementation = operator.implementation(parsed.implementation)
+        if "torch" in type(implementation).__module__:
+            import torch  # noqa: F401 - takes seconds, which the two sides should spend side by side
+        if cores:
+            os.sched_setaffinity(0, cores)
+        operands = operator.operands(parsed.parameters, parsed.seed)
+        count = sets or _sets(operator.footprint_bytes(parsed.parameters), where)
+        launches = implementation.prepare(parsed.parameters, operands, count, where)
+        if verify:
+            launches.poison()
+            launches.launch(0)
+            checked = operator.verify(parsed.parameters, operands, launches.output(0).copy())
+            if not checked.passed:
+                return {"outcome": "failed", "reason": f"Wrong result: {checked.message}"}
+        self._stopwatch = launches.stopwatch
+        self._launch = _slowed(launches.launch, spin_share) if spin_share else launches.launch
+        kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
+        return package | {
+            "outcome": "ok",
+            "kernel": kernel,
+            "sets": count,
+            "resolution_s": self._stopwatch.resolution_s,
+        }
+
+    def _slice(self, samples: int, launches_per_sample: int) -> dict[str, Any]:
+        """Seconds a launch took in each sample, in order, and on a GPU the clock they ran at."""
+        timed = self._stopwatch.time(self._launch, self._launched, samples, launches_per_sample)
+        self._launched += samples * launches_per_sample
+        answer: dict[str, Any] = {"outcome": "ok", "seconds": [sample / launches_per_sample for sample in timed]}
+        if hasattr(self._stopwatch, "clocks_hz"):
+            clocks = sorted(hz for hz in self._stopwatch.clocks_hz(samples) if math.isfinite(hz))
+            answer["clock_hz"] = clocks[len(clocks) // 2] if clocks else None
+        return answer
+
+
+def _inspected(found: Any) -> dict[str, Any]:
+    """Exact figures of what is only looked at: nothing to take turns with."""
+    metrics = {name: dict(metric) for name, metric in found.metrics.items()}
+    return {"outcome": "ok", "static": metrics, "kernel": {"name": found.kernel.name, "path": found.kernel.path}}
+
+
+def _sets(footprint_bytes: int, device: Any) -> int:
+    """How many operand sets to rotate through, so that no launch finds in cache what the last one left there."""
+    if device.kind == "cuda":
+        from pyperf_suite.operators.cuda import cuda_device
+
+        cache_bytes = cuda_device(device.index).context.properties.l2_bytes
+    else:
+        from pyperf_suite.hardware import cpu
+
+        cache_bytes = cpu.detect().l2_total_bytes
+    return max(1, min(MOST_SETS, math.ceil(CACHE_TURNOVER * cache_bytes / footprint_bytes)))
+
+
+def _slowed(launch: Callable[[int], object], share: float) -> Callable[[int], None]:
+    """The launch, made to take `share` longer than it just took by spinning on the clock.
+
+    What the wrapping itself takes is found with a launch of nothing, and the spin is shorter by that.
+    """
+    clock = time.perf_counter_ns
+
+    def slowed(index: int, launch: Callable[[int], object] = launch, spent_ns: float = 0.0) -> None:
+        begin = clock()
+        launch(index)
+        end = clock()
+        until = end + share * (end - begin) - spent_ns
+        while clock() < until:
+            pass
+
+    costs = []
+    for _ in range(101):
+        begin = clock()
+        slowed(0, int)
+        costs.append(clock() - begin)
+    spent_ns = float(sorted(costs)[50])
+    return lambda index: slowed(index, launch, spent_ns)
+
+
+def _import_numpy() -> None:
+    """Import numpy with a single thread for its products, which only verify: starting threads is a fifth of the time.
+
+    Others, as torch on some machines, read the same variable and shall not find it changed.
+    """
+    name = "OPENBLAS_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    import numpy  # noqa: F401
+
+    del os.environ[name]
+    if before is not None:
+        os.environ[name] = before
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies, so that no orphan keeps a device busy."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Which runs an older history can do without, listed by name first, and their deletion file by file.
+
+Only what is surely a run goes: a folder named as runs are, with the manifest of that name, holding plain files alone,
+that nobody writes. Whatever else lies among the results is never touched.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.runner.results import open_run
+
+RUN_NAME = re.compile(r"(?P<started>\d{8}T\d{6}Z)-[0-9a-f]{4}")
+
+# After the last record a run still draws its pictures, and before the first there is no journal that could be locked.
+SETTLED_S = 600.0
+
+Benchmark = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What may go: a run must be older than `older_than`, and for none of its benchmarks among the newest `keep_last`.
+
+    A rule that is None asks nothing. With both None everything would go, so that is refused by `plan_pruning`.
+    """
+
+    older_than: datetime.timedelta | None = None
+    keep_last: int | None = None
+    machine: str | None = None
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """A run that the rules let go: its folder, its files by name, what they take, and why it goes."""
+
+    path: Path
+    files: tuple[str, ...]
+    size_bytes: int
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """Machine and run, as a person finds it in the results folder."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+
+@dataclass(frozen=True)
+class Spared:
+    """A folder that looks like a run and that the rules would let go, but which is left alone, and why."""
+
+    path: Path
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """Machine and run, as a person finds it in the results folder."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What would go, what is left alone for a reason that no rule knows, and how many runs stay by the rules."""
+
+    doomed: tuple[Doomed, ...]
+    spared: tuple[Spared, ...]
+    staying: int
+
+    @property
+    def size_bytes(self) -> int:
+        """What deleting would free."""
+        return sum(each.size_bytes for each in self.doomed)
+
+
+def plan_pruning(
+    results: Path,
+    rules: Rules,
+    holdings: Mapping[Path, frozenset[Benchmark]],
+    now: datetime.datetime | None = None,
+    unread: Collection[Path] = (),
+) -> Pruning:
+    """What the rules let go. Nothing is deleted.
+
+    Args:
+        results: The folder that holds a folder a machine.
+        rules: At least one of age and number must be given.
+        holdings: For each run's folder the benchmarks that it has a time of; runs not named there hold none.
+        now: The time that ages are counted from; by default the present.
+        unread: The runs' folders with records that this version cannot read. What those hold is not known, so
+            `keep_last` lets none of them go.
+
+    Raises:
+        UserError: no rule was given, or the results folder cannot be read.
+    """
+    if rules.older_than is None and rules.keep_last is None:
+        raise UserError("prune needs a rule: say --older-than 90d, --keep-last 20, or both.")
+    now = now or datetime.datetime.now(datetime.timezone.utc)
+    runs = list(_runs(results, rules.machine))
+    newest = _newest(runs, holdings, rules.keep_last)
+    doomed: list[Doomed] = []
+    spared: list[Spared] = []
+    for path in runs:
+        reasons = _reasons(path, rules, now, newest)
+        if reasons is None:
+            continue
+        obstacle = _obstacle(path)
+        if not obstacle and rules.keep_last is not None and path in unread:
+            obstacle = "it holds records that this version cannot read, so what it has measured is not known"
+        if obstacle:
+            spared.append(Spared(path, obstacle))
+        else:
+            files = sorted(path.iterdir())
+            size_bytes = sum(file.stat().st_size for file in files)
+            doomed.append(Doomed(path, tuple(file.name for file in files), size_bytes, reasons))
+    return Pruning(tuple(doomed), tuple(spared), len(runs) - len(doomed) - len(spared))
+
+
+def delete(doomed: Doomed) -> None:
+    """Delete one run: its other files, then its records, its manifest and its folder.
+
+    A kill on the way leaves what is still a run, so that the next pruning names it again.
+
+    Raises:
+        UserError: somebody writes the run, it holds other files than were named, or the system refuses.
+    """
+    obstacle = _obstacle(doomed.path)
+    if obstacle:
+        raise UserError(f"{doomed.name} was not deleted: {obstacle}.")
+    try:
+        with _locked(doomed.path / "records.jsonl") as free:
+            if not free:
+                raise UserError(f"{doomed.name} was not deleted: {_BEING_WRITTEN}.")
+            if {file.name for file in doomed.path.iterdir()} != set(doomed.files):
+                raise UserError(f"{doomed.name} was not deleted: its files are no longer those that were named.")
+            for name in sorted(doomed.files, key=_last_of_all):
+                (doomed.path / name).unlink()
+            doomed.path.rmdir()
+    except OSError as error:
+        raise UserError(f"{doomed.name} could not be deleted whole: {error.strerror or error}.") from None
+
+
+def started_at(path: Path) -> datetime.datetime:
+    """When a run began, by its folder's name. Raises ValueError for a folder that is not named as runs are."""
+    match = RUN_NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path.name} is not a run's name")
+    began = datetime.datetime.strptime(match["started"], "%Y%m%dT%H%M%SZ")
+    return began.replace(tzinfo=datetime.timezone.utc)
+
+
+_BEING_WRITTEN = "another process is writing it"
+
+
+def _runs(results: Path, machine: str | None) -> Iterator[Path]:
+    """Folders that are named as runs are, oldest first within each machine; links are not followed."""
+    try:
+        machines = sorted(path for path in results.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError as error:
+        raise UserError(f"The results folder {results} cannot be read: {error.strerror}.") from None
+    for folder in machines:
+        if machine in (None, folder.name):
+            yield from sorted(path for path in folder.iterdir() if _has_a_date(path))
+
+
+def _has_a_date(path: Path) -> bool:
+    try:
+        started_at(path)
+    except ValueError:
+        return False
+    return path.is_dir() and not path.is_symlink()
+
+
+def _newest(runs: list[Path], holdings: Mapping[Path, frozenset[Benchmark]], count: int | None) -> frozenset[Path]:
+    """Runs that are among the last `count` of a benchmark on their machine."""
+    if count is None:
+        return frozenset()
+    seen: Counter[tuple[str, Benchmark]] = Counter()
+    newest = set()
+    for path in reversed(runs):
+        for benchmark in holdings.get(path, frozenset()):
+            seen[path.parent.name, benchmark] += 1
+            if seen[path.parent.name, benchmark] <= count:
+                newest.add(path)
+    return frozenset(newest)
+
+
+def _reasons(path: Path, rules: Rules, now: datetime.datetime, newest: frozenset[Path]) -> str | None:
+    """Why the rules let a run go; None where they keep it."""
+    reasons = []
+    if rules.older_than is not None:
+        age = now - started_at(path)
+        if age <= rules.older_than:
+            return None
+        reasons.append(f"{age / datetime.timedelta(days=1):.0f} days old")
+    if rules.keep_last is not None:
+        if path in newest:
+            return None
+        reasons.append(f"not among the last {rules.keep_last} of any benchmark")
+    return ", ".join(reasons)
+
+
+def _obstacle(path: Path) -> str | None:
+    """What speaks against deleting a folder that is named as runs are, in words; None if nothing does."""
+    try:
+        manifest = open_run(path).manifest
+        files = list(path.iterdir())
+        touched = max(file.lstat().st_mtime for file in [path, *files])
+        with _locked(path / "records.jsonl") as free:
+            if not free:
+                return _BEING_WRITTEN
+    except UserError as error:
+        return str(error).rstrip(".")
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    if manifest.get("run_id") != path.name:
+        return f"its manifest is that of run {manifest.get('run_id')}"
+    others = [file.name for file in files if file.is_symlink() or not file.is_file()]
+    if others:
+        return f"it holds what no run writes: {', '.join(sorted(others))}"
+    if time.time() - touched < SETTLED_S:
+        return f"it changed within the last {SETTLED_S / 60:.0f} minutes, so its run may not be over"
+    return None
+
+
+@contextmanager
+def _locked(journal: Path) -> Iterator[bool]:
+    """Hold the journal's lock, which every writer takes, and tell whether it was free; where no journal is, it is."""
+    try:
+        import fcntl
+    except ImportError:  # Windows refuses to delete a file that is open
+        yield True
+        return
+    if not journal.exists():
+        yield True
+        return
+    with journal.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _last_of_all(name: str) -> int:
+    """The manifest goes last and the records before it."""
+    return {"records.jsonl": 1, "run.json": 2}.get(name, 0)

@@ -1,0 +1,127 @@
+"""How much slower is tolerated, and what fails a job: `[tool.pyperf_suite.regressions]` of a pyproject.toml.
+
+[tool.pyperf_suite.regressions]
+margin = "1 %"
+fail-on = "slower"
+
+[tool.pyperf_suite.regressions.margins]
+"tile_wave" = "3 %"                  # a probe
+"matmul[native * dtype=int8*]" = 0.02   # labels, where * stands for anything
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.history.outputs.exit_code import FAIL_ON
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DEFAULT_MARGIN = 0.01
+TABLE = "tool.pyperf_suite.regressions"
+_KEYS = ("margin", "fail-on", "margins")
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What a project tolerates; `margins` maps a probe or a pattern of labels to a share, in the file's order."""
+
+    margin: float | None = None
+    fail_on: str | None = None
+    margins: Mapping[str, float] = field(default_factory=dict)
+
+    def margin_of(self, probe: str, label: str, asked: float | None = None) -> float:
+        """The margin of a benchmark as a share of its time.
+
+        `asked` on the command line wins; then the last pattern of the file that matches the probe's name or the label;
+        then the file's own margin; then 1 %.
+        """
+        if asked is not None:
+            return asked
+        for pattern in reversed(list(self.margins)):
+            if matches(pattern, probe) or matches(pattern, label):
+                return self.margins[pattern]
+        return DEFAULT_MARGIN if self.margin is None else self.margin
+
+
+def load_thresholds(folder: Path | None = None) -> Thresholds:
+    """The thresholds in the pyproject.toml of a folder, by default the current one; the defaults where it has none.
+
+    Raises UserError where the file cannot be read, or says something that is not a threshold.
+    """
+    path = (folder or Path()) / "pyproject.toml"
+    try:
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return Thresholds()
+    except OSError as error:
+        raise UserError(f"{path}, where margins may stand, cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}, where margins may stand, is not TOML: {error}.") from None
+    table: Any = read
+    for name in TABLE.split("."):
+        table = table.get(name, {}) if isinstance(table, dict) else {}
+    return _thresholds(path, table)
+
+
+def _thresholds(path: Path, table: Any) -> Thresholds:
+    if not isinstance(table, dict):
+        raise UserError(f"{path}: {TABLE} is {table!r}, but is a table with {', '.join(_KEYS)}.")
+    unknown = [key for key in table if key not in _KEYS]
+    if unknown:
+        raise UserError(f"{path}: [{TABLE}] has no key {unknown[0]!r}: it has {', '.join(_KEYS)}.")
+    fail_on = table.get("fail-on")
+    if fail_on is not None and fail_on not in FAIL_ON:
+        raise UserError(f"{path}: fail-on of [{TABLE}] is {fail_on!r}: choose from {', '.join(FAIL_ON)}.")
+    margins = table.get("margins", {})
+    if not isinstance(margins, dict):
+        raise UserError(f"{path}: [{TABLE}.margins] is {margins!r}, but maps probes or labels to margins.")
+    margin = table.get("margin")
+    return Thresholds(
+        None if margin is None else _share(path, f"margin of [{TABLE}]", margin),
+        fail_on,
+        {name: _share(path, f"[{TABLE}.margins] {name!r}", value) for name, value in margins.items()},
+    )
+
+
+def _share(path: Path, what: str, value: Any) -> float:
+    try:
+        return parse_share(value)
+    except ValueError as reason:
+        raise UserError(f"{path}: {what}: {reason}.") from None
+
+
+def parse_share(value: Any) -> float:
+    """A share from `"1 %"`, `"1%"`, `"0.01"` or 0.01. Raises ValueError for what is not above 0 and below 1.
+
+    >>> parse_share("2.5 %")
+    0.025
+    """
+    told = str(value).strip()
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        share = float(told[:-1]) / 100 if told.endswith("%") else float(told)
+    except ValueError:
+        raise ValueError(f"{told[:40]!r} is not a share such as 1 % or 0.01") from None
+    if not 0 < share < 1:
+        raise ValueError(f"{told[:40]!r} is not between 0 and 100 %; write 1 % or 0.01")
+    return share
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether text is what the pattern says, where * is any text and ? any character; brackets are themselves.
+
+    Labels are full of brackets, which a shell's patterns would take for sets of characters.
+    """
+    # Not an expression of our own: of one with many stars `re` tries every way to share out the text.
+    return fnmatchcase(text, pattern.replace("[", "[[]"))

@@ -1,0 +1,103 @@
+"""Pictures of series: what they refuse, and that what must be seen in them is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.history.drawing import MOST_PANELS, draw_series
+from pyperf_suite.history.series import Break, Point, Series
+from pyperf_suite.history.steps import Step
+
+
+def series(values: list[float], units: str = "", breaks: tuple[Break, ...] = ()) -> Series:
+    points = tuple(
+        Point(f"run{index}", f"2026-01-{index + 1:02}T00:00:00", value, 0.9 * value, 1.1 * value,
+              unit=f"GPU-{units[index]}" if units else "", commit=f"{index:040x}")
+        for index, value in enumerate(values)
+    )  # fmt: skip
+    return Series("cpu-someones-2c", "tile_wave", "aa", "matmul[native m=8]", "s", points, breaks)
+
+
+@pytest.fixture
+def written_words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All text that the figures of a test hold when they are saved."""
+    import matplotlib.text
+    from matplotlib.figure import Figure
+
+    words: list[str] = []
+    save = Figure.savefig
+
+    def saved(figure: Figure, *arguments: object, **options: object) -> None:
+        save(figure, *arguments, **options)
+        words.extend(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+
+    monkeypatch.setattr(Figure, "savefig", saved)
+    return words
+
+
+def test_a_picture_names_benchmark_machine_breaks_commits_units_and_the_size_of_a_step(tmp_path, written_words):
+    drawn = series([2.0, 3.0, 2.0, 4.0], units="abaa", breaks=(Break(1, "driver 570.1 -> 580.2"),))
+    draw_series([drawn], tmp_path / "series.png", [[Step(3, 2.0, 4.0)]])
+    assert (tmp_path / "series.png").read_bytes().startswith(b"\x89PNG")
+    words = "\n".join(written_words)
+    told = (
+        *("tile_wave: matmul[native m=8]", "on cpu-someones-2c", "driver 570.1 -> 580.2", "+100.0%"),
+        *("GPU-a", "GPU-b", "2026-01-01\n000000000"),
+    )
+    assert [each for each in told if each not in words] == []
+
+
+def test_runs_of_one_day_are_labelled_with_their_times(tmp_path, written_words):
+    points = tuple(Point(f"run{hour}", f"2026-01-01T0{hour}:30:00", 1.0, 1.0, 1.0) for hour in range(3))
+    draw_series([Series("m", "p", "aa", "label", "s", points)], tmp_path / "day.png")
+    assert "01-01 02:30" in written_words
+
+
+def test_the_levels_of_a_unit_are_those_of_its_own_points(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn = []
+    monkeypatch.setattr(Axes, "plot", lambda self, x, y, **_: drawn.append((x, y)))
+    draw_series([series([2.0, 8.0, 2.0, 8.0, 4.0, 8.0], units="ababab")], tmp_path / "a.png", [[Step(4, 2.0, 4.0)]])
+    levels = [(x, y) for x, y in drawn if y[0] == y[1]]
+    assert levels == [((-0.5, 3.5), (2.0, 2.0)), ((3.5, 4.5), (4.0, 4.0)), ((0.5, 5.5), (8.0, 8.0))]
+
+
+@pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [1e-9, 1.0], [5e-10] * 30])
+def test_single_equal_and_far_apart_values_can_be_drawn(tmp_path: Path, values: list[float]) -> None:
+    draw_series([series(values)], tmp_path / "series.png")
+    assert (tmp_path / "series.png").stat().st_size > 1000
+
+
+def test_a_label_that_looks_like_mathematics_is_drawn_as_it_is(tmp_path, written_words):
+    odd = Series("m", "p", "aa", "cost in $\\frac{$ \N{SNOWMAN}\N{BANANA}", "s", series([1.0, 2.0]).points)
+    draw_series([odd], tmp_path / "odd.png")
+    assert any("$\\frac{$" in word for word in written_words)
+
+
+def test_nothing_to_draw_and_too_much_to_draw_are_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="nothing to draw"):
+        draw_series([series([])], tmp_path / "series.png")
+    with pytest.raises(UserError, match=f"takes {MOST_PANELS} series, but 13 match"):
+        draw_series([series([1.0])] * 13, tmp_path / "series.png")
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeypatch):
+    picture = tmp_path / "series.png"
+    picture.write_bytes(b"older")
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UserError, match="No space left"):
+        draw_series([series([1.0])], picture)
+    assert picture.read_bytes() == b"older"
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="cannot be written"):
+        draw_series([series([1.0])], tmp_path / "absent" / "series.png")

@@ -1,0 +1,25 @@
+// What a declaration of ours has to have in common with one of NVIDIA's; for files that are compiled and never run.
+//
+// `ours` has to name the namespace of our declarations before the macros are used.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+// Two prototypes agree if they return the same size and take as many parameters, each of the same size and kind: our
+// handles are other types than theirs, and our enumerations are int.
+template <typename A, typename B>
+constexpr bool same_kind = sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;
+
+template <typename A, typename B> struct Agree : std::false_type {};
+template <typename R, typename... A, typename S, typename... B> struct Agree<R (*)(A...), S (*)(B...)> {
+    static constexpr bool all() {
+        if constexpr (sizeof...(A) == sizeof...(B))
+            return same_kind<R, S> && (same_kind<A, B> && ...);
+        else
+            return false;
+    }
+    static constexpr bool value = all();
+};
+
+#define CHECK_NUMBER(mine, theirs) static_assert(static_cast<long long>(ours::mine) == static_cast<long long>(theirs))
