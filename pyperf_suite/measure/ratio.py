@@ -41,6 +41,11 @@ class Ratio:
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low, self.processes)
 
 
+def exactly(value: float) -> Ratio:
+    """A ratio of what is counted, as bytes are: it has no spread."""
+    return Ratio(value, value, value)
+
+
 def ratio_over_processes(ratios: Sequence[float], within: float = 0.0) -> Ratio:
     """The geometric mean of one ratio a process, with its interval.
 

@@ -11,7 +11,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.ratio import Ratio, exactly
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.operators.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
 from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
@@ -225,7 +225,7 @@ def _step_sentences(steps: Sequence[Reading], peaks: _Peaks) -> Iterator[str]:
         p = each.case.parameters
         counted = guides_flop(p, _parameters_of(each)) / computed_flop(p)
         yield FORMULA.sentence(
-            "The guide's formula counts {} of the FLOPs that are computed", _exactly(counted), f"({_name(p)})"
+            "The guide's formula counts {} of the FLOPs that are computed", exactly(counted), f"({_name(p)})"
         )
 
 
@@ -326,8 +326,3 @@ def _model_of(records: Sequence[Record]) -> str:
 
 def _percent(ratio: Ratio) -> str:
     return f"{100 * ratio.value:.1f} [{100 * ratio.low:.1f}, {100 * ratio.high:.1f}] %"
-
-
-def _exactly(value: float) -> Ratio:
-    """A ratio of counted FLOPs has no spread."""
-    return Ratio(value, value, value)

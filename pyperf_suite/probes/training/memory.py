@@ -12,7 +12,7 @@ from pyperf_suite.laws.activations import Keeping, kept_bytes
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.memory import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, activation_bytes, training_memory
 from pyperf_suite.laws.model_flops import Recompute
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.ratio import exactly
 from pyperf_suite.operators.training.saved_memory import TrainingMemoryParameters
 from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.findings import Findings, Table
@@ -199,7 +199,7 @@ def _law_sentence(found: Sequence[_Found]) -> str:
 def _claim_sentences(found: Sequence[_Found]) -> Iterator[str]:
     for each in _first(found, lambda p: p.precision.startswith("autocast")):
         held = sum(each.bytes[name] for name in ("weights", "gradients", "optimizer", "weight_copies"))
-        measured = _exactly(held / each.bytes["parameters"])
+        measured = exactly(held / each.bytes["parameters"])
         yield EIGHTEEN.sentence(
             "Weights in both precisions, gradients and AdamW's state take {} bytes a parameter",
             measured,
@@ -208,7 +208,7 @@ def _claim_sentences(found: Sequence[_Found]) -> Iterator[str]:
     for each in _first(found, lambda p: p.checkpointing.kind == "none"):
         yield ANATOMY.sentence(
             "The peak of a step is {} of the sum of the four",
-            _exactly(each.bytes["peak"] / each.four),
+            exactly(each.bytes["peak"] / each.four),
             f"({_shares(each)}; {each.name})",
         )
     whole = [each for each in found if each.p.attention == "explicit" and each.p.dropout and not each.p.gated]
@@ -216,11 +216,11 @@ def _claim_sentences(found: Sequence[_Found]) -> Iterator[str]:
         masks = "; dropout's masks take 2 bytes an element on a CPU, 1 in the formula" if each.device == "cpu" else ""
         yield FORMULA.sentence(
             "With scores written out and dropout, activations take {} of the formula",
-            _exactly(each.bytes["activations"] / each.formula),
+            exactly(each.bytes["activations"] / each.formula),
             f"({each.name}{masks})",
         )
     for each in _first(found, lambda p: p.checkpointing.kind == "none"):
-        left = _exactly(each.bytes["activations"] / (LEFT_BYTES_A_PARAMETER * each.bytes["parameters"]))
+        left = exactly(each.bytes["activations"] / (LEFT_BYTES_A_PARAMETER * each.bytes["parameters"]))
         yield RULE.sentence(
             f"Where parameters x 18 fill 75 % of a memory, activations of {each.p.tokens} tokens take {{}} of the rest",
             left,
@@ -307,8 +307,3 @@ def _first(found: Sequence[_Found], wanted: Any) -> list[_Found]:
         if wanted(each.p):
             chosen.setdefault(each.p.gated, each)
     return list(chosen.values())
-
-
-def _exactly(value: float) -> Ratio:
-    """A ratio of counted bytes has no spread."""
-    return Ratio(value, value, value)

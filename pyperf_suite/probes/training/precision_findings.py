@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.ratio import Ratio, exactly
 from pyperf_suite.operators.training.precision_step import CAST_CACHES, PrecisionStepParameters
 from pyperf_suite.operators.training.training_step import PRECISIONS
 from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
@@ -260,7 +260,7 @@ def _is_aligned(step: Step) -> bool:
 
 def _counted(claim: Claim, told: str, ratio: float) -> str:
     """A sentence about a ratio that was counted, not timed: it needs no interval."""
-    return f"{told}; {claim.verdict(Ratio(ratio, ratio, ratio))} ({claim.text}: {claim.source})."
+    return f"{told}; {claim.verdict(exactly(ratio))} ({claim.text}: {claim.source})."
 
 
 def _row(step: Step, found: Model) -> tuple[str, ...]:
