@@ -33,10 +33,12 @@ def correction_of(calibration: Calibration, law: str, sizes: Mapping[str, ArrayL
     return correction(block, sizes)
 
 
-def stated_error(calibration: Calibration, law: str, error_percent: float) -> float:
-    """The mean error in % to state for a law: the correction's own held-out one, else what the law states itself."""
+def stated(calibration: Calibration, law: str, error_percent: float, origin: str) -> tuple[float, str]:
+    """The mean error in % to state for a law, and its origin: the correction's own held-out one where there is one."""
     block = calibration.blocks.get(correction_name(law))
-    return error_percent if block is None else float(block.held_out["mape"])
+    if block is None:
+        return error_percent, origin
+    return float(block.held_out["mape"]), f"{origin}; corrected by {block.origin or 'measurements of one machine'}"
 
 
 def correction(block: Block, sizes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ from pyperf_suite.laws.attention_kernel import KernelLaw
 from pyperf_suite.laws.attention_library import AttentionKernels, kernels_of
 from pyperf_suite.laws.attention_work import AttentionShape
 from pyperf_suite.laws.calibration import Calibration
-from pyperf_suite.laws.correction import correction_of, stated_error
+from pyperf_suite.laws.correction import correction_of, stated
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.roofline import memory_bound_time
 
@@ -126,9 +126,9 @@ def attention_time(
     shape, head_dim = _checked(batch, seq_q, seq_k, heads, kv_heads, head_dim, causal)
     kernels = kernels_of(gpu, spec, "fp16" if dtype == "fp16" else "bf16")
     parts = _forward_parts(gpu, spec, kernels, shape, head_dim, dtype)
-    error_percent = kernels.error_percent
+    error_percent, origin = kernels.error_percent, kernels.origin
     if isinstance(gpu, Calibration):
-        error_percent = stated_error(gpu, f"attention_{dtype}", error_percent)
+        error_percent, origin = stated(gpu, f"attention_{dtype}", error_percent, origin)
     if backward:
         parts = _rescaled(parts, BACKWARD_FLOP_RATIO / BACKWARD_RATE, BACKWARD_FLOP_RATIO)
         error_percent += BACKWARD_ERROR_PERCENT
@@ -138,7 +138,7 @@ def attention_time(
     seconds = _total(parts)
     if not explain:
         return seconds
-    return Explained(seconds, parts, _extrapolated(kernels, shape, head_dim), error_percent, kernels.origin)
+    return Explained(seconds, parts, _extrapolated(kernels, shape, head_dim), error_percent, origin)
 
 
 def _checked(

@@ -16,7 +16,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.alignment_penalty import SIDE_BY_SIDE, alignment_penalty
 from pyperf_suite.laws.calibration import POOLED, Block, Calibration, shipped_calibration
-from pyperf_suite.laws.correction import correction_of, stated_error
+from pyperf_suite.laws.correction import correction_of, stated
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.gemm_menu import MenuCoefficients, MenuTimes, Rates, menu_seconds, menu_times
 from pyperf_suite.laws.residual_grid import ResidualGrid
@@ -184,10 +184,10 @@ def gemm_time(
         "alignment": burst - aligned,
         "sustained": seconds - burst,
     }
-    error_percent = float(law.block.held_out["mape"])
+    error_percent, origin = float(law.block.held_out["mape"]), law.origin
     if isinstance(gpu, Calibration):
-        error_percent = stated_error(gpu, BLOCK_OF[dtype], error_percent)
-    return Explained(seconds, parts, law.beyond_range(*sizes), error_percent, law.origin)
+        error_percent, origin = stated(gpu, BLOCK_OF[dtype], error_percent, origin)
+    return Explained(seconds, parts, law.beyond_range(*sizes), error_percent, origin)
 
 
 def _menu_parts(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.laws.calibration import Block, Calibration
-from pyperf_suite.laws.correction import correction, correction_name, correction_of, fit_correction, stated_error
+from pyperf_suite.laws.correction import correction, correction_name, correction_of, fit_correction, stated
 
 RANDOM = np.random.default_rng(0)
 SIZES = {name: np.exp(RANDOM.uniform(np.log(64), np.log(16384), 60)) for name in ("m", "n", "k")}
@@ -66,11 +66,11 @@ def test_a_calibration_corrects_the_law_that_was_measured_and_no_other() -> None
     assert correction_of(own, "gemm_fp8", SIZES)[0] == 1
 
 
-def test_the_error_stated_is_that_of_the_correction_where_there_is_one() -> None:
-    corrected = Block({}, {"mape": 3.5})
+def test_error_and_origin_stated_are_those_of_the_correction_where_there_is_one() -> None:
+    corrected = Block({}, {"mape": 3.5}, origin="run 1 on this machine")
     own = Calibration("H200 SXM").with_block(correction_name("gemm_bf16"), corrected)
-    assert stated_error(own, "gemm_bf16", 9.0) == 3.5
-    assert stated_error(own, "gemm_fp8", 9.0) == 9.0
+    assert stated(own, "gemm_bf16", 9.0, "tables") == (3.5, "tables; corrected by run 1 on this machine")
+    assert stated(own, "gemm_fp8", 9.0, "tables") == (9.0, "tables")
 
 
 @pytest.mark.parametrize(("rows", "degree"), [(0, 1), (60, 3), (60, -1)])
