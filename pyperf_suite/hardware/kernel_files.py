@@ -6,6 +6,7 @@ A file that is absent, unreadable or not what it should be reads as None: no odd
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,3 +66,18 @@ def parse_cpu_list(text: str | None) -> frozenset[int]:
             return frozenset()
         cpus.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(cpus)
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """The inverse of `parse_cpu_list`: `0-3,8,10-11`; empty where there are none.
+
+    >>> cpu_list({0, 1, 2, 8})
+    '0-2,8'
+    """
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1][1:] = [cpu]
+        else:
+            runs.append([cpu])
+    return ",".join("-".join(str(end) for end in run) for run in runs)

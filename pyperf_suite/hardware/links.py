@@ -42,6 +42,8 @@ PCIE = {
     5: LinkPeak("PCIe 5 x16", 63.0, "PCI-SIG, PCI Express Base Specification 5.0: 32 GT/s, 128b/130b"),
     6: LinkPeak("PCIe 6 x16", 121.0, "PCI-SIG, PCI Express Base Specification 6.0: 64 GT/s, 242 of 256 bytes"),
 }
+# One lane of the two generations before, in 8b/10b; a card that idles may fall back to them.
+_OLD_LANE_GB_PER_S = {1: 0.25, 2: 0.5}
 INFINIBAND = {
     rate: LinkPeak(f"InfiniBand {rate} 4x", gb_per_s, "InfiniBand Trade Association, roadmap of data rates")
     for rate, gb_per_s in {"EDR": 12.5, "HDR": 25.0, "NDR": 50.0, "XDR": 100.0}.items()
@@ -72,6 +74,26 @@ def nvlink_of(compute_capability: tuple[int, int]) -> LinkPeak | None:
 def pcie_of(compute_capability: tuple[int, int]) -> LinkPeak:
     """The PCIe that GPUs of that compute capability are made for; a slot may be of an older generation."""
     return next(link for oldest, link in _PCIE_OF_CAPABILITY if compute_capability >= oldest)
+
+
+def pcie_lanes_gb_per_s(generation: int, lanes: int) -> float | None:
+    """GB/s (1e9), one direction, that so many lanes of a PCIe generation carry; None for one that is not known."""
+    if generation in PCIE:
+        return PCIE[generation].gb_per_s * lanes / 16
+    return _OLD_LANE_GB_PER_S[generation] * lanes if generation in _OLD_LANE_GB_PER_S else None
+
+
+def nvlinks_per_gpu(link_gb_per_s: float, compute_capability: tuple[int, int]) -> int:
+    """How many NVLinks a GPU has whose links to others carry that together (GB/s, one direction); 0 where it has none.
+
+    What is no more than a PCIe slot carries is the slot.
+    """
+    nvlink = nvlink_of(compute_capability)
+    if nvlink is None or nvlink.per_link_gb_per_s is None:
+        return 0
+    if link_gb_per_s <= 1.05 * pcie_of(compute_capability).gb_per_s:
+        return 0
+    return round(link_gb_per_s / nvlink.per_link_gb_per_s)
 
 
 def network(rate: str) -> LinkPeak:

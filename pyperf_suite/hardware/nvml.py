@@ -22,6 +22,14 @@ GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
 NVLINK_SENT, NVLINK_RECEIVED = 138, 139
 EVERY_LINK = 0xFFFFFFFF
 KIB = 1024
+# The slot's are the most that card and slot have in common.
+PCIE_FIGURES = {
+    "generation": "nvmlDeviceGetCurrPcieLinkGeneration",
+    "width": "nvmlDeviceGetCurrPcieLinkWidth",
+    "slot_generation": "nvmlDeviceGetMaxPcieLinkGeneration",
+    "slot_width": "nvmlDeviceGetMaxPcieLinkWidth",
+    "card_generation": "nvmlDeviceGetGpuMaxPcieLinkGeneration",
+}
 # nvmlClocksEventReasons*. Idle and clocks that were asked for are no throttling.
 THROTTLE_REASONS = {
     0x04: "power cap",
@@ -44,6 +52,20 @@ class FieldValue(ctypes.Structure):
         ("value_type", ctypes.c_int),
         ("code", ctypes.c_int),
         ("value", ctypes.c_ulonglong),
+    )
+
+
+class PciInfo(ctypes.Structure):
+    """`nvmlPciInfo_t`: where on the bus a GPU is."""
+
+    _fields_ = (
+        ("legacy_address", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("device_id", ctypes.c_uint),
+        ("subsystem_id", ctypes.c_uint),
+        ("address", ctypes.c_char * 32),
     )
 
 
@@ -117,15 +139,39 @@ class Nvml:
     def nvlink(self, uuid: str) -> str | None:
         """The GPU's active NVLinks as `nvlink<version>x<links>`; None where none is active."""
         device = self._physical(uuid)
-        if device is None:
-            return None
-        active = [
-            link for link in range(MAXIMUM_LINKS) if self._unsigned("nvmlDeviceGetNvLinkState", device, link) == 1
-        ]
-        if not active:
+        active = [link for link, is_active in enumerate(self.nvlink_states(uuid)) if is_active]
+        if device is None or not active:
             return None
         version = self._unsigned("nvmlDeviceGetNvLinkVersion", device, active[0])
         return f"nvlink{version or ''}x{len(active)}"
+
+    def nvlink_states(self, uuid: str) -> tuple[bool | None, ...]:
+        """Of each NVLink by its number whether it is active, None where that is not told; empty where none is."""
+        device = self._physical(uuid)
+        if device is None:
+            return ()
+        told = [self._unsigned("nvmlDeviceGetNvLinkState", device, link) for link in range(MAXIMUM_LINKS)]
+        while told and told[-1] is None:
+            told.pop()
+        return tuple(None if state is None else state == 1 for state in told)
+
+    def pci_address(self, uuid: str) -> str | None:
+        """Where on the PCI bus the GPU is, as Linux writes it: 0000:17:00.0."""
+        device, place = self._physical(uuid), PciInfo()
+        if device is None or not self._call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(place)):
+            return None
+        return f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0"
+
+    def pcie(self, uuid: str) -> dict[str, int]:
+        """The GPU's PCIe generation and lanes now and at most in this slot, the card's generation.
+
+        A GPU that has nothing to do may run at an older generation until it has. What it does not tell is absent.
+        """
+        device = self._physical(uuid)
+        if device is None:
+            return {}
+        told = {name: self._unsigned(function, device) for name, function in PCIE_FIGURES.items()}
+        return {name: value for name, value in told.items() if value is not None}
 
     def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None:
         """Bytes of payload that the GPU sent and received over its NVLinks so far; None where it does not count."""

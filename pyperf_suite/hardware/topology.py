@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.links import LinkPeak, nvlink_of, pcie_of
@@ -48,6 +49,12 @@ class Path:
         """0 for NVLink, then the order of `PATHS`; the largest where it is not known."""
         kinds = ("NVLINK", *PATHS)
         return kinds.index(self.kind) if self.kind in kinds else len(kinds)
+
+    @classmethod
+    def parse(cls, cell: str) -> Path:
+        """What a cell of the matrix, or `str` of a path, says; of an unknown kind where it says nothing."""
+        nvlinks = _NVLINK.fullmatch(cell)
+        return cls("NVLINK", int(nvlinks[1])) if nvlinks else cls(cell if cell in PATHS else None)
 
     def __str__(self) -> str:
         if self.nvlinks:
@@ -101,6 +108,23 @@ class LinkGraph:
         """The GPUs that have NVLink to no other where others have it: not bridged, or their links are down."""
         linked = {gpu for (gpu, _), path in self.paths.items() if path.nvlinks}
         return tuple(gpu for gpu in self.gpus if gpu not in linked) if linked else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON: the fields, with paths as `GPU0 NIC0`: `PIX`."""
+        return {
+            "gpus": list(self.gpus),
+            "nics": list(self.nics),
+            "paths": {f"{one} {other}": str(path) for (one, other), path in self.paths.items()},
+            "nic_names": dict(self.nic_names),
+            "numa": dict(self.numa),
+            "cpus": dict(self.cpus),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LinkGraph:
+        """The inverse of `to_json`."""
+        paths = {(pair.split(" ")[0], pair.split(" ")[1]): Path.parse(cell) for pair, cell in data["paths"].items()}
+        return cls(tuple(data["gpus"]), tuple(data["nics"]), paths, data["nic_names"], data["numa"], data["cpus"])
 
 
 def parse(text: str) -> LinkGraph:
@@ -194,7 +218,7 @@ def _path(cell: str, row: str, column: str) -> Path:
             f"The topology matrix says {cell!r} between {row} and {column}, which is no path there: it is cut off or "
             f"mangled, run `{' '.join(COMMAND)}` again."
         )
-    return Path("NVLINK", int(nvlinks[1])) if nvlinks else Path(cell if cell in PATHS else None)
+    return Path.parse(cell)
 
 
 def _column(affinity: Mapping[str, list[str]], columns: tuple[str, ...], name: str) -> dict[str, str]:

@@ -181,5 +181,5 @@ def _change(cleaned: Floats, steps: Steps, starts: Sequence[int], position: int)
     left, start, right = edges[position : position + 3]
     before, after = float(np.mean(cleaned[left:start])), float(np.mean(cleaned[start:right]))
     half_width = _noise_of(cleaned, steps, starts, position, 1 - CONFIDENCE)
-    ratio = Ratio(*(math.exp(after - before + shift) for shift in (0, -half_width, half_width)))
-    return Change(start, math.exp(before), math.exp(after), ratio, start - left, right - start)
+    value, low, high = (math.exp(after - before + shift) for shift in (0, -half_width, half_width))
+    return Change(start, math.exp(before), math.exp(after), Ratio(value, low, high), start - left, right - start)

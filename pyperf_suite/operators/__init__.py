@@ -10,9 +10,39 @@ from pyperf_suite.operators.collective import Collective
 from pyperf_suite.operators.compiled_kernel import CompiledKernel
 from pyperf_suite.operators.matmul import Matmul
 from pyperf_suite.operators.operator import Subject
+from pyperf_suite.operators.training.block_part import BlockPart
+from pyperf_suite.operators.training.checkpointed_step import CheckpointedStep
+from pyperf_suite.operators.training.data_parallel import DataParallel
+from pyperf_suite.operators.training.input_pipeline import InputPipeline
+from pyperf_suite.operators.training.layer_pass import LayerPass
+from pyperf_suite.operators.training.optimizer_update import OptimizerUpdate
+from pyperf_suite.operators.training.overlap import Overlap
+from pyperf_suite.operators.training.precision_step import PrecisionStep
+from pyperf_suite.operators.training.saved_memory import TrainingMemory
+from pyperf_suite.operators.training.topology import Topology
+from pyperf_suite.operators.training.training_step import TrainingStep
+from pyperf_suite.operators.training.transfer import Transfer
 
 OPERATORS: dict[str, Subject[Any]] = {
-    subject.name: subject for subject in (Matmul(), Attention(), Collective(), CompiledKernel())
+    subject.name: subject
+    for subject in (
+        Matmul(),
+        Attention(),
+        Collective(),
+        CompiledKernel(),
+        TrainingStep(),
+        Topology(),
+        DataParallel(),
+        Overlap(),
+        TrainingMemory(),
+        BlockPart(),
+        LayerPass(),
+        PrecisionStep(),
+        CheckpointedStep(),
+        InputPipeline(),
+        Transfer(),
+        OptimizerUpdate(),
+    )
 }
 
 

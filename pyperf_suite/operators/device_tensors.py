@@ -5,17 +5,16 @@ What an implementation launches through torch or Triton then runs between the st
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.cuda import cuda_device
+from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.dtypes import element_type, poison_tensor, torch_name
 from pyperf_suite.operators.operator import Array
+from pyperf_suite.operators.torch_device import TorchDevice
 
 
 class DeviceTensors:
@@ -23,19 +22,9 @@ class DeviceTensors:
 
     def __init__(self, operands: Mapping[str, Array], dtypes: Mapping[str, str], sets: int, device: Device) -> None:
         """Upload. Raises Unsupported where torch is absent or cannot use the GPU."""
-        if importlib.util.find_spec("torch") is None:
-            raise Unsupported("torch is not installed.")
-        import torch
-
-        if not torch.cuda.is_available():
-            raise Unsupported(f"This torch ({torch.__version__}) cannot use the GPU.")
-        self.torch = torch
-        self.device = torch.device("cuda", device.index)
-        torch.cuda.set_device(self.device)
-        # Memory that an earlier case left cached belongs to its stream and would be of no use to this one.
-        torch.cuda.empty_cache()
-        self.clock = cuda_device(device.index).stopwatch()
-        torch.cuda.set_stream(torch.cuda.ExternalStream(self.clock.stream, self.device))
+        where = TorchDevice(device)
+        assert isinstance(where.stopwatch, CudaStopwatch)
+        self.torch, self.device, self.clock = where.torch, where.device, where.stopwatch
         self.sets = [{name: self._upload(operands[name], dtype) for name, dtype in dtypes.items()} for _ in range(sets)]
 
     def _upload(self, array: Array, dtype: str) -> Any:

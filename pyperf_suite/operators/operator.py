@@ -39,6 +39,15 @@ class Kernel:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Checked:
+    """How what came out compares with what it must be: wrong elements of those compared, the first in words."""
+
+    wrong: int
+    compared: int
+    first: str = ""
+
+
 class Launches(ABC):
     """A case made ready: buffers allocated, kernel chosen, nothing left to do in a timed region but `launch`."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.operator import Implementation, Kernel, Parameters, Subject
+from pyperf_suite.operators.operator import Checked, Implementation, Kernel, Parameters, Subject
 from pyperf_suite.ranks.group import Group
 
 
@@ -29,15 +29,6 @@ class RankTimes:
     seconds: NDArray[np.float64]
     arrived_ns: NDArray[np.int64]
     done_ns: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Checked:
-    """How this rank's output compares with what it must be: wrong elements of those compared, the first in words."""
-
-    wrong: int
-    compared: int
-    first: str = ""
 
 
 class Transfers(ABC):

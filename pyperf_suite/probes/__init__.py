@@ -14,10 +14,40 @@ from pyperf_suite.probes.collectives.probe import Collectives
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.static_kernels import StaticKernels
 from pyperf_suite.probes.tile_wave.probe import TileWave
+from pyperf_suite.probes.training.backward import Backward
+from pyperf_suite.probes.training.block import Block
+from pyperf_suite.probes.training.checkpointing import CheckpointingProbe
+from pyperf_suite.probes.training.data_parallel.probe import DataParallelProbe
+from pyperf_suite.probes.training.input_pipeline import InputPipelineProbe
+from pyperf_suite.probes.training.memory import Memory
+from pyperf_suite.probes.training.optimizer import OptimizerProbe
+from pyperf_suite.probes.training.overlap import OverlapProbe
+from pyperf_suite.probes.training.precision import Precision
+from pyperf_suite.probes.training.topology import Topology
+from pyperf_suite.probes.training.transfer import TransferProbe
 
 PROBES: dict[str, Probe] = {
     probe.name: probe
-    for probe in (TileWave(), Baseline(), Alignment(), AttentionHeads(), Collectives(), Calibration(), StaticKernels())
+    for probe in (
+        TileWave(),
+        Baseline(),
+        Alignment(),
+        AttentionHeads(),
+        Collectives(),
+        Calibration(),
+        StaticKernels(),
+        Topology(),
+        Memory(),
+        Block(),
+        Backward(),
+        Precision(),
+        DataParallelProbe(),
+        OverlapProbe(),
+        InputPipelineProbe(),
+        TransferProbe(),
+        OptimizerProbe(),
+        CheckpointingProbe(),
+    )
 }
 
 

@@ -18,13 +18,13 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.measure.gpu_telemetry import around_gpu
 from pyperf_suite.measure.sampling import Measurement, measure
-from pyperf_suite.measure.stopwatch import Stopwatch
+from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around
-from pyperf_suite.measure.verify import Verification
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.cuda import cuda_device
-from pyperf_suite.operators.operator import Inspected, Inspection, Operator
+from pyperf_suite.operators.operator import Checked, Inspected, Inspection, Operator
 from pyperf_suite.operators.ranked import Ranked
+from pyperf_suite.operators.workload import Observed, Workload
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
@@ -79,6 +79,8 @@ def _measure(
         if group is None:
             raise Unsupported("This case takes a group of processes: start it with torchrun or pyperf-suite run.")
         return measure_ranked(operator, case, effort, device, group, deadline_s)
+    if isinstance(operator, Workload):
+        return _stepped(operator, case, effort, device)
     assert isinstance(operator, Operator)
     return _timed(operator, case, effort, device)
 
@@ -109,28 +111,12 @@ def _timed(operator: Operator[Any], case: Case, effort: Effort | None, device: D
     verification = operator.verify(case.parameters, operands, verified_output)
     result["verification"] = dataclasses.asdict(verification)
     if not verification.passed:
-        return result | _wrong(verification, "before timing")
+        return result | _wrong(verification.message, "before timing")
     if effort is None:
         return result | {"outcome": "ok"}
 
-    stopwatch = launches.stopwatch
-    if case.mode == "sustained":
-        effort = effort.sustained()
-    with Around() as telemetry, around_gpu(device) as gpu:
-        watch = gpu.why_discard if gpu else None
-        measurement = measure(launches.launch, stopwatch, effort.stop, effort.warm_up, watch)
-    result["metrics"] = {"time": dataclasses.asdict(time_metric(measurement))}
-    if isinstance(stopwatch, CudaStopwatch):
-        clock = clock_metric(stopwatch.clocks_hz(len(measurement.seconds)))
-        result["metrics"] |= {"sm_clock": dataclasses.asdict(clock)} if clock is not None else {}
-    result["sampling"] = _how_sampled(measurement, stopwatch, sets, cache)
-    result["quality"] = {
-        "converged": measurement.converged,
-        "relative_half_width": measurement.relative_half_width,
-        "discarded": measurement.discarded,
-        **telemetry.report,
-        **({"gpu": gpu.report} if gpu else {}),
-    }
+    result |= _sampled(launches.launch, launches.stopwatch, case, effort, device)
+    result["sampling"] |= {"cache": cache, "operand_sets": sets}
 
     # A race shows after many launches, not in the first; bitwise the same output needs no second reference.
     launches.poison()
@@ -138,8 +124,62 @@ def _timed(operator: Operator[Any], case: Case, effort: Effort | None, device: D
     if not np.array_equal(launches.output(0), verified_output):
         recheck = operator.verify(case.parameters, operands, launches.output(0))
         if not recheck.passed:
-            return result | _wrong(recheck, "after timing")
+            return result | _wrong(recheck.message, "after timing")
     return result | {"outcome": "ok"}
+
+
+def _stepped(workload: Workload[Any], case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
+    """A workload's steps, which check themselves before they are timed and after."""
+    steps = workload.implementation(case.implementation).prepare(case.parameters, case.seed, device)
+    try:
+        result: dict[str, Any] = {
+            "kernel": dataclasses.asdict(steps.kernel),
+            "work": dataclasses.asdict(workload.work(case.parameters)),
+            "verification": _verdict(steps.check()),
+        }
+        if not result["verification"]["passed"]:
+            return result | _wrong(result["verification"]["message"], "before timing")
+        if effort is None:
+            return result | {"outcome": "ok"}
+        result |= _sampled(steps.step, steps.stopwatch, case, effort, device)
+        observed = {name: observed_metric(each) for name, each in steps.observed().items()}
+        result["metrics"] |= {name: dataclasses.asdict(metric) for name, metric in observed.items()}
+        again = _verdict(steps.check())
+        if not again["passed"]:
+            return result | _wrong(again["message"], "after timing")
+        return result | {"outcome": "ok"}
+    finally:
+        steps.close()
+
+
+def _verdict(checked: Checked) -> dict[str, Any]:
+    """A workload's own check as a record keeps it."""
+    passed = checked.wrong == 0 and checked.compared > 0
+    message = f"correct: {checked.compared} values compared"
+    if not passed:
+        message = f"{checked.wrong} of {checked.compared} values are wrong: {checked.first or 'nothing was compared'}"
+    return {"passed": passed, "method": "own", **dataclasses.asdict(checked), "message": message}
+
+
+def _sampled(launch: Launch, stopwatch: Stopwatch, case: Case, effort: Effort, device: Device) -> dict[str, Any]:
+    """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile."""
+    if case.mode == "sustained":
+        effort = effort.sustained()
+    with Around() as telemetry, around_gpu(device) as gpu:
+        watch = gpu.why_discard if gpu else None
+        measurement = measure(launch, stopwatch, effort.stop, effort.warm_up, watch)
+    metrics = {"time": dataclasses.asdict(time_metric(measurement))}
+    if isinstance(stopwatch, CudaStopwatch):
+        clock = clock_metric(stopwatch.clocks_hz(len(measurement.seconds)))
+        metrics |= {"sm_clock": dataclasses.asdict(clock)} if clock is not None else {}
+    quality = {
+        "converged": measurement.converged,
+        "relative_half_width": measurement.relative_half_width,
+        "discarded": measurement.discarded,
+        **telemetry.report,
+        **({"gpu": gpu.report} if gpu else {}),
+    }
+    return {"metrics": metrics, "sampling": _how_sampled(measurement, stopwatch), "quality": quality}
 
 
 def _sets_to_rotate(footprint_bytes: int, device: Device) -> tuple[int, str]:
@@ -172,6 +212,12 @@ def time_metric(measurement: Measurement) -> Metric:
     )
 
 
+def observed_metric(observed: Observed) -> Metric:
+    """A quantity beside time: its median, and quantiles where it was seen more than once."""
+    low, q20, median, q80, high = np.quantile(list(observed.samples), (0.0, 0.2, 0.5, 0.8, 1.0)).tolist()
+    return Metric(observed.unit, median, low, high, q20, q80, [float(f"{value:.9g}") for value in observed.samples])
+
+
 def clock_metric(clocks_hz: list[float]) -> Metric | None:
     """The multiprocessors' clock during each sample, so that a reader has cycles as well as seconds.
 
@@ -184,7 +230,7 @@ def clock_metric(clocks_hz: list[float]) -> Metric | None:
     return Metric("Hz", median, min(read), max(read), q20, q80, [float(f"{hz:.5g}") for hz in read])
 
 
-def _how_sampled(measurement: Measurement, stopwatch: Stopwatch, sets: int, cache: str) -> dict[str, Any]:
+def _how_sampled(measurement: Measurement, stopwatch: Stopwatch) -> dict[str, Any]:
     """Everything about the taking of the samples that a reader needs to judge them."""
     return {
         "stopwatch": stopwatch.name,
@@ -196,13 +242,11 @@ def _how_sampled(measurement: Measurement, stopwatch: Stopwatch, sets: int, cach
         "stopped_by": measurement.stopped_by,
         "effective_samples": measurement.effective_samples,
         "confidence": measurement.interval[2],
-        "cache": cache,
-        "operand_sets": sets,
     }
 
 
-def _wrong(verification: Verification, when: str) -> dict[str, Any]:
-    return {"outcome": "failed", "reason": f"Wrong result {when}: {verification.message}"}
+def _wrong(message: str, when: str) -> dict[str, Any]:
+    return {"outcome": "failed", "reason": f"Wrong result {when}: {message}"}
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators import find_operator
+from pyperf_suite.operators.operator import Inspected
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Profile
 
@@ -25,6 +26,11 @@ class PlannedCase:
 
     probe: str
     case: Case
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its figures are read and not timed: they are the same in every process, so one is asked."""
+        return isinstance(find_operator(self.case.operator), Inspected)
 
 
 @dataclass(frozen=True)
@@ -51,13 +57,14 @@ class Plan:
     @property
     def seconds_at_most(self) -> float:
         """How long the run takes where every case reaches its time cap."""
-        visits = len(self.cases) * self.profile.processes
-        return visits * (self.profile.effort.seconds_at_most + SECONDS_AROUND_A_CASE)
+        timed = sum(not planned.is_exact for planned in self.cases)
+        visits = len(self.cases) + timed * (self.profile.processes - 1)
+        return visits * SECONDS_AROUND_A_CASE + timed * self.profile.processes * self.profile.effort.seconds_at_most
 
     @property
     def outlook(self) -> str:
         """One line on what is ahead, as in `120 cases x 3 processes on cpu, profile standard, at most about 4 min`."""
-        processes = self.profile.processes
+        processes = 1 if all(planned.is_exact for planned in self.cases) else self.profile.processes
         seconds = self.seconds_at_most
         time = f"{seconds / 60:.0f} min" if seconds > 100 else f"{seconds:.0f} s"
         return (

@@ -15,9 +15,7 @@ from pyperf_suite.hardware.state import state as machine_state
 from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.operators.operator import Inspected
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.plan import Plan, PlannedCase
@@ -101,15 +99,14 @@ class Session:
         return all((*_case_of(planned), process) in self._finished for process in self._processes(planned))
 
     def _processes(self, planned: PlannedCase) -> range:
-        """Exact figures are the same in every process, so one is asked."""
-        return range(1 if _is_exact(planned) else self.plan.profile.processes)
+        return range(1 if planned.is_exact else self.plan.profile.processes)
 
     def _measure_sentinel(self) -> None:
         """In a process of its own: one that has worked for a while has other memory than a fresh one.
 
         A run that times nothing has no use for it.
         """
-        if all(_is_exact(planned) for planned in self.plan.cases):
+        if all(planned.is_exact for planned in self.plan.cases):
             return
         sentinel = SENTINELS[self.plan.device.kind]
         with WorkerPool(self.plan.device, self.deadline_s) as fresh:
@@ -140,10 +137,6 @@ class Session:
         self._journal.append(record)
         self.records.append(record)
         return record
-
-
-def _is_exact(planned: PlannedCase) -> bool:
-    return isinstance(find_operator(planned.case.operator), Inspected)
 
 
 def _case_of(planned: PlannedCase) -> tuple[str, str]:

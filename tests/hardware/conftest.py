@@ -102,6 +102,30 @@ class FakeNvml:
         index._obj.value = 3
         return 0
 
+    def nvmlDeviceGetPciInfo_v3(self, device: ctypes.c_void_p, place: Any) -> int:
+        place._obj.domain, place._obj.bus, place._obj.device = 0, 0x17, 0
+        return 0
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, device: ctypes.c_void_p, generation: Any) -> int:
+        generation._obj.value = 3
+        return 0
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, device: ctypes.c_void_p, lanes: Any) -> int:
+        lanes._obj.value = 8
+        return 0
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, device: ctypes.c_void_p, generation: Any) -> int:
+        generation._obj.value = 4
+        return 0
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, device: ctypes.c_void_p, lanes: Any) -> int:
+        lanes._obj.value = 16
+        return 0
+
+    def nvmlDeviceGetGpuMaxPcieLinkGeneration(self, device: ctypes.c_void_p, generation: Any) -> int:
+        generation._obj.value = 5
+        return 0
+
     def nvmlDeviceGetEnforcedPowerLimit(self, device: ctypes.c_void_p, milliwatts: Any) -> int:
         milliwatts._obj.value = {7: 700_000, 8: 650_000}[device.value or 0]
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,12 @@ def test_a_gpu_without_nvlink_stands_out_where_others_have_it():
     assert graph_of("3xa6000_bridged").gpus_without_nvlink() == ("GPU2",)
     for whole in ("8xh200_sxm", "8xv100_sxm2", "4xl40s"):
         assert graph_of(whole).gpus_without_nvlink() == ()
+
+
+@pytest.mark.parametrize("name", sorted(ORIGINS))
+def test_a_graph_is_kept_as_json_and_read_back(name):
+    graph = graph_of(name)
+    assert LinkGraph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
 
 
 def test_a_path_that_the_driver_does_not_tell_is_kept_as_unknown():

@@ -28,7 +28,7 @@ def test_the_true_ratio_lies_within_in_19_of_20_cases() -> None:
 
 def test_a_single_process_tells_by_its_own_samples() -> None:
     assert ratio_over_processes([3.0], within=0.25) == Ratio(
-        pytest.approx(3.0), pytest.approx(3.0 / 1.25), pytest.approx(3.0 * 1.25)
+        pytest.approx(3.0), pytest.approx(3.0 / 1.25), pytest.approx(3.0 * 1.25), processes=1
     )
 
 

@@ -5,7 +5,6 @@ What torch allocates for a result at each launch is part of the time, as it is f
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,12 +13,13 @@ import numpy as np
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
+from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.operators.attention.operands import GRADIENTS, INPUTS, join_gradients, operand_shapes
 from pyperf_suite.operators.attention.parameters import AttentionParameters
 from pyperf_suite.operators.device_tensors import DeviceTensors, launched_kernels
 from pyperf_suite.operators.dtypes import aligned_empty, copies_elsewhere, element_type, not_a_number
 from pyperf_suite.operators.operator import Array, Kernel, Launches
+from pyperf_suite.operators.torch_device import TorchDevice
 
 # Q, K and V to O.
 Attend = Callable[[Any, Any, Any], Any]
@@ -33,14 +33,8 @@ class HostTensors:
 
     def __init__(self, operands: Mapping[str, Array], dtypes: Mapping[str, str], sets: int, workers: int) -> None:
         """Wrap. Raises Unsupported where torch is absent."""
-        if importlib.util.find_spec("torch") is None:
-            raise Unsupported("torch is not installed.")
-        import torch
-
-        torch.set_num_threads(workers)
-        self.torch = torch
-        self.device = torch.device("cpu")
-        self.clock: Stopwatch = CpuStopwatch()
+        where = TorchDevice(Device("cpu"), workers)
+        self.torch, self.device, self.clock = where.torch, where.device, where.stopwatch
         chosen = {name: operands[name] for name in dtypes}
         self.sets = [
             {name: self._wrap(array, dtypes[name]) for name, array in each.items()}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.operators.collective.parameters import CollectiveParameters
 from pyperf_suite.operators.dtypes import element_type, round_to, widen
-from pyperf_suite.operators.ranked import Checked
+from pyperf_suite.operators.operator import Checked
 
 Stored = NDArray[Any]
 

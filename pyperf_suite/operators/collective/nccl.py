@@ -24,8 +24,8 @@ from pyperf_suite.operators.collective.data import POISON_BYTE, RankData, Stored
 from pyperf_suite.operators.collective.parameters import CollectiveParameters
 from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.native import native_extension
-from pyperf_suite.operators.operator import Kernel
-from pyperf_suite.operators.ranked import Checked, RankedImplementation, RankTimes, Transfers
+from pyperf_suite.operators.operator import Checked, Kernel
+from pyperf_suite.operators.ranked import RankedImplementation, RankTimes, Transfers
 from pyperf_suite.ranks.group import Group
 
 # Below site-packages: where the wheels of NVIDIA put it, of which torch brings one along.

@@ -10,8 +10,8 @@ from pyperf_suite.operators.collective.data import POISON_BYTE, RankData, Stored
 from pyperf_suite.operators.collective.parameters import CollectiveParameters
 from pyperf_suite.operators.collective.torch_calls import Binder
 from pyperf_suite.operators.dtypes import element_type
-from pyperf_suite.operators.operator import Kernel
-from pyperf_suite.operators.ranked import Checked, Transfers
+from pyperf_suite.operators.operator import Checked, Kernel
+from pyperf_suite.operators.ranked import Transfers
 
 
 class TorchTransfers(Transfers):

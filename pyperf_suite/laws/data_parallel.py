@@ -1,0 +1,135 @@
+"""The time of a data-parallel step: what a rank computes, and what of the exchange of gradients is not hidden.
+
+Gradients are exchanged in buckets while backward goes on (Li et al. 2020, PyTorch Distributed, VLDB 13, section 3.2); a
+bucket starts when it is full and the one before it is through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+# Of a step without exchange, backward's share: 2 of 3 passes' worth of FLOPs.
+BACKWARD_SHARE = 2 / 3
+# Relative errors beyond this count by their size and not their square, so that one disturbed setting bends nothing.
+TRUSTED_ERROR = 0.05
+# How much longer than alone an all_reduce may take beside compute; more is a bound that a fit runs into by mistake.
+MOST_SLOWDOWN = 20.0
+# Where fits begin: least squares finds the nearest minimum, and the best of them stands.
+STARTS = ((1.0, 0.9), (1.0, 0.1), (2.0, 0.5), (0.5, 0.5))
+
+AllReduceSeconds = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A step and what it exchanges: `compute_s` of all micro-batches without exchange, and the buckets in their order.
+
+    `buckets_bytes` are of one exchange; the last of `micro_batches` has one, or each where `every_micro_batch`.
+    `overlapped` says that buckets go while backward computes; else they begin when it is over.
+    """
+
+    compute_s: float
+    buckets_bytes: tuple[float, ...]
+    overlapped: bool = True
+    micro_batches: int = 1
+    every_micro_batch: bool = False
+
+    @property
+    def exchanges(self) -> int:
+        """In one step."""
+        return self.micro_batches if self.every_micro_batch else 1
+
+
+@dataclass(frozen=True)
+class DataParallelLaw:
+    """seconds = compute + exchange − hidden · (what of the exchange runs beside backward).
+
+    Attributes:
+        all_reduce_s: seconds of an all_reduce of so many bytes alone, as an α–β law gives them.
+        slowdown: how many times longer it takes in a step, with what copies gradients into buckets and out of them.
+        hidden: of the time that it runs beside backward, the share that the step does not get longer by: 1 where it
+            needs nothing that computing needs, 0 where they take turns.
+    """
+
+    all_reduce_s: AllReduceSeconds
+    slowdown: float
+    hidden: float
+
+    def seconds(self, exchange: Exchange) -> float:
+        """Of one step."""
+        return exchange.compute_s + self.exposed_s(exchange)
+
+    def exposed_s(self, exchange: Exchange) -> float:
+        """By which a step is longer than without exchange."""
+        costs = [self.slowdown * self.all_reduce_s(size) for size in exchange.buckets_bytes]
+        beside_s = 0.0
+        if exchange.overlapped:
+            backward_s = BACKWARD_SHARE * exchange.compute_s / exchange.micro_batches
+            beside_s = sum(costs) - tail_s(exchange.buckets_bytes, costs, backward_s)
+        return exchange.exchanges * (sum(costs) - self.hidden * beside_s)
+
+
+def tail_s(buckets_bytes: Sequence[float], costs_s: Sequence[float], backward_s: float) -> float:
+    """Seconds of the exchange that are left when backward ends.
+
+    A bucket is full when backward has done its share of it by bytes, for a matrix's FLOPs go with its size. Buckets go
+    one after the other, in order.
+    """
+    ready_s = np.cumsum(np.asarray(buckets_bytes, dtype=np.float64))
+    ready_s *= backward_s / max(ready_s[-1], 1.0) if ready_s.size else 0.0
+    end_s = 0.0
+    for ready, cost in zip(ready_s, costs_s, strict=True):
+        end_s = max(end_s, float(ready)) + cost
+    return max(0.0, end_s - backward_s)
+
+
+def fit(all_reduce_s: AllReduceSeconds, exchanges: Sequence[Exchange], measured_s: Sequence[float]) -> DataParallelLaw:
+    """The slowdown and the hidden share that come nearest to the measured steps, by relative error.
+
+    Raises ValueError for fewer than two steps, which leave two constants open.
+    """
+    if len(exchanges) < 2 or len(exchanges) != len(measured_s):
+        raise ValueError("The law of a data-parallel step has two constants: give two measured steps or more.")
+
+    def errors(constants: NDArray[np.float64]) -> NDArray[np.float64]:
+        law = DataParallelLaw(all_reduce_s, *map(float, constants))
+        pairs = zip(exchanges, measured_s, strict=True)
+        return np.array([law.seconds(exchange) / seconds - 1 for exchange, seconds in pairs])
+
+    bounds = ((0.0, 0.0), (MOST_SLOWDOWN, 1.0))
+    found = [
+        least_squares(errors, start, bounds=bounds, loss="soft_l1", f_scale=TRUSTED_ERROR, diff_step=1e-4)
+        for start in STARTS
+    ]
+    slowdown, hidden = min(found, key=lambda result: float(result.cost)).x
+    return DataParallelLaw(all_reduce_s, float(slowdown), float(hidden))
+
+
+def held_out_errors(
+    all_reduce_s: AllReduceSeconds,
+    exchanges: Sequence[Exchange],
+    measured_s: Sequence[float],
+    groups: Sequence[object],
+) -> NDArray[np.float64]:
+    """|predicted − measured| / measured of every step, by a law that saw no step of its group.
+
+    Empty where leaving a group out leaves fewer than two steps to fit.
+    """
+    labels = list(groups)
+    errors = []
+    for group in dict.fromkeys(labels):
+        seen = [place for place, label in enumerate(labels) if label != group]
+        if len(seen) < 2:
+            return np.empty(0)
+        law = fit(all_reduce_s, [exchanges[place] for place in seen], [measured_s[place] for place in seen])
+        errors += [
+            abs(law.seconds(exchanges[place]) / measured_s[place] - 1)
+            for place, label in enumerate(labels)
+            if label == group
+        ]
+    return np.array(errors)

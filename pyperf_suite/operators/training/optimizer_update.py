@@ -1,0 +1,282 @@
+"""One update of many tensors by an optimizer, in each of the ways there are to do it.
+
+Ways: a Python loop over tensors, torch's multi-tensor operations (foreach), one fused kernel, states in 8 bits.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.stopwatch import Stopwatch
+from pyperf_suite.operators.cores import require_cores
+from pyperf_suite.operators.operator import Checked, Kernel, Work
+from pyperf_suite.operators.torch_device import TorchDevice
+from pyperf_suite.operators.training import optimizer_reference as reference
+from pyperf_suite.operators.workload import Observed, Steps, Workload, WorkloadImplementation
+
+OPTIMIZERS = tuple(reference.UPDATES)
+# Bytes of an element, and the share by which an update or a state may differ from float64's: some roundings each.
+DTYPES = {"float32": (4, 1e-4), "bfloat16": (2, 0.05)}
+EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7}
+WEIGHT_SCALE = 0.02
+# A check in float64 takes tensors from both ends until it has so many elements.
+CHECKED_ELEMENTS = 1 << 20
+# How often an update has to touch each element: weight, gradient and state read, weight and state written.
+TOUCHES = {"AdamW": 7, "SGD": 5, "Adafactor": 3}
+MOST_ELEMENTS = 1 << 33
+
+
+@dataclass(frozen=True)
+class TensorSet:
+    """So many matrices of one size; `parse` reads what `str` writes: TENSORSxROWSxCOLUMNS."""
+
+    tensors: int
+    rows: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"{self.tensors}x{self.rows}x{self.columns}"
+
+    @classmethod
+    def parse(cls, text: str) -> TensorSet:
+        """Read what a user wrote. Raises UserError that shows the form."""
+        match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})", text.strip())
+        if match is None:
+            raise UserError(f"{text!r} is no set of tensors: write TENSORSxROWSxCOLUMNS, as in 400x256x256.")
+        return cls(*map(int, match.groups()))
+
+    @property
+    def elements_each(self) -> int:
+        """Of one tensor."""
+        return self.rows * self.columns
+
+    @property
+    def elements(self) -> int:
+        """Of all tensors."""
+        return self.tensors * self.elements_each
+
+
+@dataclass(frozen=True)
+class OptimizerUpdateParameters:
+    """The optimizer, the tensors that it updates, their type, and the CPU cores it may use."""
+
+    tensors: TensorSet
+    optimizer: str = "AdamW"
+    dtype: str = "float32"
+    workers: int = 1
+
+
+class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
+    """An optimizer's step, gradients given."""
+
+    name = "optimizer_update"
+    parameters_type = OptimizerUpdateParameters
+
+    def __init__(self) -> None:
+        ways = (TorchUpdate("loop"), TorchUpdate("foreach"), TorchUpdate("fused"))
+        low_memory = (LowMemoryUpdate("bitsandbytes"), LowMemoryUpdate("torchao"))
+        self.implementations: Mapping[str, WorkloadImplementation[OptimizerUpdateParameters]] = {
+            way.name: way for way in (*ways, *low_memory)
+        }
+
+    def validate(self, parameters: OptimizerUpdateParameters) -> None:
+        """Raise UserError for an optimizer or a type there is not, and for more elements than any memory has."""
+        for name, allowed in (("optimizer", OPTIMIZERS), ("dtype", tuple(DTYPES))):
+            if getattr(parameters, name) not in allowed:
+                raise UserError(f"Unknown {name} {getattr(parameters, name)!r}: choose from {', '.join(allowed)}.")
+        if parameters.tensors.elements > MOST_ELEMENTS:
+            raise UserError(f"{parameters.tensors} are more than {MOST_ELEMENTS} elements: take fewer or smaller ones.")
+
+    def work(self, parameters: OptimizerUpdateParameters) -> Work:
+        """Bytes that have to be read and written once; arithmetic is beside that nothing, and not counted."""
+        width, _ = DTYPES[parameters.dtype]
+        return Work(0, TOUCHES[parameters.optimizer] * width * parameters.tensors.elements)
+
+
+class TorchUpdate(WorkloadImplementation[OptimizerUpdateParameters]):
+    """torch.optim's own, told which way to take."""
+
+    device_kind = "any"
+
+    def __init__(self, way: str) -> None:
+        self.name = way  # type: ignore[misc]
+
+    def validate(self, parameters: OptimizerUpdateParameters) -> None:
+        """Raise UserError for more workers than there are cores, and for Adafactor fused, which torch has not."""
+        require_cores(parameters.workers)
+        if parameters.optimizer == "Adafactor" and self.name == "fused":
+            raise UserError("torch has no fused Adafactor: choose loop or foreach.")
+
+    def prepare(self, parameters: OptimizerUpdateParameters, seed: int, device: Device) -> Steps:
+        """Make tensors and gradients there. Raises Unsupported where this torch has no such optimizer or way."""
+        where = TorchDevice(device, parameters.workers, queueing="open")
+        kind = getattr(where.torch.optim, parameters.optimizer, None)
+        if kind is None:
+            raise Unsupported(f"This torch ({where.torch.__version__}) has no {parameters.optimizer}.")
+        flags = {"foreach": self.name == "foreach"} | ({"fused": True} if self.name == "fused" else {})
+
+        def make(tensors: list[Any]) -> Any:
+            return kind(tensors, **flags, **_settings(parameters.optimizer))
+
+        return UpdateSteps(parameters, self.name, seed, where, make)
+
+
+class LowMemoryUpdate(WorkloadImplementation[OptimizerUpdateParameters]):
+    """AdamW whose moments are kept in 8 bits, by a package that may be installed."""
+
+    device_kind = "any"
+
+    def __init__(self, package: str) -> None:
+        self.package, self.name = package, f"{package}_8bit"  # type: ignore[misc]
+
+    def validate(self, parameters: OptimizerUpdateParameters) -> None:
+        """Raise UserError for more workers than there are cores, and for all but AdamW."""
+        require_cores(parameters.workers)
+        if parameters.optimizer != "AdamW":
+            raise UserError(f"{self.name} is measured with AdamW alone, but {parameters.optimizer} was asked for.")
+
+    def prepare(self, parameters: OptimizerUpdateParameters, seed: int, device: Device) -> Steps:
+        """As torch's own. Raises Unsupported where the package is absent or cannot work on the device."""
+        where = TorchDevice(device, parameters.workers, queueing="open")
+        if importlib.util.find_spec(self.package) is None:
+            raise Unsupported(f"{self.package} is not installed.")
+        try:
+            optim = importlib.import_module(f"{self.package}.optim")
+
+            def make(tensors: list[Any]) -> Any:
+                return optim.AdamW8bit(tensors, **_settings("AdamW"))
+
+            return UpdateSteps(parameters, self.name, seed, where, make, low_memory=True)
+        except Exception as error:  # a package of others, in whatever way it tells that it cannot
+            raise Unsupported(f"{self.package} cannot do this here: {type(error).__name__}: {error}") from None
+
+
+class UpdateSteps(Steps):
+    """Updates by gradients that stay the same; state lives on from one to the next, as in training."""
+
+    def __init__(
+        self,
+        parameters: OptimizerUpdateParameters,
+        way: str,
+        seed: int,
+        where: TorchDevice,
+        make: Any,
+        low_memory: bool = False,
+    ) -> None:
+        self._parameters, self._where, self._make, self._low_memory = parameters, where, make, low_memory
+        torch, shape = where.torch, parameters.tensors
+        self._dtype = getattr(torch, parameters.dtype)
+        generator = torch.Generator().manual_seed(seed)
+        self.tensors = [self._parameter(generator) for _ in range(shape.tensors)]
+        self.optimizer = make(self.tensors)
+        self._taken = 0
+        self.step(0)  # state is made by the first update
+        self.kernel = Kernel(parameters.optimizer, way, {"elements": shape.elements, **where.details()})
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        return self._where.stopwatch
+
+    def step(self, index: int) -> None:
+        self._taken += 1
+        self.optimizer.step()
+
+    def check(self) -> Checked:
+        """One more update of some tensors, weights and states, against float64 from where they stand.
+
+        States in 8 bits are known to their makers alone: there an optimizer without any makes a first update.
+        """
+        numbers = self._checked_tensors()
+        if self._low_memory:
+            fresh = [self._copy(self.tensors[number]) for number in numbers]
+            start: list[Any] = [(_array(each), _array(each.grad), {}) for each in fresh]
+            self._make(fresh).step()
+            return self._compared(start, [(_array(each), None) for each in fresh], 1)
+        before = [self._standing(self.tensors[number]) for number in numbers]
+        self.step(0)
+        after = [self._standing(self.tensors[number]) for number in numbers]
+        return self._compared(before, [(weight, state) for weight, _, state in after], self._taken)
+
+    def observed(self) -> Mapping[str, Observed]:
+        """Bytes: `state` that stays, and `passing`, the most an update takes beside it, where that can be watched."""
+        from pyperf_suite.operators.training.peak_bytes import bytes_of, peak_bytes
+
+        kept = [value for each in self.tensors for value in self.optimizer.state[each].values() if _is_state(value)]
+        found = {"state": float(bytes_of(kept))}
+        if self._where.is_gpu or not self._low_memory:
+            found["passing"] = float(peak_bytes(lambda: self.step(0), self._where.device))
+        return {name: Observed("B", (value,)) for name, value in found.items()}
+
+    def _compared(self, before: list[Any], after: list[Any], step: int) -> Checked:
+        """Each element of weights and states; the first that is wrong in words."""
+        _, share = DTYPES[self._parameters.dtype]
+        epsilon = EPSILON[self._parameters.dtype]
+        update = reference.UPDATES[self._parameters.optimizer]
+        wrong, compared, first = 0, 0, ""
+        for (weight, gradient, state), (found, found_state) in zip(before, after, strict=True):
+            expected, expected_state = update(weight, gradient, state, step)
+            change = np.sqrt(np.mean((expected - weight) ** 2))
+            allowed = {"weight": 2 * epsilon * np.abs(expected) + share * (np.abs(expected - weight) + change)}
+            pairs = {"weight": (expected, found)}
+            for name, values in expected_state.items() if found_state is not None else ():
+                pairs[name] = (values, found_state.get(name, np.full_like(values, np.nan)))
+                allowed[name] = share * (np.abs(values) + np.sqrt(np.mean(values**2)))
+            for name, (should, is_) in pairs.items():
+                off = ~(np.abs(is_ - should) <= allowed[name])  # NaN is off
+                compared += off.size
+                wrong += int(off.sum())
+                if off.any() and not first:
+                    place = tuple(int(index) for index in np.argwhere(off)[0])
+                    first = f"{name} is {is_[place]:.7g} at {place} after step {step}, not {should[place]:.7g}"
+        return Checked(wrong, compared, first)
+
+    def _checked_tensors(self) -> list[int]:
+        """Numbers of tensors, from the first and the last on."""
+        shape = self._parameters.tensors
+        count = min(shape.tensors, max(2, -(-CHECKED_ELEMENTS // shape.elements_each)))
+        return sorted({*range(-(-count // 2)), *range(shape.tensors - count // 2, shape.tensors)})
+
+    def _standing(self, tensor: Any) -> tuple[Any, Any, dict[str, Any]]:
+        state = {name: value for name, value in self.optimizer.state[tensor].items() if _is_state(value)}
+        return _array(tensor), _array(tensor.grad), {name: _array(value) for name, value in state.items()}
+
+    def _parameter(self, generator: Any) -> Any:
+        torch, shape = self._where.torch, self._parameters.tensors
+        drawn, gradient = (torch.randn(shape.rows, shape.columns, generator=generator) for _ in range(2))
+        return self._with_gradient(drawn * WEIGHT_SCALE, gradient)
+
+    def _copy(self, tensor: Any) -> Any:
+        return self._with_gradient(tensor.detach().clone(), tensor.grad.clone())
+
+    def _with_gradient(self, values: Any, gradient: Any) -> Any:
+        made = self._where.torch.nn.Parameter(values.to(self._where.device, self._dtype))
+        made.grad = gradient.to(self._where.device, self._dtype)
+        return made
+
+
+def _settings(optimizer: str) -> dict[str, Any]:
+    """Those of the reference, as torch.optim and those who follow it name them."""
+    own: dict[str, dict[str, Any]] = {
+        "AdamW": {"betas": reference.BETAS, "eps": reference.ADAM_EPSILON},
+        "SGD": {"momentum": reference.MOMENTUM},
+        "Adafactor": {"beta2_decay": reference.BETA2_DECAY, "eps": (None, reference.LEAST_SCALE), "d": reference.CLIP},
+    }
+    return {"lr": reference.LEARNING_RATE, "weight_decay": reference.WEIGHT_DECAY, **own[optimizer]}
+
+
+def _is_state(value: Any) -> bool:
+    """Whether it grows with the tensor, as the count of steps does not."""
+    return hasattr(value, "numel") and value.ndim > 0
+
+
+def _array(tensor: Any) -> Any:
+    # A copy, for a float64 view of a float64 tensor would change along.
+    return np.array(tensor.detach().cpu().double().numpy())

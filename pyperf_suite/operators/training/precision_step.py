@@ -1,0 +1,199 @@
+"""A training step in any precision that tells what it keeps in memory, and how often autocast casts its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators.cores import require_cores
+from pyperf_suite.operators.operator import Checked, Work
+from pyperf_suite.operators.torch_device import TorchDevice
+from pyperf_suite.operators.training.shape import Checkpointing
+from pyperf_suite.operators.training.training_step import TorchSteps, TrainingStep, TrainingStepParameters
+from pyperf_suite.operators.workload import Observed, Steps, Workload, WorkloadImplementation
+
+# How long autocast's casts of weights are kept. "iteration": a context around each forward pass, as torch advises;
+# "nested": the same inside one context around the whole step, which alone drops them; "off": as nested, but with
+# cache_enabled=False, so that each use casts anew.
+CAST_CACHES = ("iteration", "nested", "off")
+
+# Of so many at a time float64 gradients are computed on a GPU: their scores take four times a half precision's memory.
+REFERENCE_SEQUENCES = 4
+
+
+@dataclass(frozen=True)
+class PrecisionStepParameters(TrainingStepParameters):
+    """A training step of `micro_batches` forward and backward passes whose gradients add up; see CAST_CACHES."""
+
+    micro_batches: int = 1
+    cast_cache: str = "iteration"
+
+
+class PrecisionStep(Workload[PrecisionStepParameters]):
+    """Forward and backward passes in one precision, with what they keep in memory told beside their time."""
+
+    name = "precision_step"
+    parameters_type = PrecisionStepParameters
+
+    def __init__(self) -> None:
+        self.implementations: Mapping[str, WorkloadImplementation[PrecisionStepParameters]] = {
+            "torch": TorchPrecisionStep()
+        }
+
+    def validate(self, parameters: PrecisionStepParameters) -> None:
+        """Raise UserError for a step that cannot be, or a cache of casts where nothing is cast."""
+        TrainingStep().validate(parameters)
+        if parameters.part != "step":
+            raise UserError(f"A precision_step is forward and backward: its part is step, not {parameters.part}.")
+        if parameters.micro_batches < 1:
+            raise UserError(f"A step takes at least 1 micro-batch, but {parameters.micro_batches} were asked for.")
+        if parameters.cast_cache not in CAST_CACHES:
+            raise UserError(f"Unknown cast_cache {parameters.cast_cache!r}: choose from {', '.join(CAST_CACHES)}.")
+        if parameters.cast_cache != "iteration" and not parameters.precision.startswith("autocast_"):
+            raise UserError(f"{parameters.precision} casts no weights: leave cast_cache={parameters.cast_cache} out.")
+
+    def work(self, parameters: PrecisionStepParameters) -> Work:
+        """Model FLOPs of all micro-batches."""
+        return Work(parameters.micro_batches * TrainingStep().work(parameters).flop, 0)
+
+
+class TorchPrecisionStep(WorkloadImplementation[PrecisionStepParameters]):
+    """The model of gpt.py by torch's autograd and autocast."""
+
+    name = "torch"
+    device_kind = "any"
+
+    def validate(self, parameters: PrecisionStepParameters) -> None:
+        """Raise UserError for more workers than there are cores."""
+        require_cores(parameters.workers)
+
+    def prepare(self, parameters: PrecisionStepParameters, seed: int, device: Device) -> Steps:
+        """Build the seeded model there. Raises Unsupported where torch cannot do that precision."""
+        return PrecisionSteps(parameters, seed, TorchDevice(device, parameters.workers, queueing="open"))
+
+
+class PrecisionSteps(TorchSteps):
+    """Steps of one model over the same batch, micro_batches times each."""
+
+    def __init__(self, parameters: PrecisionStepParameters, seed: int, where: TorchDevice) -> None:
+        super().__init__(parameters, seed, where)
+        self._own = parameters
+
+    def step(self, index: int) -> None:
+        self.model.zero_grad(set_to_none=True)
+        with self._around_step():
+            for _ in range(self._own.micro_batches):
+                result = self.forward()
+                with self._outside():
+                    self.backward(result)
+
+    def check(self) -> Checked:
+        """As a step's own, and that each micro-batch has added the same to the gradients."""
+        checked = super().check()  # its last act is a step, whose gradients stay
+        wrong, first = checked.wrong, checked.first
+        summed = {name: each.double() for name, each in self._made().items()}
+        self.model.zero_grad(set_to_none=True)
+        self.backward(self.forward())
+        for name, each in self._made().items():
+            once = each.double() * self._own.micro_batches
+            # Sums in bfloat16 lose up to half of its last place at each addition.
+            if not float((summed[name] - once).norm()) <= 1e-2 * self._own.micro_batches * float(once.norm()):
+                wrong, first = wrong + 1, first or f"the gradient of {name} is not the sum over micro-batches"
+        self.model.zero_grad(set_to_none=True)
+        return Checked(wrong, checked.compared + len(summed), first)
+
+    def observed(self) -> Mapping[str, Observed]:
+        """Bytes between forward and backward and of the model, casts of weights in a step; a GPU's peak of a step."""
+        from pyperf_suite.operators.training.saved_bytes import kept
+
+        own = kept(self.model, self.forward)
+        weights: list[Any] = list(self.model.parameters())
+        with _casts_counted(self._where.torch, weights) as casts:
+            self.step(0)
+        told = {
+            "activations": Observed("B", (own.activations,)),
+            "weight_copies": Observed("B", (own.weight_copies,)),
+            "weights": Observed("B", (sum(each.nbytes for each in weights),)),
+            "gradients": Observed("B", (sum(each.nbytes for each in self._made().values()),)),
+            "casts": Observed("1", (len(casts),)),
+            "cast": Observed("B", (sum(casts),)),
+        }
+        return told | self._peak()
+
+    def _peak(self) -> dict[str, Observed]:
+        """Bytes that tensors took on the GPU at a step's most, by torch's allocator; weights and inputs among them."""
+        if not self._where.is_gpu:
+            return {}
+        cuda = self._where.torch.cuda
+        self.model.zero_grad(set_to_none=True)
+        self._where.synchronize()
+        cuda.reset_peak_memory_stats(self._where.device)
+        self.step(0)
+        self._where.synchronize()
+        return {"peak": Observed("B", (cuda.max_memory_allocated(self._where.device),))}
+
+    def _made(self) -> dict[str, Any]:
+        """The gradients that the last step left, by name."""
+        return {name: each.grad for name, each in self.model.named_parameters()}
+
+    def _reference(self) -> dict[str, Any]:
+        """Of a GPU's large models by it, some sequences at a time: the gradients of a mean are a mean of gradients."""
+        return self._exact_by_parts() if self._where.is_gpu and self._own.vocab else super()._reference()
+
+    def _exact_by_parts(self) -> dict[str, Any]:
+        """In float64 where the model is."""
+        from pyperf_suite.operators.training import gpt
+
+        plain = replace(self._own, attention="explicit", checkpointing=Checkpointing(), dropout=0.0)
+        model = gpt.build(plain).to(self._where.device, self._where.torch.float64)
+        model.load_state_dict(self.model.state_dict())
+        exact: dict[str, Any] = {}
+        for first in range(0, self._own.batch, REFERENCE_SEQUENCES):
+            part = tuple(each[first : first + REFERENCE_SEQUENCES] for each in self.inputs)
+            for name, gradient in self._gradients(model, part, nullcontext()).items():
+                gradient *= len(part[0]) / self._own.batch
+                exact[name] = exact[name] + gradient if name in exact else gradient
+        return exact
+
+    def _around_step(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._own.cast_cache == "iteration" else self._autocast()
+
+    def _outside(self) -> AbstractContextManager[Any]:
+        """Backward belongs outside of autocast, as torch advises; leaving an inner context drops no casts."""
+        return nullcontext() if self._own.cast_cache == "iteration" else self._autocast(enabled=False)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return self._autocast() if self._own.precision.startswith("autocast_") else nullcontext()
+
+    def _autocast(self, enabled: bool = True) -> AbstractContextManager[Any]:
+        torch = self._where.torch
+        context: AbstractContextManager[Any] = torch.autocast(
+            self._where.device.type,
+            getattr(torch, self._own.element),
+            enabled=enabled,
+            cache_enabled=self._own.cast_cache != "off",
+        )
+        return context
+
+
+@contextmanager
+def _casts_counted(torch: Any, weights: list[Any]) -> Iterator[list[int]]:
+    """A list that grows by the bytes of each cast of one of these weights in this context."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    storages = {each.untyped_storage()._cdata for each in weights}
+    casts: list[int] = []
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            if function is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in storages:
+                casts.append(result.nbytes)
+            return result
+
+    with Counting():
+        yield casts

@@ -1,0 +1,275 @@
+"""One rank's copy of the model, its micro-batches, and the step in which gradients are exchanged.
+
+The gradients that a step leaves are compared with those of a single process that sees every rank's batch, and with the
+other ranks' bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import inspect
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyperf_suite.laws.communication import bus_factor
+from pyperf_suite.operators.operator import Checked, Kernel
+from pyperf_suite.operators.ranked import RankTimes, Transfers
+
+if TYPE_CHECKING:
+    from pyperf_suite.operators.training.data_parallel import DataParallelParameters
+
+# Relative norm of an averaged gradient against the single process's: the same kernels gave both, so there is the order
+# of a few sums, and in bfloat16 each sum and each division is rounded to 8 bits. A rank left out of n is 1 / n.
+GRADIENT_LIMIT = {"float32": 1e-5, "bfloat16": 3e-2}
+
+
+class Replica(Transfers):
+    """A model on a CPU, timed by the host's clock: gradients are exchanged when a step returns."""
+
+    def __init__(self, parameters: DataParallelParameters, rank: int, group: Any, place: str) -> None:
+        from pyperf_suite.operators.training import gpt
+
+        torch: Any = importlib.import_module("torch")
+        self.torch, self._parameters, self._rank, self._group, self._place = torch, parameters, rank, group, place
+        # Equal on all ranks, as they are built from one seed.
+        self.model: Any = gpt.build(parameters).to(place, getattr(torch, parameters.dtype))
+        self._batches = self._micro_batches(self._ranks_here())
+        self._due: list[Any] = []
+        self.kernel = Kernel("data_parallel_step", self._path, self._details())
+        self.call = self._wrapped(self.model)
+
+    def fill(self) -> None:
+        """Gradients are made anew in each step; one that nobody makes is missed."""
+        self.model.zero_grad(set_to_none=True)
+
+    def time(self, iterations: int, deadline_s: float) -> RankTimes:
+        arrived_ns, done_ns = [0] * iterations, [0] * iterations
+        stamp = time.monotonic_ns
+        self._meet()
+        for index in range(iterations):
+            arrived_ns[index] = stamp()
+            self.step()
+            done_ns[index] = stamp()
+        arrived, done = np.array(arrived_ns, dtype=np.int64), np.array(done_ns, dtype=np.int64)
+        return RankTimes(np.asarray((done - arrived) * 1e-9, dtype=np.float64), arrived, done)
+
+    def step(self) -> None:
+        """Forward and backward of every micro-batch, with the exchange that was asked for."""
+        self._run(self.call)
+        if self._parameters.exchange == "after":
+            self._exchange_all()
+
+    def check(self) -> Checked:
+        """Each gradient against the single process's, and a digest of all against the other ranks'."""
+        limit = GRADIENT_LIMIT[self._parameters.dtype]
+        self._due = self._due or self._single_process()
+        wrong = []
+        for (name, weight), due in zip(self.model.named_parameters(), self._due, strict=True):
+            if weight.grad is None:
+                wrong.append(f"{name} has no gradient")
+                continue
+            error = float((weight.grad.detach().to(due.dtype) - due).norm() / due.norm())
+            if not error <= limit:
+                wrong.append(f"the gradient of {name} is {error:.2g} off in norm, and {limit:g} is allowed")
+        if self._parameters.exchange in ("ddp", "after") and not self._same_on_all():
+            wrong.append("gradients differ between ranks")
+        wrong += self._other_buckets()
+        return Checked(len(wrong), len(self._due) + 1, wrong[0] if wrong else "")
+
+    def close(self) -> None:
+        self.call = self.model = None
+        self._batches, self._due = [], []
+
+    @property
+    def _path(self) -> str:
+        p = self._parameters
+        return {"ddp": "DistributedDataParallel", "after": "all_reduce after backward", "none": "no exchange"}.get(
+            p.exchange, "DataParallel"
+        )
+
+    def _details(self) -> dict[str, Any]:
+        """What a record says of the exchange: bucket by bucket as the hook saw it, and bytes that this rank sent."""
+        p = self._parameters
+        weights = sum(each.numel() for each in self.model.parameters())
+        buckets = [weights * self.torch.empty(0, dtype=getattr(self.torch, p.dtype)).element_size()]
+        handed_over = sum(buckets) * p.exchanges
+        if p.exchange == "ddp":
+            seen = self._hooked()
+            buckets, handed_over = seen[-(len(seen) // p.exchanges) :], sum(seen)
+        found: dict[str, Any] = {"parameters": weights, "torch": self.torch.__version__}
+        if p.exchange in ("ddp", "after"):
+            sent = round(handed_over * float(bus_factor("all_reduce", p.ranks)))
+            found |= {"buckets": buckets, "exchanges": p.exchanges, "wire_bytes": sent}
+        if self._place == "cpu":
+            found["threads"] = self.torch.get_num_threads()
+        return found
+
+    def _hooked(self) -> list[int]:
+        """Bytes of every bucket of one whole step, in order, as a communication hook gets them.
+
+        Of a copy and before anything is timed: a hook in Python takes time. The first step shows DDP the order in which
+        gradients are made, by which it cuts its buckets anew.
+        """
+        sizes: list[int] = []
+        count, group = self._parameters.ranks, self._group
+
+        def counting(_state: Any, bucket: Any) -> Any:
+            buffer = bucket.buffer()
+            sizes.append(buffer.numel() * buffer.element_size())
+            work = self.torch.distributed.all_reduce(buffer.div_(count), group=group, async_op=True)
+            return work.get_future().then(lambda reduced: reduced.value()[0])
+
+        # DDP compares annotations with its own classes, and these are text.
+        counting.__annotations__ = {}
+        counted = self._wrapped(copy.deepcopy(self.model))
+        counted.register_comm_hook(None, counting)
+        self._run(counted)
+        sizes.clear()
+        self._run(counted)
+        return sizes
+
+    def _other_buckets(self) -> list[str]:
+        """What to say where the timed model's buckets, once it has cut them, are not those that were counted."""
+        if self._parameters.exchange != "ddp":
+            return []
+        told = self.call._get_ddp_logging_data()
+        counted = list(self.kernel.details["buckets"])
+        if not told.get("has_rebuilt_buckets") or "rebuilt_bucket_sizes" not in told:
+            return []
+        timed = [int(size) for size in str(told["rebuilt_bucket_sizes"]).split(",")]
+        return [] if timed == counted else [f"buckets of {timed} bytes are timed, and {counted} were counted"]
+
+    def _wrapped(self, model: Any) -> Any:
+        """What is called: DDP around the model, DataParallel, or the model itself."""
+        p = self._parameters
+        if p.exchange == "dp":
+            return self.torch.nn.DataParallel(model, device_ids=list(range(p.ranks)))
+        if p.exchange != "ddp":
+            return model
+        ddp = self.torch.nn.parallel.DistributedDataParallel
+        # Masks and positions are buffers that no step changes. Older versions of torch have another word for it.
+        names = inspect.signature(ddp).parameters
+        leave_buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        return ddp(
+            model,
+            process_group=self._group,
+            bucket_cap_mb=p.bucket_bytes / 2**20,
+            static_graph=p.static_graph,
+            **{leave_buffers: False},
+        )
+
+    def _run(self, call: Any) -> None:
+        """All micro-batches; the weights' gradients are what they add up to."""
+        call.zero_grad(set_to_none=True)
+        last = len(self._batches) - 1
+        for index, (inputs, upstream) in enumerate(self._batches):
+            held: AbstractContextManager[Any] = nullcontext()
+            if self._parameters.exchange == "ddp" and self._parameters.no_sync and index < last:
+                held = call.no_sync()
+            with held:
+                _backward(call(*inputs), upstream)
+
+    def _exchange_all(self) -> None:
+        """One all_reduce of all gradients, copied together and back as a bucket is."""
+        gradients = [each.grad for each in self.model.parameters()]
+        together = self.torch.cat([each.flatten() for each in gradients]).div_(self._parameters.ranks)
+        self.torch.distributed.all_reduce(together, group=self._group)
+        for gradient, part in zip(gradients, together.split([each.numel() for each in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def _ranks_here(self) -> list[int]:
+        """Whose batches this process trains on."""
+        return list(range(self._parameters.ranks)) if self._parameters.exchange == "dp" else [self._rank]
+
+    def _micro_batches(self, ranks: Sequence[int]) -> list[tuple[tuple[Any, ...], Any]]:
+        """Inputs of each micro-batch of those ranks together, and the gradient that comes from above; None of a loss.
+
+        Which rank draws what is fixed by its number, so that any process can make any rank's.
+        """
+        from pyperf_suite.operators.training import gpt
+
+        p, dtype = self._parameters, getattr(self.torch, self._parameters.dtype)
+
+        def placed(parts: Sequence[Any]) -> Any:
+            whole = self.torch.cat(list(parts))
+            return whole.to(self._place, dtype if whole.is_floating_point() else whole.dtype)
+
+        found = []
+        for micro in range(p.accumulate):
+            seeds = [1 + rank * p.accumulate + micro for rank in ranks]
+            drawn = [gpt.inputs(p, seed) for seed in seeds]
+            upstream = None
+            if not p.vocab:
+                # Another seed than any input's. The mean over ranks, as of a loss.
+                upstream = placed([gpt.inputs(p, 10**6 + seed)[0] for seed in seeds]) / len(ranks)
+            found.append((tuple(placed(parts) for parts in zip(*drawn, strict=True)), upstream))
+        return found
+
+    def _single_process(self) -> list[Any]:
+        """Each weight's gradient: the mean over ranks, each rank's being this process's own work.
+
+        By autograd.grad, which fills no gradient and so wakes no hook of DDP's. In float64, or on a GPU, whose models
+        are large, where they are in float32: what is told apart is far above its rounding.
+        """
+        wide = self.torch.float64 if self._place == "cpu" else self.torch.float32
+        everyone = range(self._parameters.ranks) if self._parameters.exchange != "none" else [self._rank]
+        weights = list(self.model.parameters())
+        due = [self.torch.zeros_like(each, dtype=wide, requires_grad=False) for each in weights]
+        for rank in everyone:
+            for inputs, upstream in self._micro_batches([rank]):
+                result = self.model(*inputs)
+                for total, found in zip(due, self.torch.autograd.grad(result, weights, upstream), strict=True):
+                    total += found.detach().to(wide) / len(everyone)
+        return due
+
+    def _same_on_all(self) -> bool:
+        """Whether every rank holds the same bits."""
+        torch = self.torch
+        digest = hashlib.sha256()
+        for each in self.model.parameters():
+            if each.grad is not None:
+                digest.update(each.grad.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        mine = torch.tensor([int.from_bytes(digest.digest()[:7], "little")], dtype=torch.int64, device=self._place)
+        found = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(self._group))]
+        torch.distributed.all_gather(found, mine, group=self._group)
+        return len({int(each) for each in found}) == 1
+
+    def _meet(self) -> None:
+        """Ranks learn of a block one after the other; what is timed begins for all at once."""
+        if self._parameters.exchange != "dp":
+            self.torch.distributed.barrier(self._group)
+
+
+class GpuReplica(Replica):
+    """The same on a GPU, timed by events around each step on torch's stream, which waits for the exchange."""
+
+    def time(self, iterations: int, deadline_s: float) -> RankTimes:
+        torch, stamp = self.torch, time.monotonic_ns
+        torch.cuda.set_device(self._place)
+        arrived_ns, done_ns, seconds = [0] * iterations, [0] * iterations, [0.0] * iterations
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._meet()
+        torch.cuda.synchronize()
+        for index in range(iterations):
+            arrived_ns[index] = stamp()
+            begin.record()
+            self.step()
+            end.record()
+            end.synchronize()
+            done_ns[index] = stamp()
+            seconds[index] = begin.elapsed_time(end) * 1e-3
+        return RankTimes(np.array(seconds), np.array(arrived_ns, dtype=np.int64), np.array(done_ns, dtype=np.int64))
+
+
+def _backward(result: Any, upstream: Any) -> None:
+    """From the mean loss, one a GPU under DataParallel, or from the gradient of the last block's output."""
+    if upstream is None:
+        result.mean().backward()
+    else:
+        result.backward(upstream)

@@ -1,0 +1,1 @@
+"""What guides claim about training throughput, each claim beside what was measured here."""

@@ -1,0 +1,111 @@
+"""The law of a data-parallel step: limits that must hold, a schedule told by hand, and constants found again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.laws.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors, tail_s
+
+MB = 1e6
+BUCKETS = st.lists(st.floats(1e3, 1e8), min_size=1, max_size=20).map(tuple)
+
+
+def all_reduce_s(size_bytes: float) -> float:
+    return 100e-6 + size_bytes / 1e9
+
+
+def exchanges() -> list[Exchange]:
+    """Two models in buckets from many to one, after backward, and over several micro-batches."""
+    found = []
+    for compute_s, total in ((20e-3, 12 * MB), (50e-3, 40 * MB)):
+        for count in (1, 3, 12):
+            found.append(Exchange(compute_s, (total / count,) * count))
+        found.append(Exchange(compute_s, (total,), overlapped=False))
+        found.append(Exchange(2 * compute_s, (total / 3,) * 3, micro_batches=2, every_micro_batch=True))
+    return found
+
+
+@given(BUCKETS, st.floats(0, 1), st.floats(0.1, 5), st.floats(1e-3, 1))
+def test_a_step_lasts_from_compute_alone_to_compute_and_exchange_in_turn(buckets, hidden, slowdown, compute_s):
+    law = DataParallelLaw(all_reduce_s, slowdown, hidden)
+    beside = law.seconds(Exchange(compute_s, buckets))
+    after = law.seconds(Exchange(compute_s, buckets, overlapped=False))
+    assert compute_s < beside <= after * (1 + 1e-9)
+    assert after == pytest.approx(compute_s + slowdown * sum(map(all_reduce_s, buckets)))
+
+
+@given(BUCKETS, st.floats(1e-3, 1))
+def test_the_last_bucket_is_never_hidden(buckets, backward_s):
+    costs = [all_reduce_s(size) for size in buckets]
+    left = tail_s(buckets, costs, backward_s)
+    assert costs[-1] * (1 - 1e-9) <= left <= sum(costs) * (1 + 1e-9)
+
+
+def test_buckets_go_in_order_as_soon_as_they_are_full():
+    # Four quarters of a backward of 4 s are full at 1, 2, 3 and 4 s; each takes 0.5 s, or 2 s one behind the other.
+    assert tail_s((1, 1, 1, 1), [0.5] * 4, 4.0) == pytest.approx(0.5)
+    assert tail_s((1, 1, 1, 1), [2.0] * 4, 4.0) == pytest.approx(5.0)
+    # The first is full late, and what follows it waits for it.
+    assert tail_s((3, 1), [2.0, 0.1], 4.0) == pytest.approx(1.1)
+
+
+def test_one_bucket_hides_nothing():
+    law = DataParallelLaw(all_reduce_s, 1.0, 1.0)
+    single = Exchange(20e-3, (12 * MB,))
+    assert law.seconds(single) == pytest.approx(law.seconds(replace(single, overlapped=False)))
+
+
+def test_a_perfect_network_hides_all_but_the_last_bucket():
+    law = DataParallelLaw(all_reduce_s, 1.0, 1.0)
+    step = Exchange(300e-3, (1 * MB,) * 12)
+    assert law.exposed_s(step) == pytest.approx(all_reduce_s(1 * MB))
+
+
+def test_exchanging_in_each_micro_batch_costs_as_many_exchanges():
+    law = DataParallelLaw(all_reduce_s, 1.0, 0.5)
+    last = Exchange(80e-3, (4 * MB,) * 3, micro_batches=4)
+    assert law.exposed_s(replace(last, every_micro_batch=True)) == pytest.approx(4 * law.exposed_s(last))
+
+
+@pytest.mark.parametrize(("slowdown", "hidden"), [(1.0, 0.9), (2.5, 0.3), (0.7, 0.0), (4.0, 1.0)])
+def test_constants_are_found_again(slowdown, hidden):
+    true = DataParallelLaw(all_reduce_s, slowdown, hidden)
+    found = fit(all_reduce_s, exchanges(), [true.seconds(each) for each in exchanges()])
+    assert found.slowdown == pytest.approx(slowdown, rel=0.01)
+    assert found.hidden == pytest.approx(hidden, abs=0.02)
+
+
+def test_one_disturbed_step_does_not_bend_the_law():
+    true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
+    measured = [true.seconds(each) for each in exchanges()]
+    measured[3] *= 2
+    found = fit(all_reduce_s, exchanges(), measured)
+    assert found.slowdown == pytest.approx(2.0, rel=0.1)
+
+
+def test_steps_that_follow_the_law_are_foretold_when_left_out():
+    true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
+    noise = np.exp(0.03 * np.random.default_rng(0).standard_normal(len(exchanges())))
+    measured = [true.seconds(each) * factor for each, factor in zip(exchanges(), noise, strict=True)]
+    errors = held_out_errors(all_reduce_s, exchanges(), measured, range(len(measured)))
+    assert len(errors) == len(measured)
+    assert 0 < np.median(errors) < 0.06
+
+
+def test_a_group_is_left_out_as_a_whole():
+    true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
+    measured = [true.seconds(each) for each in exchanges()]
+    measured[:5] = [2 * seconds for seconds in measured[:5]]
+    errors = held_out_errors(all_reduce_s, exchanges(), measured, [0] * 5 + [1] * 5)
+    assert min(errors[:5]) > 0.3
+
+
+def test_too_few_steps_leave_nothing_to_hold_out():
+    assert held_out_errors(all_reduce_s, exchanges()[:2], [1.0, 1.0], [0, 1]).size == 0
+    with pytest.raises(ValueError, match="two constants"):
+        fit(all_reduce_s, exchanges()[:1], [1.0])

@@ -1,0 +1,55 @@
+"""Each part of a block is right against float64, its work is what it must compute and move, and errors are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators.training.block_part import BLOCK_PARTS, BlockPart, BlockPartParameters
+from pyperf_suite.operators.training.shape import TransformerShape
+from pyperf_suite.operators.training.step_flop import asked_flop
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.measuring import measure_case
+
+torch = pytest.importorskip("torch")
+
+CPU = Device("cpu")
+SMALL = BlockPartParameters(hidden=64, heads=4, seq=16, batch=2)
+
+
+@pytest.mark.parametrize("part", BLOCK_PARTS)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_part_is_right(part, gated, dtype):
+    p = replace(SMALL, part=part, gated=gated, dtype=dtype, kv_heads=2)
+    answer = measure_case(Case("block_part", p, "torch"), None, CPU)
+    assert answer["outcome"] == "ok", answer
+    assert answer["work"]["bytes"] > 0
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_parts_of_a_block_are_its_forward_pass(gated):
+    whole = TransformerShape(hidden=64, heads=4, layers=1, seq=16, batch=2, gated=gated, kv_heads=2)
+    parts = (BlockPartParameters(**vars(whole), part=part) for part in BLOCK_PARTS)
+    assert sum(BlockPart().work(part).flop for part in parts) == asked_flop(whole) / 3
+
+
+def test_a_product_that_leaves_its_bias_out_is_found(monkeypatch):
+    p = replace(SMALL, part="up")
+    steps = BlockPart().implementation("torch").prepare(p, 0, CPU)
+    right = steps._run
+    monkeypatch.setattr(
+        steps, "_run", lambda inputs, weights: right(inputs, weights[: 2 if inputs[0].dtype == torch.float64 else 1])
+    )
+    assert steps.check().wrong == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"), [({"part": "soul"}, "choose from norm"), ({"dtype": "int8"}, "choose from float32")]
+)
+def test_what_is_no_part_says_so(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Case("block_part", replace(SMALL, **change), "torch").validate()

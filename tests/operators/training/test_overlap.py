@@ -1,0 +1,93 @@
+"""A product beside an all_reduce: both right in every run, and whoever is wrong or missing is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.operators.training.overlap import RUNS, Overlap, OverlapParameters
+from pyperf_suite.operators.training.side_by_side import OnCpu, blocks_in_trace
+from pyperf_suite.runner.case import Case
+
+pytest.importorskip("torch")
+
+SMALL = OverlapParameters(96, 1 << 16)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_run_computes_and_exchanges_what_it_must(workers, run):
+    case = Case("overlap", replace(SMALL, run=run), "gloo")
+    assert Case.from_json(case.to_json()) == case
+    answer = workers.measure(0, case, None)
+    assert answer["outcome"] == "ok", answer
+    product, message = 2 * 32 * 96, 2 * (1 << 14)
+    due = {"product": product, "all_reduce": message}.get(run, product + message)
+    assert answer["verification"]["compared"] == due
+    assert answer["work"]["bytes"] == (0 if run == "product" else 1 << 16)
+    beside = answer["kernel"]["details"].get("beside", 0)
+    assert (1 <= beside <= 16) == run.endswith("_beside")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_wrong_product_and_a_missing_rank_are_seen(group_of_one, dtype):
+    alone = replace(SMALL, ranks=1, dtype=dtype)
+    sides = OnCpu(alone, 0, None, "cpu")
+    assert sides.check().wrong > 0, "nothing has run yet"
+    sides.time(1, 10.0)
+    assert sides.check().wrong == 0
+    sides._out[0, 3] += 1
+    assert (sides.check().wrong, "the product" in sides.check().first) == (1, True)
+
+    # The mean of two ranks is due, and one has nobody to exchange with.
+    sides = OnCpu(replace(alone, ranks=2), 0, None, "cpu")
+    sides.time(1, 10.0)
+    assert sides.check().wrong == alone.count
+    assert "mean of the ranks" in sides.check().first
+
+
+def test_means_that_are_repeated_stay_what_they_are(group_of_one):
+    sides = OnCpu(replace(SMALL, ranks=1), 0, None, "cpu")
+    sides.time(50, 10.0)
+    assert sides.check().wrong == 0
+
+
+def test_an_all_reduce_beside_products_ends_with_itself(group_of_one):
+    sides = OnCpu(replace(SMALL, ranks=1, run="all_reduce_beside"), 0, None, "cpu")
+    times = sides.time(5, 10.0)
+    assert (times.seconds > 0).all()
+    assert ((times.done_ns - times.arrived_ns) * 1e-9 == pytest.approx(times.seconds)) is True
+
+
+def test_blocks_of_nccl_are_read_from_a_trace():
+    events = [
+        {"name": "Memcpy", "args": {}},
+        {"name": "gemm", "args": {"grid": [8, 8, 1]}},
+        {"name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "args": {"grid": [24, 1, 1]}},
+    ]
+    assert blocks_in_trace(events) == 24
+    assert blocks_in_trace(events[:2]) is None
+    assert blocks_in_trace([{"name": "ncclDevKernel", "args": {}}]) is None
+
+
+def test_environment_tells_nccl_to_go_without_direct_copies():
+    assert Overlap().environment(replace(SMALL, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}
+    assert Overlap().environment(SMALL) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"run": "apart"}, "choose from product"),
+        ({"dtype": "int8"}, "choose from float32"),
+        ({"size": 0}, "size=0"),
+        ({"bytes": 3}, "bytes=3"),
+        ({"ranks": 0}, "ranks=0"),
+        ({"ranks": 30000}, "keep"),
+        ({"peer_to_peer": False}, "NCCL's alone"),
+    ],
+)
+def test_what_cannot_be_says_so(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Case("overlap", replace(SMALL, **change), "gloo").validate()

@@ -1,0 +1,134 @@
+"""The transformer that training workloads train: right to every gradient, whatever is dropped and computed again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
+from pyperf_suite.operators.training.training_step import PRECISIONS, TrainingStep, TrainingStepParameters
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.measuring import measure_case
+
+torch = pytest.importorskip("torch")
+
+CPU = Device("cpu")
+SMALL = TrainingStepParameters(hidden=64, heads=4, layers=3, seq=16, batch=2)
+SHAPES = {
+    "gpt-2": SMALL,
+    "with logits": replace(SMALL, vocab=96),
+    "llama": replace(SMALL, vocab=96, gated=True, kv_heads=2, tied=False),
+    "explicit attention": replace(SMALL, attention="explicit", kv_heads=2),
+    "with dropout": replace(SMALL, dropout=0.2),
+    "selective": replace(SMALL, checkpointing=Checkpointing("selective")),
+    "every second block": replace(SMALL, checkpointing=Checkpointing("every", 2)),
+    "with AdamW": replace(SMALL, part="train"),
+}
+
+
+def prepared(parameters: TrainingStepParameters):
+    return TrainingStep().implementation("torch").prepare(parameters, 0, CPU)
+
+
+@pytest.mark.parametrize("parameters", SHAPES.values(), ids=SHAPES)
+def test_every_gradient_is_that_of_float64(parameters):
+    checked = prepared(parameters).check()
+    assert checked.compared > 10
+    assert checked.wrong == 0, checked.first
+
+
+@pytest.mark.parametrize("precision", [each for each in PRECISIONS if each != "tfloat32"])
+def test_every_precision_passes_its_own_limit(precision):
+    checked = prepared(replace(SMALL, precision=precision, vocab=96)).check()
+    assert checked.wrong == 0, checked.first
+
+
+def test_a_cpu_says_that_it_has_no_tfloat32():
+    with pytest.raises(Unsupported, match="no tfloat32"):
+        prepared(replace(SMALL, precision="tfloat32"))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_mask_that_is_off_by_one_is_found(precision, monkeypatch):
+    steps = prepared(replace(SMALL, attention="explicit", precision=precision))
+    for block in steps.model.blocks:
+        block.attention.hidden_keys = torch.ones(SMALL.seq, SMALL.seq, dtype=torch.bool).triu(2)
+    assert steps.check().wrong > 0
+
+
+def test_a_lost_residual_is_found(monkeypatch):
+    steps = prepared(SMALL)
+    block = steps.model.blocks[1]
+    monkeypatch.setattr(block, "forward", lambda x: block.mlp(block.mlp_norm(x)))
+    assert steps.check().wrong > 0
+
+
+@pytest.mark.parametrize("vocab", [0, 96])
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_laws_count_the_parameters_that_torch_has(vocab, gated):
+    shape = TransformerShape(64, 4, 3, 16, vocab=vocab, gated=gated, kv_heads=2)
+    from pyperf_suite.operators.training.gpt import build
+
+    counted = shape.dimensions.parameters
+    # The laws' model always has an embedding and a last norm: of a stack of blocks both are left out.
+    outside = 0 if vocab else shape.dimensions.outer_parameters
+    assert sum(each.numel() for each in build(shape).parameters()) == counted - outside
+
+
+def test_checkpointing_keeps_less_and_gives_the_same_gradients():
+    from pyperf_suite.operators.training.gpt import build, inputs
+
+    kept, gradients = {}, {}
+    for text in ("none", "selective", "every:1"):
+        shape = replace(SMALL, checkpointing=Checkpointing.parse(text))
+        model, packed = build(shape), []
+
+        def pack(tensor, packed=packed):
+            packed.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = model(*inputs(shape))
+        result.sum().backward()
+        kept[text] = len(packed)
+        gradients[text] = torch.cat([each.grad.flatten() for each in model.parameters()])
+    assert kept["every:1"] < kept["none"]
+    assert torch.equal(gradients["none"], gradients["selective"])
+    assert torch.equal(gradients["none"], gradients["every:1"])
+
+
+def test_a_case_of_a_step_is_measured_like_any_other():
+    case = Case("training_step", replace(SMALL, checkpointing=Checkpointing("every", 2)), "torch")
+    assert Case.from_json(case.to_json()) == case
+    answer = measure_case(case, None, CPU)
+    assert answer["outcome"] == "ok", answer
+    assert answer["verification"]["passed"]
+    assert answer["work"]["flop"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"hidden": 66}, "cannot be divided into 4 heads"),
+        ({"kv_heads": 3}, "cannot share 3 key-value heads"),
+        ({"dropout": 1.0}, "dropout is a share"),
+        ({"attention": "magic"}, "choose from sdpa, explicit"),
+        ({"precision": "int3"}, "choose from float32"),
+        ({"part": "half"}, "choose from forward"),
+        ({"layers": 0}, "layers of at least 1"),
+        ({"ffn": -1}, "ffn cannot be -1"),
+        ({"workers": 4096}, "4096 workers"),
+    ],
+)
+def test_what_cannot_be_trained_says_so(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Case("training_step", replace(SMALL, **change), "torch").validate()
+
+
+@pytest.mark.parametrize("text", ["every:0", "all", "", "every:"])
+def test_unknown_checkpointing_names_the_forms_there_are(text):
+    with pytest.raises(UserError, match="none, every:K or selective"):
+        Checkpointing.parse(text)
