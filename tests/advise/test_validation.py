@@ -253,7 +253,7 @@ def test_size_measures_and_tells_predicted_beside_measured(tmp_path: Path, monke
     told = json.loads(done.stdout)["measured"]
     present, *others = told["settings"]
     assert present["name"] == "present"
-    assert present["measured_speed"] == {"value": 1, "low": 1, "high": 1}
+    assert present["measured_speed"] == {"value": 1, "low": 1, "high": 1, "processes": 3}
     assert all(each["name"].startswith("vocab 1001 -> ") for each in others)
     assert told["prediction_error_percent"]["mean"] > 0
     assert {product["case"]["operator"] for product in told["products"]} == {"matmul", "attention"}
