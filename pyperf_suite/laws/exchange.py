@@ -1,6 +1,6 @@
 """What ranks with the same layers exchange in an iteration: gradients and, with ZeRO, parameters; and pipelines' sends.
 
-What runs beside computation is taken at its best: all of a pass hides it, from its start to its end.
+What runs beside computation is hidden by all of a pass, from its start to its end: the best case.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.kernel_prices import KernelPrices
+from pyperf_suite.laws.micro_batch import taken_share, waited_s
 from pyperf_suite.laws.plan import HALF, Plan
 
 # Of the time of a layer, backward's share: two of three passes' worth, computing again aside.
@@ -59,23 +60,24 @@ def exposed(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: f
     By stage of ZeRO (Rajbhandari et al. 2020, section 7): 0 all_reduces gradients; 1 reduce_scatters them and gathers
     the updated parameters, 2 scatters each micro-batch's; 3 gathers parameters in every forward and backward too.
     """
-    backward_s = BACKWARD_SHARE * stage_s if plan.overlap_gradients else 0.0
-    forward_s = (1 - BACKWARD_SHARE) * stage_s if plan.overlap_gradients else 0.0
+    hides = 1 if plan.overlap_gradients else 0
+    backward_s, forward_s = hides * BACKWARD_SHARE * stage_s, hides * (1 - BACKWARD_SHARE) * stage_s
+    taken = taken_share(plan.shards, np.maximum(1, plan.ranks_per_node // plan.tensor))
     stage = np.asarray(plan.zero_stage)
-    summed_s = _over_data("all_reduce", plan.gradient_bytes, model, plan, prices, network)
+    summed_s = waited_s(_over_data("all_reduce", plan.gradient_bytes, model, plan, prices, network), backward_s, taken)
     if not np.any(stage):
-        return Exposed(np.maximum(0.0, summed_s - backward_s), 0.0, 0.0, 0.0)
+        return Exposed(summed_s, 0.0, 0.0, 0.0)
     scattered_s = _over_data("reduce_scatter", plan.gradient_bytes, model, plan, prices, network)
     gathered_s = _over_data("all_gather", HALF, model, plan, prices, network)
-    after_backward = np.maximum(0.0, scattered_s - backward_s)
-    before_forward = np.maximum(0.0, gathered_s - forward_s)
-    # Parameters come first, for without them nothing is computed.
-    of_both = np.maximum(0.0, gathered_s + scattered_s - backward_s)
-    again = np.minimum(of_both, np.maximum(0.0, gathered_s - backward_s))
+    after_backward = waited_s(scattered_s, backward_s, taken)
+    before_forward = waited_s(gathered_s, forward_s, taken)
+    # Parameters come first, for without them nothing is computed; gradients have what is left of the pass.
+    again = waited_s(gathered_s, backward_s, taken)
+    last = waited_s(scattered_s, np.maximum(0.0, backward_s - gathered_s), taken)
     zero = np.zeros(plan.shape)
     return Exposed(
-        np.where(stage == 0, np.maximum(0.0, summed_s - backward_s), np.where(stage == 1, after_backward, zero)),
-        np.where(stage == 2, after_backward, np.where(stage == 3, of_both - again, zero)),
+        np.where(stage == 0, summed_s, np.where(stage == 1, after_backward, zero)),
+        np.where(stage == 2, after_backward, np.where(stage == 3, last, zero)),
         np.where((stage == 1) | (stage == 2), before_forward, zero),
         np.where(stage == 3, before_forward + again, zero),
     )
@@ -89,6 +91,16 @@ def send_s(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: fl
     if np.ndim(together) == 0:
         together = int(together)
     return 2 * prices.collective("send_receive", size, 2, together, network)
+
+
+def interleaved_sends_s(plan: Plan, sends_s: Any, chunk_s: Any) -> Any:
+    """What sending beside computation costs where every chunk of `chunk_s` does it, v times as often.
+
+    With one chunk a stage it is part of what the constants of a step were found on.
+    """
+    each = waited_s(sends_s, chunk_s, taken_share(plan.pipeline * plan.tensor * plan.shards, plan.ranks_per_node))
+    chunks = np.asarray(plan.chunks)
+    return np.where((chunks > 1) & (np.asarray(plan.pipeline) > 1), plan.micro_batches * chunks * each, 0.0)
 
 
 def _over_data(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.kernel_prices import KernelPrices
 from pyperf_suite.laws.plan import HALF, MicroBatch
-from pyperf_suite.laws.transformer import PHASES, attention_call, products
+from pyperf_suite.laws.transformer import PHASES, Sizes, attention_call, products
 
 # Forward passes over a layer's b·s·h elements that TP leaves whole, in bytes an element: two norms read and write (8);
 # two additions of bias, dropout and residual read two, write one and a mask of one byte (14).
@@ -29,6 +29,12 @@ BACKWARD_BYTES_RATIO = 1.5
 LOSS_BYTES_PER_ELEMENT = 16
 # all_reduces of the activations, a layer, of TP in one pass (Shoeybi et al. 2019, Megatron-LM, section 3).
 ALL_REDUCES_PER_PASS = 2
+# Ring attention adds each piece's result to what is there, in single precision, and scales it: reads both, writes one;
+# backward adds gradients of queries, keys and values likewise.
+MERGED_BYTES_PER_ELEMENT = 12
+# Of a GPU's multiprocessors, what a collective takes from the computation beside it: over NVLink, over the network
+# (Isaev et al. 2023, Calculon: a tool for high-level co-design of LLMs; systems/a100_80e.json, processor_usage).
+TAKEN_IN_NODE, TAKEN_BY_NETWORK = 0.15, 0.02
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,17 @@ class Work:
         """The works at those places of a grid, in that shape."""
         taken = (np.broadcast_to(getattr(self, field.name), np.shape(self.products))[places] for field in fields(self))
         return Work(*(each.reshape(shape) for each in taken))
+
+
+def waited_s(sent_s: Any, beside_s: Any, taken: Any) -> Any:
+    """What sending beside computation of `beside_s` costs: what is longer, and what it takes from the computation."""
+    longer = np.maximum(0.0, sent_s - beside_s)
+    return longer + taken * (sent_s - longer)
+
+
+def taken_share(ranks: Sizes, per_node: Sizes) -> Any:
+    """Of the multiprocessors, by a collective among so many ranks."""
+    return np.where(np.asarray(ranks) > per_node, TAKEN_BY_NETWORK, TAKEN_IN_NODE)
 
 
 def work_of_layer(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, constants: StepConstants) -> Work:
@@ -122,19 +139,26 @@ def _products_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices,
 def _attention_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices) -> tuple[Any, Any, Any]:
     """Seconds of one layer's attention, forward and backward, and of the passes over scores that lie in memory.
 
-    With CP a rank has its share of the queries and meets all keys: its share of the whole sequence's attention, where
-    causal queries are dealt out evenly (Liu et al. 2023, Ring Attention).
+    With CP over c ranks each has its share of the queries and meets one share of the keys after the other: c kernels
+    of a c-th of the sequence, as causal as the whole where queries are dealt out evenly (Liu et al. 2023, Ring
+    Attention; Brandon et al. 2023, Striped Attention).
     """
     call = attention_call(model, piece.sequences, piece.seq, piece.sharding)
-    batch, seq, heads = _size(call.batch), int(call.seq), _size(call.heads)
+    batch, seq, heads = _size(call.batch), piece.seq, _size(call.heads)
     # Queries and values of latent attention differ in width: as much work is done at their mean.
     head_dim = (int(call.head_dim) + int(call.value_head_dim)) // 2
     forward = 1 if piece.recompute == "nothing" else 2
     if piece.fused_attention:
-        shape = (batch, seq, heads, _size(call.kv_heads), head_dim)
-        forward_s = prices.attention(call.causal, False, *shape) / piece.context
-        backward_s = prices.attention(call.causal, True, *shape) / piece.context
-        return forward * forward_s, backward_s, 0.0
+        pieces = piece.context
+        shape = (batch, seq // pieces, heads, _size(call.kv_heads), head_dim)
+        merged: Any = MERGED_BYTES_PER_ELEMENT * batch * (seq // pieces) * head_dim
+        merged_s = prices.memory_bound(merged * heads)
+        both_s = merged_s + 2 * prices.memory_bound(merged * call.kv_heads)
+        return (
+            forward * (pieces * prices.attention(call.causal, False, *shape) + (pieces - 1) * merged_s),
+            pieces * prices.attention(call.causal, True, *shape) + (pieces - 1) * both_s,
+            0.0,
+        )
     # One product for each head, all of them as one as wide: as much is computed, written and read.
     ours = piece.context
     scores_s = prices.gemm("TN", seq, _size(batch * heads * seq), int(call.head_dim)) / ours
@@ -162,7 +186,8 @@ def _gathered_again_s(
     """
     size = HALF * piece.tokens * model.hidden
     gather_s = prices.collective("all_gather", size, piece.tensor, piece.ranks_per_node, network)
-    return np.maximum(0.0, ALL_REDUCES_PER_PASS * gather_s - beside_s)
+    taken = taken_share(piece.tensor, piece.ranks_per_node)
+    return waited_s(ALL_REDUCES_PER_PASS * gather_s, beside_s, taken)
 
 
 def _ring_s(
@@ -183,7 +208,8 @@ def _ring_s(
     size: Any = HALF * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
     once_s = prices.collective("all_gather", size, piece.context, piece.per_node_beside_tensor, network)
     forward = 1 if piece.recompute == "nothing" else 2
-    return np.maximum(0.0, forward * once_s - forward_s) + np.maximum(0.0, 2 * once_s - backward_s)
+    taken = taken_share(piece.context, piece.per_node_beside_tensor)
+    return waited_s(forward * once_s, forward_s, taken) + waited_s(2 * once_s, backward_s, taken)
 
 
 def _experts_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> Any:

@@ -16,7 +16,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.calibration import Block, Calibration, shipped_calibration
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.exchange import exposed, rank_parameters, send_s
+from pyperf_suite.laws.exchange import exposed, interleaved_sends_s, rank_parameters, send_s
 from pyperf_suite.laws.kernel_prices import KernelPrices, LawPrices
 from pyperf_suite.laws.micro_batch import StepConstants, Work, work_of_ends, work_of_layer
 from pyperf_suite.laws.plan import Plan
@@ -95,7 +95,10 @@ def step_time(
     }
     waited = exposed(model, plan, prices, network, layers * layer.seconds)
     fill_s = (layers * layer.seconds + waited.each) / plan.chunks
-    parts["bubble"] = others * (fill_s + send_s(model, plan, prices, network))
+    sends_s = send_s(model, plan, prices, network)
+    parts["bubble"] = others * (fill_s + sends_s)
+    if np.any(np.asarray(plan.chunks) > 1):
+        parts["bubble"] = parts["bubble"] + interleaved_sends_s(plan, sends_s, fill_s)
     parts["gradients"] = waited.gradients_once + m * waited.gradients_each
     parts["parameters"] = waited.parameters_once + m * waited.parameters_each
     parts["optimizer"] = constants.slowdown * prices.memory_bound(_updated_bytes(model, plan))
