@@ -174,7 +174,7 @@ def planned(
     by how many bytes the smallest does not, and the nearest that does.
     """
     laws = cluster.gpu if laws is None else laws
-    whole = layouts(training, cluster)
+    whole = layouts(training, cluster, fixed)
     grid = held_to(whole, fixed or {})
     found = evaluated(training, cluster, grid, laws, prices, constants)
     if not len(found.ranked):

@@ -22,6 +22,8 @@ Column = NDArray[np.int64]
 # Far above any cluster or batch there is, and low enough that every product of sizes stays exact.
 LARGEST = {"gpus": 1 << 20, "gpus_per_node": 1 << 10, "global_batch": 1 << 24, "seq": 1 << 24}
 MOST_TOKENS = 1 << 26  # of a micro-batch on one rank: laws count no further
+# At once: some ten seconds' and a gigabyte's worth.
+MOST_LAYOUTS = 2_000_000
 # By the name of a `Layout`'s field, as people write it.
 WRITTEN = {
     "data": "DP",
@@ -148,9 +150,18 @@ def plan_of(training: Training, ranks_per_node: int, columns: Mapping[str, Sizes
     )  # fmt: skip
 
 
-def layouts(training: Training, cluster: Cluster) -> Grid:
-    """Every layout that divides. Raises UserError where there is none, with the nearest numbers of GPUs that do."""
-    grid = _layouts(training, cluster)
+def layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int] | None = None) -> Grid:
+    """Every layout that divides.
+
+    Where these would be more than `MOST_LAYOUTS`, those with the `fixed` values alone (as of `held_to`). Raises
+    UserError where there is none, with the nearest numbers of GPUs that do, and where there are too many.
+    """
+    try:
+        grid = _layouts(training, cluster, {})
+    except UserError:
+        if not fixed:
+            raise
+        grid = _layouts(training, cluster, fixed)
     if not len(grid):
         why = "; ".join(f"{reason} ({count})" for reason, count in grid.uneven.items())
         near = list(itertools.islice(_dividing_worlds(training, cluster), 2))
@@ -191,17 +202,27 @@ def divisors(number: int) -> list[int]:
     return sorted({*low, *(number // divisor for divisor in low)})
 
 
-def _layouts(training: Training, cluster: Cluster) -> Grid:
+def _layouts(training: Training, cluster: Cluster, fixed: Mapping[str, int]) -> Grid:
     uneven: dict[str, int] = {}
-    blocks = []
+    blocks: list[Column] = []
+    found = 0
+    names = [field.name for field in fields(Layout)]
     for tensor, context, pipeline in _splits(cluster.gpus):
         data = cluster.gpus // (tensor * context * pipeline)
         reason = _uneven(training, cluster, tensor, context, pipeline, data)
         if reason:
             uneven[reason] = uneven.get(reason, 0) + 1
         else:
-            blocks.append(_variants(training, tensor, context, pipeline, data))
-    names = [field.name for field in fields(Layout)]
+            block = _variants(training, tensor, context, pipeline, data)
+            for name, value in fixed.items():
+                block = block[:, block[names.index(name)] == value]
+            blocks.append(block)
+            found += block.shape[1]
+        if found > MOST_LAYOUTS:
+            raise UserError(
+                f"More than {MOST_LAYOUTS} layouts divide, too many to evaluate at once: hold some axis to a value, as "
+                "with --cp 1, --virtual-pp 1 or --recompute layers."
+            )
     table = np.concatenate(blocks, axis=1) if blocks else np.empty((len(names), 0), dtype=np.int64)
     return Grid(dict(zip(names, table, strict=True)), uneven)
 
@@ -259,7 +280,7 @@ def _dividing_worlds(training: Training, cluster: Cluster) -> Iterator[int]:
             if gpus < 1:
                 continue
             per_node = cluster.gpus_per_node if step > 1 else gpus
-            if len(_layouts(training, replace(cluster, gpus=gpus, gpus_per_node=per_node))):
+            if len(_layouts(training, replace(cluster, gpus=gpus, gpus_per_node=per_node), {})):
                 yield gpus
 
 

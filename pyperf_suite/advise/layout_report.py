@@ -141,8 +141,8 @@ def _sentences(answer: LayoutAnswer) -> Iterator[str]:
         f"{training.model.parameters / 1e9:.2f} B parameters, {training.global_batch} sequences of {training.seq} "
         f"tokens an iteration, on {cluster.gpus} {cluster.gpu.name} in nodes of {cluster.gpus_per_node}: predicted "
         f"fastest is {best.layout}, {_seconds(best.seconds)} an iteration, {best.tokens_per_s:,.0f} tokens/s, "
-        f"{best.mfu:.1%} of the peak (MFU), {best.memory_bytes / GIB:.1f} of {cluster.usable_bytes / GIB:.1f} usable "
-        "GiB on a GPU."
+        f"{best.mfu:.1%} of the peak (MFU, masked pairs not counted), "
+        f"{best.memory_bytes / GIB:.1f} of {cluster.usable_bytes / GIB:.1f} usable GiB on a GPU."
     )
     yield (
         f"{len(planned.grid)} layouts divide, {int(planned.fits.sum())} of them fit. All of them were evaluated; all "
@@ -157,6 +157,17 @@ def _sentences(answer: LayoutAnswer) -> Iterator[str]:
         yield (
             f"Between nodes a GPU is reckoned to send {sends} in one direction (--network names another); gradients "
             f"and gathered parameters go {how}."
+        )
+    yield from _engine_sentences(answer)
+
+
+def _engine_sentences(answer: LayoutAnswer) -> Iterator[str]:
+    """What not every engine can run of what is told (DeepSpeed's pipeline engine refuses ZeRO 2 and 3)."""
+    told = [priced.layout for priced, _ in (*answer.top, *answer.splits)]
+    if any(layout.pipeline > 1 and layout.zero_stage > 1 for layout in told):
+        yield (
+            "ZeRO 2 and 3 beside PP can be had of FSDP2 and torch.distributed.pipelining; DeepSpeed has only ZeRO 1 "
+            "beside PP: --zero 1 leaves the others out."
         )
 
 

@@ -146,6 +146,17 @@ def test_axes_can_be_held_to_a_value(llama: Planned) -> None:
         held_to(llama.grid, {"tensor": 8, "pipeline": 16})
 
 
+def test_more_layouts_than_can_be_evaluated_at_once_are_refused_unless_axes_are_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pyperf_suite.advise.layout_grid.MOST_LAYOUTS", 2000)
+    training = Training(LLAMA, 512, 4096)
+    with pytest.raises(UserError, match="More than 2000 layouts divide, too many"):
+        planned(training, EIGHT_NODES)
+    held = planned(training, EIGHT_NODES, fixed={"context": 1, "chunks": 1, "recompute": 0, "tensor": 8})
+    assert 0 < len(held.grid) <= 2000
+
+
 def test_the_recipes_rules_are_told_with_whether_the_laws_agree(llama: Planned) -> None:
     found = {rule.rule: rule for rule in rules(llama)}
     inside = found["TP inside a node"]
@@ -209,6 +220,20 @@ def test_a_configuration_file_and_held_axes_are_taken(tmp_path: Path) -> None:
     assert found["constants_of_another_gpu"] is True
     for each in found["layouts"]:
         assert (each["layout"]["tensor"], each["layout"]["pipeline"], each["layout"]["recompute"]) == (2, 2, "layers")
+
+
+def test_a_calibration_file_is_taken(tmp_path: Path) -> None:
+    block = pack_constants(StepConstants(2.0, 1e-3, 10e9), {"mape": 5.0}, "made up")
+    path = Calibration("A100 SXM", {"step": block}).save(tmp_path / "own.npz")
+    usual, own = (
+        json.loads(command(*OPTIONS, "--json", "--top", "1", *more).stdout)
+        for more in ((), ("--calibration", str(path)))
+    )
+    assert own["held_out_error_percent"]["step"] == 5.0
+    assert own["layouts"][0]["step_s"] > 1.5 * usual["layouts"][0]["step_s"]
+    refused = command(*OPTIONS, "--calibration", str(path), "--link", "PCIe4")
+    assert refused.exit_code == 2
+    assert "beside a calibration, which has its own links" in " ".join(refused.output.split())
 
 
 def with_option(name: str, value: str) -> tuple[str, ...]:
