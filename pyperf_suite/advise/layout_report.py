@@ -11,6 +11,7 @@ import numpy as np
 from pyperf_suite.advise.layout import Planned, Priced, told_change
 from pyperf_suite.advise.layout_grid import WRITTEN, Layout
 from pyperf_suite.advise.layout_rules import LayoutRule, rules
+from pyperf_suite.laws.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.kernel_prices import UnseenPrices
 from pyperf_suite.laws.step_time import MEASURED_GPU
 from pyperf_suite.probes.findings import Findings, Table
@@ -86,7 +87,7 @@ def layouts_as_json(answer: LayoutAnswer) -> dict[str, Any]:
         "gpus": cluster.gpus,
         "gpus_per_node": cluster.gpus_per_node,
         "usable_bytes": cluster.usable_bytes,
-        "network_bytes_per_s": planned.constants.network_bytes_per_s,
+        "network_bytes_per_s": planned.constants.network_bytes_per_s or usual_network_bytes_per_s(cluster.gpu),
         "parameters": training.model.parameters,
         "global_batch": training.global_batch,
         "seq": training.seq,
@@ -144,14 +145,17 @@ def _sentences(answer: LayoutAnswer) -> Iterator[str]:
         f"{best.mfu:.1%} of the peak (MFU, masked pairs not counted), "
         f"{best.memory_bytes / GIB:.1f} of {cluster.usable_bytes / GIB:.1f} usable GiB on a GPU."
     )
+    fitting = int(planned.fits.sum())
     yield (
-        f"{len(planned.grid)} layouts divide, {int(planned.fits.sum())} of them fit. All of them were evaluated; all "
-        "times are predictions, none was run."
+        f"{len(planned.grid)} layouts divide and were evaluated: {fitting} fit, {len(planned.grid) - fitting} are too "
+        "large for a GPU. All times are predictions, none was run."
     )
     yield _error_sentence(answer)
     yield _choice_sentence(planned)
     network = planned.constants.network_bytes_per_s
-    sends = "what its maker's servers have" if network is None else f"{network / 1e9:.3g} GB/s"
+    sends = f"{(network or usual_network_bytes_per_s(cluster.gpu)) / 1e9:.3g} GB/s"
+    if network is None:
+        sends += ", the peak of what its maker's servers have,"
     how = "beside computation where it can" if training.overlap else "after computation"
     if cluster.gpus > cluster.gpus_per_node:
         yield (

@@ -129,7 +129,7 @@ def collective_time(
     usual = 72 if spec.name.startswith("GB") else RANKS_OF_A_NODE
     per_node = np.asarray(usual if ranks_per_node is None else ranks_per_node)
     size, count, per_node = np.broadcast_arrays(*_checked(operation, nbytes, ranks), per_node)
-    network = network_bytes_per_s or NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]).gb_per_s * 1e9
+    network = network_bytes_per_s or usual_network_bytes_per_s(spec)
     if np.any(per_node < 1) or network <= 0:
         fewest = np.min(per_node)
         raise UserError(f"A network of {network:g} bytes/s for nodes of {fewest} ranks carries nothing: give more.")
@@ -156,6 +156,11 @@ def collective_time(
         _error_percent(laws, curve, inside),
         laws.origin,
     )
+
+
+def usual_network_bytes_per_s(spec: GpuSpec) -> float:
+    """What the maker's servers have for each GPU to send out of its node, in one direction, at the peak."""
+    return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]).gb_per_s * 1e9
 
 
 def link_bytes_per_s(spec: GpuSpec) -> float:
