@@ -29,7 +29,7 @@ from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.kernel_prices import KernelPrices, LawPrices, UnseenPrices
 from pyperf_suite.laws.memory import training_memory
 from pyperf_suite.laws.micro_batch import StepConstants
-from pyperf_suite.laws.model_flops import RECOMPUTES, Recompute, model_flop, utilization
+from pyperf_suite.laws.model_flops import RECOMPUTES, Recompute, model_flop, six_nd, utilization
 from pyperf_suite.laws.step_time import found_constants, step_time
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "gathered")
@@ -43,7 +43,9 @@ MOST_TIMES_GPUS = 64
 class Priced:
     """One layout with its predicted iteration: seconds and bytes by part, and what they come to.
 
-    `over_bytes` is by how much it does not fit, 0 where it does. `untested` names what of it no law was held against.
+    `over_bytes` is by how much it does not fit, 0 where it does. `flop_per_s` is of one GPU as practitioners reckon it,
+    2 FLOP a parameter and token for each of 3 passes, 4 where layers are computed again. `untested` names what of it no
+    law was held against.
     """
 
     layout: Layout
@@ -53,6 +55,7 @@ class Priced:
     over_bytes: float
     tokens_per_s: float
     mfu: float
+    flop_per_s: float
     untested: tuple[str, ...]
 
     @property
@@ -128,6 +131,9 @@ class Planned:
             max(0.0, float(self.memory_bytes[place]) - cluster.usable_bytes),
             training.global_batch * training.seq / seconds,
             float(utilization(flop, seconds, cluster.gpus, cluster.gpu.peak(dtype_of(cluster.gpu)))),
+            six_nd(training.model.parameters, training.global_batch * training.seq)
+            * (4 / 3 if layout.recompute == "layers" else 1)
+            / (seconds * cluster.gpus),
             tuple(
                 told for name, told in UNTESTED.items() if getattr(layout, name) > (0 if name == "zero_stage" else 1)
             ),

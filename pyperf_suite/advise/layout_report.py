@@ -130,6 +130,7 @@ def _as_json(priced: Priced, unseen: float | None = None) -> dict[str, Any]:
         "over_bytes": priced.over_bytes,
         "tokens_per_s": priced.tokens_per_s,
         "mfu": priced.mfu,
+        "flop_per_s_a_gpu": priced.flop_per_s,
         "untested": list(priced.untested),
     }
     return told if unseen is None else {**told, "extrapolated_share": unseen}
@@ -142,7 +143,8 @@ def _sentences(answer: LayoutAnswer) -> Iterator[str]:
         f"{training.model.parameters / 1e9:.2f} B parameters, {training.global_batch} sequences of {training.seq} "
         f"tokens an iteration, on {cluster.gpus} {cluster.gpu.name} in nodes of {cluster.gpus_per_node}: predicted "
         f"fastest is {best.layout}, {_seconds(best.seconds)} an iteration, {best.tokens_per_s:,.0f} tokens/s, "
-        f"{best.mfu:.1%} of the peak (MFU, masked pairs not counted), "
+        f"{best.mfu:.1%} of the peak (MFU, masked pairs not counted; "
+        f"{best.flop_per_s / 1e12:.0f} TFLOP/s a GPU by 6 FLOP a parameter and token, 8 where layers are recomputed), "
         f"{best.memory_bytes / GIB:.1f} of {cluster.usable_bytes / GIB:.1f} usable GiB on a GPU."
     )
     fitting = int(planned.fits.sum())

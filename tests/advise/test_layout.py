@@ -11,18 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pyperf_suite.advise.layout import Planned, planned, told_change
-from pyperf_suite.advise.layout_grid import SPLIT, Cluster, Training, divisors, held_to, layouts
-from pyperf_suite.advise.layout_report import findings_of_layouts, layout_answer
+from pyperf_suite.advise.layout_grid import SPLIT, WRITTEN, Cluster, Training, divisors, held_to, layouts
+from pyperf_suite.advise.layout_report import findings_of_layouts, layout_answer, layouts_as_json
 from pyperf_suite.advise.layout_rules import rules
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.memory import training_memory
 from pyperf_suite.laws.micro_batch import StepConstants
-from pyperf_suite.laws.step_time import pack_constants
+from pyperf_suite.laws.plan import Plan
+from pyperf_suite.laws.step_time import pack_constants, step_time
+from pyperf_suite.laws.transformer import Sharding
 
 A100 = find_gpu("A100")
 LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
@@ -86,6 +91,58 @@ def test_what_fits_is_ranked_by_time_and_parts_add_up(llama: Planned) -> None:
     assert best.tokens_per_s == pytest.approx(512 * 4096 / best.seconds)
     assert 0.4 < best.mfu < 0.8
     assert best.over_bytes == 0
+
+
+def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
+    rng = np.random.default_rng(0)
+    for place in rng.integers(len(llama.grid), size=20).tolist():
+        layout = llama.grid.at(place)
+        counts = {name: getattr(layout, name) for name in WRITTEN if name != "recompute"}
+        plan = Plan(512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True, **counts)
+        told = step_time("A100", LLAMA, plan)
+        assert llama.seconds[place] == pytest.approx(float(told.seconds), rel=1e-9)
+        assert {name: part[place] for name, part in llama.parts.items()} == pytest.approx(
+            {name: float(part) for name, part in told.parts.items()}, abs=1e-9
+        )
+        need = training_memory(
+            LLAMA, layout.micro_batch, 4096, Sharding(layout.tensor, True, layout.expert), data_ranks=plan.shards,
+            zero_stage=layout.zero_stage, stages=layout.pipeline, chunks=layout.chunks, context=layout.context,
+            micro_batches=plan.micro_batches, recompute="layers" if layout.recompute == "layers" else "attention",
+        )  # fmt: skip
+        assert llama.memory_bytes[place] == pytest.approx(float(need.total), rel=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 8), st.sampled_from([1, 2, 4, 6, 8]), st.integers(1, 96), st.sampled_from([100, 1024, 3000, 4096]),
+    st.booleans(), st.sampled_from([LLAMA, MIXTRAL, SMALL]), st.sampled_from([4, 40, 80]),
+)  # fmt: skip
+def test_whatever_is_asked_is_planned_or_refused_in_a_sentence(
+    nodes: int, per_node: int, batch: int, seq: int, fused: bool, model: ModelDimensions, gib: int
+) -> None:
+    cluster = Cluster(A100, nodes * per_node, per_node, gib * 2**30)
+    refusal = None
+    try:
+        found = planned(Training(model, batch, seq, fused), cluster)
+    except UserError as refused:
+        refusal = str(refused)
+    if refusal is not None:
+        assert "bytes more than" in refusal or "in any way" in refusal
+        return
+    answer = layout_answer(found, 3)
+    assert np.all(np.isfinite(found.seconds))
+    assert all(rule.agrees in (True, False, None) for rule in answer.rules)
+    assert json.loads(json.dumps(layouts_as_json(answer)))["fitting"] == len(found.ranked)
+    assert findings_of_layouts(answer).tables
+
+
+def test_flops_are_told_as_the_recipe_reckons_them(llama: Planned) -> None:
+    for place in llama.ranked[[0, -1]].tolist():
+        priced = llama.at(place)
+        passes = 4 if priced.layout.recompute == "layers" else 3
+        # params_B x passes x 2 x seq x global batch / (seconds x GPUs x 1e3), in TFLOP/s.
+        recipe = LLAMA.parameters / 1e9 * passes * 2 * 4096 * 512 / (priced.seconds * 64 * 1e3)
+        assert priced.flop_per_s / 1e12 == pytest.approx(recipe)
 
 
 def test_tens_of_thousands_are_evaluated_in_seconds() -> None:
