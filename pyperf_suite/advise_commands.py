@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.model_options import asked_gpu, asked_model, gpu_options, model_options
 
 if TYPE_CHECKING:
     from pyperf_suite.advise.candidates import Bounds
@@ -17,43 +18,12 @@ if TYPE_CHECKING:
     from pyperf_suite.advise.sizing_report import Sizing
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.laws.calibration import Calibration
-    from pyperf_suite.laws.dimensions import ModelDimensions
 
 DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32", "int8")
-DEFAULT_SEQ = 4096
-# What a model has to have where no config.json says it.
-NEEDED = ("layers", "hidden", "heads", "ffn", "vocab")
-
-
-def gpu_options(command: Any) -> Any:
-    """Which GPU is asked about, and by whose calibration."""
-    for option in (
-        click.option(
-            "--calibration",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Laws fitted by `calibrate` instead of those shipped.",
-        ),
-        click.option("--gpu", metavar="NAME", help="As in H200 or A100; by default the GPU in this machine."),
-    ):
-        command = option(command)
-    return command
 
 
 @click.command()
-@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="A Hugging Face config.json.")
-@click.option("--layers", type=int, metavar="N")
-@click.option("--hidden", type=int, metavar="N", help="Width of the residual stream.")
-@click.option("--heads", type=int, metavar="N", help="Of the queries.")
-@click.option("--kv-heads", type=int, metavar="N", help="By default as many as heads.")
-@click.option("--head-dim", type=int, metavar="N", help="By default hidden / heads.")
-@click.option("--ffn", type=int, metavar="N", help="Width of the MLP.")
-@click.option("--vocab", type=int, metavar="N")
-@click.option("--experts", type=int, metavar="N", help="MLPs of width ffn in each layer; by default 1.")
-@click.option("--top-k", type=int, metavar="N", help="Experts that a token visits.")
-@click.option("--gated/--not-gated", default=None, help="SwiGLU or GELU; by default gated.")
-@click.option("--tied/--not-tied", default=None, help="One matrix for embedding and logits.")
-@click.option("--seq", type=int, metavar="N", help=f"By default {DEFAULT_SEQ}, or what the model has if that is less.")
+@model_options
 @click.option("--micro-batch", type=int, default=1, show_default=True, metavar="N")
 @click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Tensor-parallel GPUs.")
 @click.option(
@@ -118,15 +88,12 @@ def size(
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.runner.profiles import find_profile
 
-    spec, laws = _gpu(gpu, calibration)
+    spec, laws = asked_gpu(gpu, calibration)
     spec.peak(dtype)
     find_profile(profile)
     if measure:
         require_gpu(spec, resolve(device))
-    model, longest, notes = _model(config, dimensions)
-    asked = seq if seq is not None else min(DEFAULT_SEQ, longest or DEFAULT_SEQ)
-    if asked > longest > 0:
-        notes = (*notes, f"Sequences of {asked} tokens are beyond the {longest} that the model's configuration names.")
+    model, asked, notes = asked_model(config, seq, dimensions)
     setting = Setting(model, asked, micro_batch, tp, shards, dtype)
     prices = _prices(laws, dtype)
     found = sizing(spec, setting, _bounds(spec, vary, parameter_change, reach, head_dims), prices, notes)
@@ -221,7 +188,7 @@ def explain(
     from pyperf_suite.advise.likely_tile import likely_tile
     from pyperf_suite.report.terminal import print_findings
 
-    spec, laws = _gpu(gpu, calibration)
+    spec, laws = asked_gpu(gpu, calibration)
     check_product(m, n, k, layout.upper())
     tiled = likely_tile(laws, dtype, m, n, k)
     product = explain_product(spec, _prices(laws, dtype), tiled, m, n, k, dtype, layout.upper())
@@ -231,56 +198,10 @@ def explain(
         print_findings(Console(), {"explain": findings_of_product(product)}, [])
 
 
-def _gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuSpec | Calibration]:
-    """What was asked about, and what its laws are taken from."""
-    from pyperf_suite.hardware.catalogue import find_gpu
-    from pyperf_suite.laws.calibration import check_form, load_calibration
-
-    if calibration is not None:
-        fitted = load_calibration(calibration)
-        check_form(fitted, calibration)
-        if name is not None and find_gpu(name) != find_gpu(fitted.gpu):
-            raise UserError(f"{calibration} was fitted on {fitted.gpu}, not on {name}: leave --gpu out, or name that.")
-        return find_gpu(fitted.gpu), fitted
-    spec = find_gpu(name) if name is not None else _gpu_of_this_machine()
-    return spec, spec
-
-
-def _gpu_of_this_machine() -> GpuSpec:
-    from pyperf_suite.hardware.catalogue import find_gpu
-    from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.identity import identity
-
-    device = resolve("auto")
-    if device.kind != "cuda":
-        raise UserError("There is no GPU in this machine to take sizes for: name one, as in --gpu H200.")
-    return find_gpu(str(identity(device).fields["model"]))
-
-
 def _prices(laws: GpuSpec | Calibration, dtype: str) -> LawPrices:
     from pyperf_suite.advise.prices import LawPrices
 
     return LawPrices(laws, dtype)
-
-
-def _model(config: Path | None, given: dict[str, Any]) -> tuple[ModelDimensions, int, tuple[str, ...]]:
-    """The model of the file, of the options, or of both; with its longest sequence, 0 where not said, and notes."""
-    from pyperf_suite.advise.model_config import read_model_config
-    from pyperf_suite.laws.dimensions import ModelDimensions
-
-    said = {name: value for name, value in given.items() if value is not None}
-    for name, value in said.items():
-        if value < 1 and not isinstance(value, bool):
-            raise UserError(f"--{name.replace('_', '-')} has to be at least 1, but {value} was asked for.")
-    if config is not None:
-        read = read_model_config(config)
-        return (read.dimensions.resized(**said) if said else read.dimensions), read.longest_seq, read.notes
-    if missing := [name for name in NEEDED if name not in said]:
-        raise UserError(
-            f"A model needs {', '.join(f'--{name}' for name in NEEDED)}, but {', '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} missing: give them, or a config.json with --config."
-        )
-    return ModelDimensions(**{"gated": True, **said}), 0, ()
 
 
 def _bounds(spec: GpuSpec, vary: str | None, parameter_change: float, reach: float, head_dims: str | None) -> Bounds:

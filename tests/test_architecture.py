@@ -24,10 +24,10 @@ LAYERS = (
     ("runner",),
     ("probes",),
     ("history", "advise", "report"),
-    ("outcome",),
+    ("model_options", "outcome"),
     (
         *("ab_command", "advise_commands", "calibrate_command", "compare_command", "history_commands"),
-        *("selfcheck_command", "track_command", "pytest_run"),
+        *("layout_command", "selfcheck_command", "track_command", "pytest_run"),
     ),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),

@@ -76,7 +76,7 @@ def collective_time(
     nbytes: ArrayLike,
     ranks: ArrayLike,
     explain: Literal[False] = False,
-    ranks_per_node: int | None = None,
+    ranks_per_node: ArrayLike | None = None,
     network_bytes_per_s: float | None = None,
 ) -> NDArray[np.float64]: ...
 
@@ -88,7 +88,7 @@ def collective_time(
     nbytes: ArrayLike,
     ranks: ArrayLike,
     explain: Literal[True],
-    ranks_per_node: int | None = None,
+    ranks_per_node: ArrayLike | None = None,
     network_bytes_per_s: float | None = None,
 ) -> Explained: ...
 
@@ -99,7 +99,7 @@ def collective_time(
     nbytes: ArrayLike,
     ranks: ArrayLike,
     explain: bool = False,
-    ranks_per_node: int | None = None,
+    ranks_per_node: ArrayLike | None = None,
     network_bytes_per_s: float | None = None,
 ) -> NDArray[np.float64] | Explained:
     """Seconds of NCCL's `op` for messages of `nbytes` (the S of nccl-tests) among `ranks` GPUs; arrays broadcast.
@@ -112,7 +112,8 @@ def collective_time(
         op: one of `communication.OPERATIONS`; "allreduce" and "alltoall" do as well.
         nbytes: bytes, not negative.
         ranks: at least 1; among 1 there is nothing to do and no time passes.
-        ranks_per_node: ranks fill nodes of so many one after the other; by default 8, for GB200 and GB300 72.
+        ranks_per_node: ranks fill nodes of so many one after the other; by default 8, for GB200 and GB300 72. An array
+            broadcasts too.
         network_bytes_per_s: what each GPU sends out of its node in one direction; by default as the maker's servers.
         explain: return `Explained` with the parts ideal (bytes on the bus at the link's peak), launch (the time of no
             bytes), bandwidth (what the link falls short of its peak) and network (what lies beyond a node).
@@ -125,11 +126,13 @@ def collective_time(
     own = gpu.blocks.get(BLOCK) if isinstance(gpu, Calibration) else None
     laws = _shipped_laws(spec) if own is None else unpack_laws(own)
     operation = _operation(op)
-    size, count = _checked(operation, nbytes, ranks)
-    per_node = ranks_per_node or (72 if spec.name.startswith("GB") else RANKS_OF_A_NODE)
-    network = network_bytes_per_s or NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]).gb_per_s * 1e9
-    if per_node < 1 or network <= 0:
-        raise UserError(f"A network of {network:g} bytes/s for nodes of {per_node} ranks carries nothing: give more.")
+    usual = 72 if spec.name.startswith("GB") else RANKS_OF_A_NODE
+    per_node = np.asarray(usual if ranks_per_node is None else ranks_per_node)
+    size, count, per_node = np.broadcast_arrays(*_checked(operation, nbytes, ranks), per_node)
+    network = network_bytes_per_s or usual_network_bytes_per_s(spec)
+    if np.any(per_node < 1) or network <= 0:
+        fewest = np.min(per_node)
+        raise UserError(f"A network of {network:g} bytes/s for nodes of {fewest} ranks carries nothing: give more.")
     inside = np.minimum(count, per_node)
     # As many bytes on each rank's bus as the whole operation puts there, among the ranks of one node.
     factor, inner_factor = bus_factor(operation, count), bus_factor(operation, inside)
@@ -153,6 +156,11 @@ def collective_time(
         _error_percent(laws, curve, inside),
         laws.origin,
     )
+
+
+def usual_network_bytes_per_s(spec: GpuSpec) -> float:
+    """What the maker's servers have for each GPU to send out of its node, in one direction, at the peak."""
+    return NETWORK_OF.get(spec.architecture, INFINIBAND["HDR"]).gb_per_s * 1e9
 
 
 def link_bytes_per_s(spec: GpuSpec) -> float:
@@ -239,7 +247,9 @@ def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> Coll
 @functools.cache
 def _shipped_laws(spec: GpuSpec) -> CollectiveLaws:
     calibration = shipped_calibration(spec.name)
-    if calibration is not None and BLOCK in calibration.blocks:
+    # A GPU that was given another link than its maker's is read off whoever has one like that.
+    as_made = calibration is not None and spec.link_bytes_per_s == find_gpu(spec.name).link_bytes_per_s
+    if calibration is not None and as_made and BLOCK in calibration.blocks:
         return unpack_laws(calibration.block(BLOCK))
     known = {shipped.gpu: unpack_laws(shipped.block(BLOCK)) for shipped in all_shipped() if BLOCK in shipped.blocks}
     return transferred_laws(spec, known)
@@ -276,7 +286,11 @@ def _in_node(
 
 
 def _over_network(
-    operation: str, bus_bytes: NDArray[np.float64], ranks: NDArray[np.float64], per_node: int, network: float
+    operation: str,
+    bus_bytes: NDArray[np.float64],
+    ranks: NDArray[np.float64],
+    per_node: NDArray[np.int64],
+    network: float,
 ) -> NDArray[np.float64]:
     """Seconds of each GPU's share of what crosses between nodes.
 
@@ -289,11 +303,11 @@ def _over_network(
     elif operation in UNRELAYED:
         share = (ranks - per_node) / np.maximum(ranks - 1, 1)
     else:
-        share = np.full(ranks.shape, 1 / per_node)
+        share = 1 / per_node
     return np.where(nodes > 1, bus_bytes * share / network, 0.0)
 
 
-def _tree_s(operation: str, ranks: NDArray[np.float64], per_node: int) -> NDArray[np.float64]:
+def _tree_s(operation: str, ranks: NDArray[np.float64], per_node: NDArray[np.int64]) -> NDArray[np.float64]:
     steps = np.ceil(np.log2(np.ceil(ranks / per_node)))
     return NETWORK_STEP_S * steps * (2 if operation == "all_reduce" else 1)
 

@@ -24,27 +24,64 @@ WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 4 + 8
 # From which stage of ZeRO on data-parallel ranks share each (Rajbhandari et al. 2020, section 5).
 SHARED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
 LAST_STAGE = 3
+# Of a layer's parameter where ZeRO-3 gathers them: 16 bits of the one at work, of the next one, which is fetched
+# meanwhile, and of its gradient before that is scattered (Zhao et al. 2023, PyTorch FSDP, section 3.3).
+GATHERED_BYTES = 2 + 2 + 2
 # The rest is for the CUDA context, buffers of NCCL and of the libraries, and fragmentation: a choice, no measurement.
 USABLE_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes on the fullest GPU, by what they are for; arrays where the model is a grid."""
+    """Bytes on the fullest GPU, by what they are for; arrays where the model or the way it is cut is a grid.
+
+    `gathered` are whole layers that ZeRO stage 3 has on each rank for the time of their computation.
+    """
 
     weights: Any
     gradients: Any
     optimizer: Any
     activations: Any
+    gathered: Any = 0
 
     @property
     def total(self) -> Any:
         """Bytes of all together."""
-        return self.weights + self.gradients + self.optimizer + self.activations
+        return self.weights + self.gradients + self.optimizer + self.activations + self.gathered
 
     def fits(self, memory_bytes: float) -> Any:
         """Whether a GPU with so many bytes has room for it, a tenth of them kept free."""
         return self.total <= USABLE_SHARE * memory_bytes
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How micro-batches go through a pipeline of `stages`, each of `chunks` groups of layers (interleaved schedule).
+
+    `micro_batches` are of an iteration; None where there are enough to fill the pipeline. All may be arrays.
+    """
+
+    stages: Sizes = 1
+    chunks: Sizes = 1
+    micro_batches: Sizes | None = None
+
+    @property
+    def held_by_first(self) -> Any:
+        """Micro-batches that the first stage keeps at once: p by 1F1B, p + (p − 1)/v where interleaved.
+
+        Source: Narayanan et al. 2021, section 2.2; Korthikanti et al. 2022, section 4.2.3.
+        """
+        stages, chunks = np.asarray(self.stages), np.asarray(self.chunks)
+        return self._at_most_all(np.where(chunks > 1, stages + (stages - 1) / chunks, stages))
+
+    @property
+    def held_by_last(self) -> Any:
+        """Micro-batches that the last stage keeps at once: 1, or p·(v − 1) + 1 chunks where interleaved."""
+        stages, chunks = np.asarray(self.stages), np.asarray(self.chunks)
+        return self._at_most_all((stages * (chunks - 1) + 1) / chunks)
+
+    def _at_most_all(self, held: Any) -> Any:
+        return held if self.micro_batches is None else np.minimum(held, self.micro_batches)
 
 
 def training_memory(
@@ -54,35 +91,49 @@ def training_memory(
     sharding: Sharding | None = None,
     *,
     data_ranks: Sizes = 1,
-    zero_stage: int = 0,
-    stages: int = 1,
+    zero_stage: Sizes = 0,
+    stages: Sizes = 1,
     recompute: Recompute = "attention",
+    chunks: Sizes = 1,
+    micro_batches: Sizes | None = None,
+    context: Sizes = 1,
 ) -> MemoryNeed:
     """The need of one GPU of `data_ranks` that share by ZeRO stage 0 to 3, in a pipeline of `stages`.
 
-    `recompute` "attention" is also right for FlashAttention, which keeps no scores. The first stage of a pipeline is
-    counted, which holds as many micro-batches as there are stages (1F1B; Narayanan et al. 2021, section 2.2). Raises
-    UserError for a stage of ZeRO that there is not, for layers that cannot be cut into stages, and where a dimension
-    cannot be cut over the ranks.
+    `recompute` "attention" is also right for FlashAttention, which keeps no scores. Of a pipeline the fullest stage is
+    counted: the first, which holds the most micro-batches (`Schedule`), or the last, which has the logits. `context`
+    ranks (CP) share each sequence; they are among the `data_ranks`. Experts are shared by those ranks that have the
+    same ones. Raises UserError for a stage of ZeRO that there is not, for layers that cannot be cut into stages, and
+    where a dimension cannot be cut over the ranks.
     """
     sharding = sharding or Sharding()
-    if not 0 <= zero_stage <= LAST_STAGE:
+    stage = np.asarray(zero_stage)
+    if not (np.all(stage >= 0) and np.all(stage <= LAST_STAGE)):
         raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {zero_stage} was asked for.")
     if np.min(data_ranks) < 1:
         raise UserError(f"Training needs at least 1 data-parallel rank, but {np.min(data_ranks)} were asked for.")
-    if stages < 1 or np.any(np.asarray(model.layers) < stages):
+    if np.any(np.asarray(stages) < 1) or np.any(np.asarray(model.layers) < stages):
         raise UserError(f"{np.min(model.layers)} layers cannot be cut into {stages} stages.")
-    parameters = rank_parameters(model, sharding, stages)
-    shared = {name: data_ranks if zero_stage >= first else 1 for name, first in SHARED_FROM_STAGE.items()}
+    ours = rank_parameters(model, sharding, stages)
+    experts = rank_expert_parameters(model, sharding, stages)
+    like = np.maximum(1, np.asarray(data_ranks) // sharding.expert)
+
+    def held(name: str) -> Any:
+        is_shared = stage >= SHARED_FROM_STAGE[name]
+        return (ours - experts) / np.where(is_shared, data_ranks, 1) + experts / np.where(is_shared, like, 1)
+
+    schedule = Schedule(stages, chunks, micro_batches)
+    gathers = (stage >= SHARED_FROM_STAGE["weights"]) & (np.asarray(data_ranks) > 1)
     return MemoryNeed(
-        weights=WEIGHT_BYTES * parameters / shared["weights"],
-        gradients=GRADIENT_BYTES * parameters / shared["gradients"],
-        optimizer=OPTIMIZER_BYTES * parameters / shared["optimizer"],
-        activations=activation_bytes(model, micro_batch, seq, sharding, stages, recompute),
+        weights=WEIGHT_BYTES * held("weights"),
+        gradients=GRADIENT_BYTES * held("gradients"),
+        optimizer=OPTIMIZER_BYTES * held("optimizer"),
+        activations=_scheduled_bytes(model, micro_batch, seq, sharding, schedule, recompute) / context,
+        gathered=np.where(gathers, GATHERED_BYTES * _largest_gathered(model, sharding), 0.0),
     )
 
 
-def rank_parameters(model: ModelDimensions, sharding: Sharding, stages: int = 1) -> Any:
+def rank_parameters(model: ModelDimensions, sharding: Sharding, stages: Sizes = 1) -> Any:
     """Parameters on the first rank: its share of every matrix, embeddings cut over TP, and norms and biases whole.
 
     With a pipeline, its share of the layers beside the larger of what stands at the ends: embedding or output matrix.
@@ -94,10 +145,15 @@ def rank_parameters(model: ModelDimensions, sharding: Sharding, stages: int = 1)
     embedding = 1.0 * model.vocab * model.hidden
     in_no_product = model.parameters - _matrix_parameters(every) - (0 if model.tied else embedding)
     embedding_share = 1.0 * ceil_div(model.vocab, sharding.tensor) * model.hidden
-    if stages == 1:
-        return inside + outside + in_no_product + (0 if model.tied else embedding_share)
-    layers_share = ceil_div(model.layers, stages) / np.asarray(model.layers)
-    return (inside + in_no_product) * layers_share + np.maximum(outside, embedding_share)
+    alone = inside + outside + in_no_product + (0 if model.tied else embedding_share)
+    piped = (inside + in_no_product) * _layers_share(model, stages) + np.maximum(outside, embedding_share)
+    return np.where(np.asarray(stages) == 1, alone, piped)
+
+
+def rank_expert_parameters(model: ModelDimensions, sharding: Sharding, stages: Sizes = 1) -> Any:
+    """Those of them that belong to experts which tokens are routed to."""
+    routed = (part for part in linears(model, 1, sharding) if part.part.startswith("expert "))
+    return _matrix_parameters(routed) * _layers_share(model, stages)
 
 
 def activation_bytes(
@@ -105,25 +161,45 @@ def activation_bytes(
     micro_batch: Sizes,
     seq: Sizes,
     sharding: Sharding | None = None,
-    stages: int = 1,
+    stages: Sizes = 1,
     recompute: Recompute = "attention",
 ) -> Any:
-    """What the first stage keeps for backward, in 16 bits: s·b·h·(34 + 5·a·s/h) bytes a layer of a GPT.
+    """What the fullest stage keeps for backward, in 16 bits: s·b·h·(34 + 5·a·s/h) bytes a layer of a GPT.
 
     With TP and SP as table 2 of Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
     Models, here for any width, shared key-value heads, gated MLPs and experts; masks of dropout are counted. Where
     layers are recomputed, their inputs are kept and the one at work. Raises UserError for an unknown `recompute`.
     """
+    return _scheduled_bytes(model, micro_batch, seq, sharding or Sharding(), Schedule(stages), recompute)
+
+
+def _scheduled_bytes(
+    model: ModelDimensions, micro_batch: Sizes, seq: Sizes, sharding: Sharding, schedule: Schedule, recompute: Recompute
+) -> Any:
+    """Bytes that a stage keeps of whole sequences, of the stage that keeps the most."""
     check_recompute(recompute)
-    sharding = sharding or Sharding()
     tokens = 1.0 * micro_batch * seq
+    layers = _layers_bytes(model, seq, sharding, recompute)
+    at_work = _layers_bytes(model, seq, sharding, "attention") / model.layers if recompute == "layers" else 0.0
+    ends = _outside_bytes(model, sharding)
     # A stage in front holds one micro-batch more than the one behind it, each in its share of the layers.
-    per_stage = ceil_div(model.layers, stages) * stages / np.asarray(model.layers)
-    outside = _outside_bytes(model, sharding) if stages == 1 else model.hidden / _sequence_ranks(sharding) * stages
-    kept = _layers_bytes(model, seq, sharding, recompute) * per_stage
-    if recompute == "layers":
-        kept = kept + _layers_bytes(model, seq, sharding, "attention") / model.layers
-    return tokens * (kept + outside)
+    share = _layers_share(model, schedule.stages)
+    inputs = model.hidden / _sequence_ranks(sharding)
+    first = schedule.held_by_first * (layers * share + inputs)
+    last = schedule.held_by_last * layers * share + ends
+    return tokens * (at_work + np.where(np.asarray(schedule.stages) == 1, layers + ends, np.maximum(first, last)))
+
+
+def _layers_share(model: ModelDimensions, stages: Sizes) -> Any:
+    """Of all layers, those of the fullest stage."""
+    return ceil_div(model.layers, stages) / np.asarray(model.layers)
+
+
+def _largest_gathered(model: ModelDimensions, sharding: Sharding) -> Any:
+    """Parameters of the largest unit that is gathered at once: a layer, or embedding or output matrix."""
+    layers = (part for part in linears(model, 1, sharding) if not part.outside_layers)
+    layer = _matrix_parameters(layers) / np.asarray(model.layers)
+    return np.maximum(layer, 1.0 * ceil_div(model.vocab, sharding.tensor) * model.hidden)
 
 
 def _layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recompute: Recompute) -> Any:

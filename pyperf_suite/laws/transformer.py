@@ -29,13 +29,13 @@ class Sharding:
     """How layers are cut over ranks: by `tensor` parallelism (TP), and experts over `expert` ranks (EP).
 
     `sequence_parallel` (SP) cuts what TP leaves whole along the sequence (Korthikanti et al. 2022): of the products
-    the router and the projections down to a latent. `tensor` may be an array, for a grid. Raises UserError for ranks
-    below 1.
+    the router and the projections down to a latent. `tensor` and `expert` may be arrays, for a grid. Raises UserError
+    for ranks below 1.
     """
 
     tensor: Sizes = 1
     sequence_parallel: bool = False
-    expert: int = 1
+    expert: Sizes = 1
 
     def __post_init__(self) -> None:
         for name, ranks in (("tensor", self.tensor), ("expert", self.expert)):
@@ -158,7 +158,7 @@ def linears(
     sharding = sharding or Sharding()
     if np.min(tokens) < 1:
         raise UserError(f"A micro-batch has at least 1 token, but {np.min(tokens)} were asked for.")
-    if type(model) is ModelDimensions and np.ndim(sharding.tensor) == 0:
+    if type(model) is ModelDimensions and np.ndim(sharding.tensor) == np.ndim(sharding.expert) == 0:
         sharding.check(model)
     return (
         *_attention_linears(model, tokens, sharding, fused),

@@ -113,6 +113,65 @@ def test_a_grid_needs_what_its_models_need_alone() -> None:
     assert together.total.tolist() == pytest.approx([need.total for need in alone])
 
 
+def test_interleaved_stages_hold_more_and_few_micro_batches_less() -> None:
+    by_stage = activation_bytes(GPT, 1, 2048, Sharding(8, True), stages=8)
+
+    def held(**schedule: int) -> float:
+        need = training_memory(GPT, 1, 2048, Sharding(8, True), stages=8, **schedule)
+        return float(need.activations)
+
+    assert held() == by_stage
+    # L·(1 + (p − 1)/(p·v)): Korthikanti et al. 2022, section 4.2.3.
+    assert held(chunks=3) == pytest.approx(by_stage * (1 + 7 / (8 * 3)), rel=1e-3)
+    assert held(micro_batches=2) == pytest.approx(by_stage / 4, rel=1e-3)
+    assert held(chunks=3, micro_batches=8) == pytest.approx(by_stage, rel=1e-3)
+
+
+def test_the_last_stage_is_the_fullest_where_logits_are_most_of_it() -> None:
+    wide = LLAMA.resized(vocab=1 << 22)
+    logits = 4 * (1 << 22) * 8192
+    assert activation_bytes(wide, 1, 8192, stages=32, recompute="layers") > logits
+
+
+def test_context_parallel_ranks_share_the_sequence() -> None:
+    whole, shared = (training_memory(LLAMA, 1, 8192, context=context) for context in (1, 4))
+    assert shared.activations == whole.activations / 4
+    assert shared.weights == whole.weights
+
+
+def test_experts_are_shared_by_the_ranks_that_have_the_same_ones() -> None:
+    spread = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data_ranks=8, zero_stage=1)
+    experts = MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_parameters
+    rest = MIXTRAL.parameters - experts
+    assert spread.weights == pytest.approx(2 * (rest + experts / 8))
+    # Each expert is on one rank of the eight, so that none shares its moments.
+    assert spread.optimizer == pytest.approx(12 * (rest / 8 + experts / 8))
+    twice = training_memory(MIXTRAL, 1, 4096, Sharding(expert=8), data_ranks=16, zero_stage=1)
+    assert twice.optimizer == pytest.approx(12 * (rest / 16 + experts / 16))
+
+
+def test_a_layer_that_is_gathered_has_to_fit_beside_its_gradient_and_the_next_one() -> None:
+    shared = training_memory(GPT, 1, 2048, data_ranks=1024, zero_stage=3)
+    assert shared.gathered == pytest.approx(6 * 12 * 12288**2, rel=1e-3)
+    assert training_memory(GPT, 1, 2048, data_ranks=1024, zero_stage=2).gathered == 0
+    assert training_memory(GPT, 1, 2048, data_ranks=1, zero_stage=3).gathered == 0
+
+
+def test_a_grid_of_schedules_needs_what_each_needs_alone() -> None:
+    stages, chunks, batches, stage = (np.array(each) for each in ([1, 2, 8], [1, 4, 3], [4, 16, 8], [3, 1, 2]))
+    together = training_memory(
+        GPT, 2, 2048, Sharding(8, True), data_ranks=4, zero_stage=stage, stages=stages, chunks=chunks,
+        micro_batches=batches,
+    )  # fmt: skip
+    alone = [
+        training_memory(
+            GPT, 2, 2048, Sharding(8, True), data_ranks=4, zero_stage=z, stages=p, chunks=v, micro_batches=m
+        )
+        for z, p, v, m in zip(stage.tolist(), stages.tolist(), chunks.tolist(), batches.tolist(), strict=True)
+    ]
+    assert together.total.tolist() == pytest.approx([float(need.total) for need in alone])
+
+
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [

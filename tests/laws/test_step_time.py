@@ -10,7 +10,9 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.step_time import Plan, StepConstants, pack_constants, step_time
+from pyperf_suite.laws.micro_batch import StepConstants
+from pyperf_suite.laws.plan import Plan
+from pyperf_suite.laws.step_time import pack_constants, step_time
 from pyperf_suite.laws.traffic import pipeline_bubble
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
@@ -54,7 +56,7 @@ def seconds(plan: Plan, constants: StepConstants = IDLE_HOST, linked: bool = Tru
 
 
 def test_the_parts_add_up_to_the_iteration() -> None:
-    plan = Plan(64, 1, 1024, tensor=2, data=2, pipeline=4, recompute=True, fused_attention=False)
+    plan = Plan(64, 1, 1024, tensor=2, data=2, pipeline=4, recompute="layers", fused_attention=False)
     found = step_time("A100", MODEL, plan, StepConstants(1.2, 1e-3, 5e9), MadeUpPrices())
     assert sum(found.parts.values()) == pytest.approx(found.seconds)
     assert all(part >= 0 for part in found.parts.values())
@@ -64,7 +66,7 @@ def test_products_take_six_flop_a_parameter_and_token_and_eight_where_layers_are
     tokens = 64 * 1024
     in_layers, logits = 12 * 24 * 1024**2, 51200 * 1024
     assert parts(PLAN)["products"] == pytest.approx(6 * (in_layers + logits) * tokens / 1e14)
-    again = parts(replace(PLAN, recompute=True))["products"]
+    again = parts(replace(PLAN, recompute="layers"))["products"]
     assert again == pytest.approx((8 * in_layers + 6 * logits) * tokens / 1e14)
 
 
@@ -111,7 +113,7 @@ def test_tensor_parallelism_sends_four_times_a_layer_and_six_where_layers_are_co
     plan = replace(PLAN, tensor=2)
     activations_s = 2 * 2 * 1024 * 1024 / 1e9
     assert parts(plan)["tensor"] == pytest.approx(32 * (24 * 4 + 2) * activations_s)
-    assert parts(replace(plan, recompute=True))["tensor"] == pytest.approx(32 * (24 * 6 + 2) * activations_s)
+    assert parts(replace(plan, recompute="layers"))["tensor"] == pytest.approx(32 * (24 * 6 + 2) * activations_s)
     assert parts(PLAN)["tensor"] == 0
 
 

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Block
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.kernel_prices import KernelPrices, LawPrices
-from pyperf_suite.laws.step_time import MEASURED_GPU, Plan, StepConstants, pack_constants, step_time
+from pyperf_suite.laws.micro_batch import StepConstants
+from pyperf_suite.laws.plan import Plan
+from pyperf_suite.laws.step_time import MEASURED_GPU, pack_constants, step_time
 
 MULTI_NODE = "train_iteration_multi_node_a100.parquet"
 SINGLE_NODE = "train_iteration_single_node_a100.parquet"
@@ -96,7 +99,7 @@ def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
                 row["tensor_parallelism"],
                 row["data_parallelism"],
                 row["pipeline_parallelism"],
-                recompute=True,
+                recompute="layers",
                 fused_attention=False,
             ),
             row["iteration_time_(ms)"] * 1e-3,
@@ -149,14 +152,14 @@ class Remembered:
     """Prices that are asked for once for each shape: a fit asks for the same ones over and over."""
 
     def __init__(self, prices: KernelPrices) -> None:
-        self.gemm = functools.cache(prices.gemm)
-        self.attention = functools.cache(prices.attention)
-        self.memory_bound = functools.cache(prices.memory_bound)
-        self.collective = functools.cache(prices.collective)
+        self.gemm: Any = functools.cache(prices.gemm)
+        self.attention: Any = functools.cache(prices.attention)
+        self.memory_bound: Any = functools.cache(prices.memory_bound)
+        self.collective: Any = functools.cache(prices.collective)
 
 
 def _predicted(iteration: Iteration, constants: StepConstants, prices: KernelPrices) -> float:
-    return step_time(MEASURED_GPU, iteration.model, iteration.plan, constants, prices).seconds
+    return float(step_time(MEASURED_GPU, iteration.model, iteration.plan, constants, prices).seconds)
 
 
 def _sites(iterations: Sequence[Iteration]) -> NDArray[np.intp]:
@@ -164,7 +167,7 @@ def _sites(iterations: Sequence[Iteration]) -> NDArray[np.intp]:
     plans = [iteration.plan for iteration in iterations]
     return site_numbers(
         [iteration.model.hidden for iteration in iterations],
-        [plan.tensor for plan in plans],
-        [plan.data for plan in plans],
-        [plan.pipeline for plan in plans],
+        [int(plan.tensor) for plan in plans],
+        [int(plan.data) for plan in plans],
+        [int(plan.pipeline) for plan in plans],
     )

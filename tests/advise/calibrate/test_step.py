@@ -21,6 +21,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws import step_time as law
 from pyperf_suite.laws.calibration import load_calibration, shipped_path
 from pyperf_suite.laws.kernel_prices import LawPrices
+from pyperf_suite.laws.micro_batch import StepConstants
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def test_iterations_over_many_nodes_left_out_are_told_within_ten_percent(
 ) -> None:
     pytest.importorskip("pyarrow")
     multi = read_iterations(measured_tables, MULTI_NODE)
-    errors = left_out_errors(multi, law.StepConstants(1.0, 0.9e-3, 10e9), prices)
+    errors = left_out_errors(multi, StepConstants(1.0, 0.9e-3, 10e9), prices)
     assert len(errors) == len(multi) > 50
     assert np.mean(errors) < 0.1
     assert np.median(errors) < 0.06
@@ -54,7 +55,7 @@ def test_constants_that_made_up_iterations_were_made_of_are_found_again(
     measured_tables: Path, prices: Remembered
 ) -> None:
     pytest.importorskip("pyarrow")
-    truth = law.StepConstants(1.3, 0.5e-3, 8e9)
+    truth = StepConstants(1.3, 0.5e-3, 8e9)
     made = [
         replace(one, seconds=law.step_time(law.MEASURED_GPU, one.model, one.plan, truth, prices).seconds)
         for one in read_iterations(measured_tables, MULTI_NODE)[::4]

@@ -1,0 +1,344 @@
+"""Layouts: all that divide, priced and ranked; which rules hold, what does not fit; and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyperf_suite.advise.layout import Planned, planned, told_change
+from pyperf_suite.advise.layout_grid import SPLIT, WRITTEN, Cluster, Training, divisors, held_to, layouts
+from pyperf_suite.advise.layout_report import findings_of_layouts, layout_answer, layouts_as_json
+from pyperf_suite.advise.layout_rules import rules
+from pyperf_suite.cli import main
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.laws.calibration import Calibration
+from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.memory import training_memory
+from pyperf_suite.laws.micro_batch import StepConstants
+from pyperf_suite.laws.plan import Plan
+from pyperf_suite.laws.step_time import pack_constants, step_time
+from pyperf_suite.laws.transformer import Sharding
+
+A100 = find_gpu("A100")
+LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
+MIXTRAL = ModelDimensions(32, 4096, 14336, 32, 32000, kv_heads=8, gated=True, experts=8, top_k=2)
+SMALL = ModelDimensions(12, 768, 3072, 12, 50304, bias=True, tied=True, positions=1024)
+NODE = Cluster(A100, 8, 8, A100.memory_bytes)
+EIGHT_NODES = Cluster(A100, 64, 8, A100.memory_bytes)
+OPTIONS = ("--layers", "32", "--hidden", "4096", "--heads", "32", "--kv-heads", "8", "--ffn", "14336", "--vocab",
+           "128256", "--gpu", "A100", "--gpus", "64", "--global-batch", "512", "--seq", "4096")  # fmt: skip
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["layout", *arguments])
+
+
+@pytest.fixture(scope="module")
+def llama() -> Planned:
+    return planned(Training(LLAMA, 512, 4096), EIGHT_NODES)
+
+
+@pytest.fixture(scope="module")
+def answer(llama: Planned) -> Any:
+    return layout_answer(llama, 5)
+
+
+def test_divisors_are_all_there() -> None:
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert divisors(49) == [1, 7, 49]
+    assert divisors(1) == [1]
+
+
+@pytest.mark.parametrize("model", [LLAMA, MIXTRAL], ids=["dense", "experts"])
+def test_every_layout_uses_all_gpus_and_divides(model: ModelDimensions) -> None:
+    columns = layouts(Training(model, 48, 4096), EIGHT_NODES).columns
+    ranks = columns["data"] * columns["tensor"] * columns["pipeline"] * columns["context"]
+    assert np.all(ranks == 64)
+    assert not np.any(48 % (columns["data"] * columns["micro_batch"]))
+    assert not np.any(32 % (columns["pipeline"] * columns["chunks"]))
+    assert not np.any((columns["data"] * columns["context"]) % columns["expert"])
+    assert not np.any(model.experts % columns["expert"])
+    assert columns["expert"].max() == model.experts
+    rows = np.stack(list(columns.values()), axis=1)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+def test_every_split_of_the_gpus_is_there_or_counted_with_its_reason() -> None:
+    grid = layouts(Training(LLAMA, 512, 4096), EIGHT_NODES)
+    there = np.unique(np.stack([grid.columns[name] for name in SPLIT[:4]], axis=1), axis=0)
+    # Into four powers of two whose product is 2^6.
+    assert len(there) + sum(grid.uneven.values()) == 84
+    assert grid.uneven["TP does not divide the heads or the MLP"] == 1  # 64
+
+
+def test_what_fits_is_ranked_by_time_and_parts_add_up(llama: Planned) -> None:
+    ranked = llama.ranked
+    assert np.all(np.diff(llama.seconds[ranked]) >= 0)
+    assert np.all(llama.memory_bytes[ranked] <= llama.cluster.usable_bytes)
+    assert llama.seconds == pytest.approx(sum(llama.parts.values()))
+    assert all(np.all(part >= 0) for part in (*llama.parts.values(), *llama.memory.values()))
+    best = llama.best
+    assert best.tokens_per_s == pytest.approx(512 * 4096 / best.seconds)
+    assert 0.4 < best.mfu < 0.8
+    assert best.over_bytes == 0
+
+
+def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
+    rng = np.random.default_rng(0)
+    for place in rng.integers(len(llama.grid), size=20).tolist():
+        layout = llama.grid.at(place)
+        counts = {name: getattr(layout, name) for name in WRITTEN if name != "recompute"}
+        plan = Plan(512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True, **counts)
+        told = step_time("A100", LLAMA, plan)
+        assert llama.seconds[place] == pytest.approx(float(told.seconds), rel=1e-9)
+        assert {name: part[place] for name, part in llama.parts.items()} == pytest.approx(
+            {name: float(part) for name, part in told.parts.items()}, abs=1e-9
+        )
+        need = training_memory(
+            LLAMA, layout.micro_batch, 4096, Sharding(layout.tensor, True, layout.expert), data_ranks=plan.shards,
+            zero_stage=layout.zero_stage, stages=layout.pipeline, chunks=layout.chunks, context=layout.context,
+            micro_batches=plan.micro_batches, recompute="layers" if layout.recompute == "layers" else "attention",
+        )  # fmt: skip
+        assert llama.memory_bytes[place] == pytest.approx(float(need.total), rel=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 8), st.sampled_from([1, 2, 4, 6, 8]), st.integers(1, 96), st.sampled_from([100, 1024, 3000, 4096]),
+    st.booleans(), st.sampled_from([LLAMA, MIXTRAL, SMALL]), st.sampled_from([4, 40, 80]),
+)  # fmt: skip
+def test_whatever_is_asked_is_planned_or_refused_in_a_sentence(
+    nodes: int, per_node: int, batch: int, seq: int, fused: bool, model: ModelDimensions, gib: int
+) -> None:
+    cluster = Cluster(A100, nodes * per_node, per_node, gib * 2**30)
+    refusal = None
+    try:
+        found = planned(Training(model, batch, seq, fused), cluster)
+    except UserError as refused:
+        refusal = str(refused)
+    if refusal is not None:
+        assert "bytes more than" in refusal or "in any way" in refusal
+        return
+    answer = layout_answer(found, 3)
+    assert np.all(np.isfinite(found.seconds))
+    assert all(rule.agrees in (True, False, None) for rule in answer.rules)
+    assert json.loads(json.dumps(layouts_as_json(answer)))["fitting"] == len(found.ranked)
+    assert findings_of_layouts(answer).tables
+
+
+def test_flops_are_told_as_the_recipe_reckons_them(llama: Planned) -> None:
+    for place in llama.ranked[[0, -1]].tolist():
+        priced = llama.at(place)
+        passes = 4 if priced.layout.recompute == "layers" else 3
+        # params_B x passes x 2 x seq x global batch / (seconds x GPUs x 1e3), in TFLOP/s.
+        recipe = LLAMA.parameters / 1e9 * passes * 2 * 4096 * 512 / (priced.seconds * 64 * 1e3)
+        assert priced.flop_per_s / 1e12 == pytest.approx(recipe)
+
+
+def test_tens_of_thousands_are_evaluated_in_seconds() -> None:
+    gpt = ModelDimensions(96, 12288, 49152, 96, 51200, bias=True, tied=True, positions=2048)
+    start = time.process_time()
+    found = planned(Training(gpt, 1536, 2048), Cluster(A100, 1024, 8, A100.memory_bytes))
+    assert time.process_time() - start < 5
+    assert len(found.grid) > 50_000
+
+
+def test_a_small_model_is_best_left_whole() -> None:
+    best = planned(Training(SMALL, 512, 1024), NODE).best.layout
+    assert (best.data, best.tensor, best.pipeline, best.context) == (8, 1, 1, 1)
+
+
+def test_a_large_model_has_to_be_cut_and_stays_inside_nodes() -> None:
+    gpt = ModelDimensions(96, 12288, 49152, 96, 51200, bias=True, tied=True, positions=2048)
+    best = planned(Training(gpt, 1536, 2048), Cluster(A100, 1024, 8, A100.memory_bytes)).best.layout
+    assert best.tensor * best.pipeline * (best.data if best.zero_stage == 3 else 1) > 1
+    assert best.tensor <= 8
+
+
+def test_a_slower_network_and_link_make_what_sends_over_them_slower() -> None:
+    training = Training(LLAMA, 512, 4096, overlap=False)
+    fixed = {"tensor": 8, "pipeline": 1, "context": 1, "zero_stage": 1, "micro_batch": 8, "recompute": 0}
+    usual = planned(training, EIGHT_NODES, fixed=fixed).best.parts
+    slow = planned(training, replace(EIGHT_NODES, network_bytes_per_s=1e9), fixed=fixed).best.parts
+    assert slow["gradients"] > 3 * usual["gradients"]
+    assert slow["tensor"] == usual["tensor"]
+    pcie = replace(A100, link_bytes_per_s=31.5e9)
+    linked = planned(training, replace(EIGHT_NODES, gpu=pcie), fixed=fixed).best.parts
+    assert linked["tensor"] > 3 * usual["tensor"]
+    assert linked["products"] == usual["products"]
+
+
+def test_a_calibrations_own_constants_are_used() -> None:
+    block = pack_constants(StepConstants(2.0, 0.0, 10e9), {"mape": 5.0}, "made up")
+    training = Training(SMALL, 512, 1024)
+    own = planned(training, NODE, Calibration("A100 SXM", {"step": block}))
+    assert own.error_percent == 5.0
+    assert own.best.parts["products"] > 1.5 * planned(training, NODE).best.parts["products"]
+    assert planned(training, replace(NODE, gpu=find_gpu("H100"))).of_another_gpu
+
+
+def test_the_nearest_layout_that_fits_is_a_few_steps_away(llama: Planned) -> None:
+    place = int(llama.fastest(~llama.fits)[0])
+    near = llama.nearest_that_fits(place)
+    assert near.over_bytes == 0 < llama.at(place).over_bytes
+    assert told_change(llama.grid.at(place), near.layout).count("->") <= 3
+
+
+def test_axes_can_be_held_to_a_value(llama: Planned) -> None:
+    held = held_to(llama.grid, {"tensor": 4, "zero_stage": 1})
+    assert set(held.columns["tensor"].tolist()) == {4}
+    with pytest.raises(UserError, match=r"No layout that divides has TP 3.*take 1, 2, 4, 8, 16, 32"):
+        held_to(llama.grid, {"tensor": 3})
+    with pytest.raises(UserError, match=r"has PP 16 beside TP 8.*take PP 1, 2, 4, 8"):
+        held_to(llama.grid, {"tensor": 8, "pipeline": 16})
+
+
+def test_more_layouts_than_can_be_evaluated_at_once_are_refused_unless_axes_are_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pyperf_suite.advise.layout_grid.MOST_LAYOUTS", 2000)
+    training = Training(LLAMA, 512, 4096)
+    with pytest.raises(UserError, match="More than 2000 layouts divide, too many"):
+        planned(training, EIGHT_NODES)
+    held = planned(training, EIGHT_NODES, fixed={"context": 1, "chunks": 1, "recompute": 0, "tensor": 8})
+    assert 0 < len(held.grid) <= 2000
+
+
+def test_the_recipes_rules_are_told_with_whether_the_laws_agree(llama: Planned) -> None:
+    found = {rule.rule: rule for rule in rules(llama)}
+    inside = found["TP inside a node"]
+    assert inside.agrees is True
+    assert inside.gain is not None
+    assert inside.gain > 0.5
+    assert inside.kept is not None
+    assert inside.kept.layout.tensor <= 8
+    assert found["DP as far as possible"].agrees is not None
+    memory = found["18 bytes a parameter below 75 % of a GPU: no TP, no PP"]
+    assert "18 x 8.03 B parameters" in memory.here
+    assert "cut the model" in memory.here
+    small = rules(planned(Training(SMALL, 512, 1024), NODE))
+    assert "TP = PP = 1" in small[0].here
+    assert small[0].agrees is True
+
+
+def test_the_answer_is_whole(answer: Any) -> None:
+    findings = findings_of_layouts(answer)
+    titles = [table.title for table in findings.tables]
+    for title in ("Fastest layouts", "Best of each split", "Where the iteration goes", "Memory on the fullest GPU",
+                  "The recipe's rules", "Faster, but too large", "Splits of the GPUs"):  # fmt: skip
+        assert any(each.startswith(title) for each in titles)
+    assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
+    text = " ".join(findings.sentences)
+    assert "predicted" in text
+    assert "whole iterations 6.6 %" in text
+    assert "untested" in " ".join(row[-1] for table in findings.tables[:2] for row in table.rows)
+    assert all(0 <= unseen <= 1 for _, unseen in answer.top)
+
+
+def test_what_is_excluded_would_be_faster_and_has_a_neighbour_that_fits(answer: Any) -> None:
+    assert answer.excluded
+    for each in answer.excluded:
+        assert each.priced.seconds < answer.planned.best.seconds
+        assert each.priced.over_bytes > 0 == each.nearest.over_bytes
+
+
+def test_the_command_tells_it_in_text_and_as_json() -> None:
+    told = command(*OPTIONS, "--top", "3")
+    assert told.exit_code == 0, told.output
+    assert "Fastest layouts (predicted)" in told.output
+    found = json.loads(command(*OPTIONS, "--top", "3", "--json").stdout)
+    assert found["predicted"] is True
+    assert len(found["layouts"]) == 3
+    assert sum(found["layouts"][0]["parts_s"].values()) == pytest.approx(found["layouts"][0]["step_s"])
+    assert found["evaluated"] > found["fitting"] > 0
+    assert [rule["laws_agree"] for rule in found["rules"]].count(True) >= 1
+
+
+def test_a_configuration_file_and_held_axes_are_taken(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 4,
+              "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000,
+              "max_position_embeddings": 2048, "tie_word_embeddings": False}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = command("--config", str(tmp_path / "config.json"), "--gpu", "H100", "--gpus", "16", "--global-batch",
+                     "64", "--tp", "2", "--pp", "2", "--recompute", "layers", "--json")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["seq"] == 2048
+    assert found["constants_of_another_gpu"] is True
+    for each in found["layouts"]:
+        assert (each["layout"]["tensor"], each["layout"]["pipeline"], each["layout"]["recompute"]) == (2, 2, "layers")
+
+
+def test_a_calibration_file_is_taken(tmp_path: Path) -> None:
+    block = pack_constants(StepConstants(2.0, 1e-3, 10e9), {"mape": 5.0}, "made up")
+    path = Calibration("A100 SXM", {"step": block}).save(tmp_path / "own.npz")
+    usual, own = (
+        json.loads(command(*OPTIONS, "--json", "--top", "1", *more).stdout)
+        for more in ((), ("--calibration", str(path)))
+    )
+    assert own["held_out_error_percent"]["step"] == 5.0
+    assert own["layouts"][0]["step_s"] > 1.5 * usual["layouts"][0]["step_s"]
+    refused = command(*OPTIONS, "--calibration", str(path), "--link", "PCIe4")
+    assert refused.exit_code == 2
+    assert "beside a calibration, which has its own links" in " ".join(refused.output.split())
+
+
+def with_option(name: str, value: str) -> tuple[str, ...]:
+    """The usual options with one of them replaced or added."""
+    options = dict(zip(OPTIONS[::2], OPTIONS[1::2], strict=True)) | {name: value}
+    return tuple(part for pair in options.items() for part in pair)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (with_option("--gpus", "61"), "61 GPUs do not fill nodes of 8: take 56 or 64"),
+        ((*with_option("--gpus", "61"), "--gpus-per-node", "61"), "61 GPUs cannot share this model"),
+        (with_option("--gpus", "0"), "--gpus has to lie between 1 and 1048576, but 0"),
+        (with_option("--gpus", "-8"), "--gpus has to lie between 1 and 1048576, but -8"),
+        (with_option("--gpus", str(10**30)), "--gpus has to lie between"),
+        ((*OPTIONS, "--gpus-per-node", "0"), "--gpus-per-node has to lie between"),
+        (with_option("--global-batch", "0"), "--global-batch has to lie between 1"),
+        (with_option("--seq", "-1"), "--seq has to"),
+        (with_option("--gpu", "H2000"), "no GPU 'H2000'"),
+        ((*OPTIONS, "--memory", "0"), "--memory has to lie above 0"),
+        ((*OPTIONS, "--memory", "nan"), "--memory has to lie above 0"),
+        ((*OPTIONS, "--memory", "0.5"), "bytes more than the 0.5 GiB"),
+        ((*OPTIONS, "--network", "fast"), "'fast' is not the rate of a network"),
+        ((*OPTIONS, "--link", "NVLink9"), "'NVLink9' is no link within a node"),
+        ((*OPTIONS, "--tp", "3"), "No layout that divides has TP 3"),
+        ((*OPTIONS, "--zero", "4"), "No layout that divides has ZeRO 4"),
+        ((*OPTIONS, "--dp", "0"), "--dp cannot be 0"),
+        ((*OPTIONS, "--recompute", "some"), "cannot recompute 'some'"),
+        ((*OPTIONS, "--top", "0"), "--top has to lie between"),
+        ((*OPTIONS, "--dp", "64", "--zero", "0"), "No layout as asked for fits"),
+        (with_option("--hidden", "0"), "--hidden has to be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    result = command(*arguments)
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+
+
+def test_a_layout_that_does_not_fit_is_told_in_bytes_with_the_nearest_that_does() -> None:
+    told = " ".join(command(*OPTIONS, "--dp", "64", "--zero", "0").output.split())
+    assert "bytes more than the 72.0 GiB that are usable" in told
+    assert "the nearest that fits is DP 64, TP 1, PP 1, ZeRO" in told
+
+
+def test_where_nothing_fits_a_cluster_that_would_do_is_named() -> None:
+    told = " ".join(command(*with_option("--gpus", "1")).output.split())
+    assert "No layout fits 1 GPU:" in told
+    assert "GPUs would do, by" in told
