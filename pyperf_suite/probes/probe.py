@@ -19,7 +19,7 @@ class Probe(ABC):
 
     name: ClassVar[str]
     question: ClassVar[str]
-    # What is not timed has no place in pytest-benchmark, nor in a run that names no probe.
+    # What is not timed has no place in pytest-benchmark's table, nor in a run that names no probe.
     is_timed: ClassVar[bool] = True
 
     @abstractmethod

@@ -78,6 +78,18 @@ def test_a_benchmark_file_named_by_its_path_is_collected_once(suite: pytest.Pyte
     result.assert_outcomes(passed=4)
 
 
+def test_what_is_read_and_not_timed_passes_beside_the_table_of_times(suite: pytest.Pytester) -> None:
+    file = str(BENCHMARKS / "bench_topology.py")
+    result = suite.runpytest_subprocess(
+        file, "-p", "no:cacheprovider", "--benchmark-only", "--benchmark-json", "out.json"
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["topology", "*What was found, against what could be*"])
+    assert json.loads(journal(suite).read_text())["kind"] == "static"
+    result = suite.runpytest_subprocess(file, "-p", "no:cacheprovider", "--benchmark-disable")
+    result.assert_outcomes(passed=1)
+
+
 def test_disabled_benchmarks_are_verified_once_and_leave_no_results(suite: pytest.Pytester) -> None:
     result = run(suite, "--benchmark-disable")
     assert result.parseoutcomes()["passed"] == 4

@@ -10,7 +10,14 @@ from typing import Any
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.activations import Keeping, kept_bytes
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.memory import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, activation_bytes, training_memory
+from pyperf_suite.laws.memory import (
+    GRADIENT_BYTES,
+    OPTIMIZER_BYTES,
+    WEIGHT_BYTES,
+    MemoryNeed,
+    activation_bytes,
+    training_memory,
+)
 from pyperf_suite.laws.model_flops import Recompute
 from pyperf_suite.measure.ratio import exactly
 from pyperf_suite.operators.training.saved_memory import TrainingMemoryParameters
@@ -40,6 +47,7 @@ KNOWN = {
     "Llama-2 7B": ModelDimensions(32, 4096, 11008, 32, 32000, gated=True),
 }
 KNOWN_SEQ = 2048
+PART_NAMES = {"optimizer": "AdamW", "gathered": "gathered layers"}
 FORMULA_OF: dict[str, Recompute] = {"none": "attention", "selective": "attention", "every": "layers"}
 
 
@@ -286,7 +294,7 @@ def _zero_table() -> Table:
         need = training_memory(model, 1, KNOWN_SEQ, data_ranks=8, zero_stage=stage)
         parts = (getattr(need, field.name) for field in fields(need))
         rows.append((str(stage), *(f"{part / 1e9:.2f}" for part in parts), f"{need.total / 1e9:.2f}"))
-    columns = ("ZeRO stage", "weights", "gradients", "AdamW", "activations", "all")
+    columns = ("ZeRO stage", *(PART_NAMES.get(part.name, part.name) for part in fields(MemoryNeed)), "all")
     return Table(f"By the law, GB a rank of 8 for {name}, one sequence of {KNOWN_SEQ}", columns, tuple(rows))
 
 

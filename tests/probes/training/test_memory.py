@@ -98,3 +98,10 @@ def test_a_law_that_is_off_is_said_to_be_and_where():
 
 def test_nothing_is_said_of_no_records():
     assert Memory().findings([]).sentences == ()
+
+
+def test_every_row_of_every_table_has_a_figure_under_each_heading():
+    tables = Memory().findings([record(SMALL)]).tables
+    assert len(tables) == 3
+    for table in tables:
+        assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
