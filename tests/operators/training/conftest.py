@@ -10,9 +10,9 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.runner.worker_pool import WorkerPool
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def workers() -> Iterator[WorkerPool]:
-    """One pool for all tests, as starting a group takes seconds."""
+    """One pool for all tests of a file, as starting a group takes seconds; other files look for ranks of their own."""
     pytest.importorskip("torch.distributed")
     with WorkerPool(resolve("cpu"), 60.0) as pool:
         yield pool
