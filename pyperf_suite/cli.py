@@ -21,6 +21,7 @@ from pyperf_suite.ab_command import ab
 from pyperf_suite.advise_commands import explain, size
 from pyperf_suite.calibrate_command import calibrate
 from pyperf_suite.compare_command import compare
+from pyperf_suite.doctor_command import doctor
 from pyperf_suite.errors import UserError
 from pyperf_suite.history_commands import export, history, prune
 from pyperf_suite.layout_command import layout
@@ -76,7 +77,7 @@ def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""
 
 
-for each in (ab, calibrate, compare, explain, export, history, layout, prune, selfcheck, size, track):
+for each in (ab, calibrate, compare, doctor, explain, export, history, layout, prune, selfcheck, size, track):
     main.add_command(each)
 
 

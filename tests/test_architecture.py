@@ -23,11 +23,11 @@ LAYERS = (
     ("operators",),
     ("runner",),
     ("probes",),
-    ("history", "advise", "report"),
+    ("history", "advise", "report", "doctor"),
     ("model_options", "outcome"),
     (
         *("ab_command", "advise_commands", "calibrate_command", "compare_command", "history_commands"),
-        *("layout_command", "selfcheck_command", "track_command", "pytest_run"),
+        *("doctor_command", "layout_command", "selfcheck_command", "track_command", "pytest_run"),
     ),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),

@@ -157,6 +157,37 @@ class FakeNvml:
         mask._obj.value = 0x4 | 0x1  # power cap, and idle, which is none
         return 0
 
+    def nvmlDeviceGetComputeMode(self, device: ctypes.c_void_p, mode: Any) -> int:
+        mode._obj.value = 3
+        return 0
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, device: ctypes.c_void_p, milliwatts: Any) -> int:
+        milliwatts._obj.value = 700_000
+        return 0
+
+    def nvmlDeviceGetMigMode(self, device: ctypes.c_void_p, current: Any, pending: Any) -> int:
+        current._obj.value = 1
+        return 0
+
+    def nvmlDeviceGetTotalEccErrors(self, device: ctypes.c_void_p, kind: int, counter: int, errors: Any) -> int:
+        errors._obj.value = {(1, 0): 3}[(kind, counter)]
+        return 0
+
+    def nvmlDeviceGetRemappedRows(self, device: ctypes.c_void_p, *answers: Any) -> int:
+        for answer, value in zip(answers, (2, 1, 1, 0), strict=True):
+            answer._obj.value = value
+        return 0
+
+    def nvmlDeviceGetTemperatureThreshold(self, device: ctypes.c_void_p, threshold: int, celsius: Any) -> int:
+        celsius._obj.value = {1: 87}[threshold]
+        return 0
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: ctypes.c_void_p, count: Any, found: Any) -> int:
+        count._obj.value = 2
+        found[0].process, found[0].memory_bytes = 41, 1 << 30
+        found[1].process, found[1].memory_bytes = 42, 1 << 20
+        return 0
+
     def nvmlDeviceGetNvLinkState(self, device: ctypes.c_void_p, link: int, active: Any) -> int:
         active._obj.value = int(link < self.links)
         return 0 if link < 18 else 2
