@@ -20,7 +20,9 @@ from pyperf_suite import __version__
 from pyperf_suite.ab_command import ab
 from pyperf_suite.advise_commands import explain, size
 from pyperf_suite.calibrate_command import calibrate
+from pyperf_suite.command_group import Suite
 from pyperf_suite.compare_command import compare
+from pyperf_suite.completion_command import completion
 from pyperf_suite.doctor_command import doctor
 from pyperf_suite.errors import UserError
 from pyperf_suite.history_commands import export, history, prune
@@ -54,7 +56,7 @@ class Finite(click.FloatRange):
         return number
 
 
-class SpokenErrors(click.Group):
+class SpokenErrors(Suite):
     """A UserError from any command is one sentence on standard error and exit code 2, click's own for bad usage."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -77,7 +79,21 @@ def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""
 
 
-for each in (ab, calibrate, compare, doctor, explain, export, history, layout, prune, selfcheck, size, track):
+for each in (
+    ab,
+    calibrate,
+    compare,
+    completion,
+    doctor,
+    explain,
+    export,
+    history,
+    layout,
+    prune,
+    selfcheck,
+    size,
+    track,
+):
     main.add_command(each)
 
 

@@ -16,25 +16,27 @@ import pyperf_suite
 PACKAGE = Path(pyperf_suite.__file__).parent
 # Lowest first. A part imports from parts below its own layer, never from beside or above.
 LAYERS = (
-    ("errors", "_native", "kernels"),
+    ("errors", "nearest", "_native", "kernels"),
     ("hardware",),
     ("laws",),
     ("measure", "ranks"),
     ("operators",),
     ("runner",),
     ("probes",),
-    ("history", "advise", "report", "doctor"),
-    ("model_options", "outcome"),
+    ("history", "advise", "report", "doctor", "vocabulary", "first_use"),
+    ("completions", "model_options", "outcome"),
     (
         *("ab_command", "advise_commands", "calibrate_command", "compare_command", "history_commands"),
-        *("doctor_command", "layout_command", "selfcheck_command", "track_command", "pytest_run"),
+        *("completion_command", "doctor_command", "layout_command", "selfcheck_command", "track_command", "pytest_run"),
     ),
+    ("command_group",),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),
 )
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 MEASURING_PATH = (
     "errors",
+    "nearest",
     "laws",
     "hardware",
     "measure",

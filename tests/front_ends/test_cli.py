@@ -79,7 +79,7 @@ def test_a_torn_last_line_is_a_plain_warning_and_the_run_goes_on(tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("run", "tile_weave"), "Unknown probe 'tile_weave': choose from tile_wave, baseline"),
+        (("run", "tile_weave"), "Unknown probe 'tile_weave': did you mean tile_wave?"),
         (("run", "tile_wave", "--profile", "slow"), "Unknown profile 'slow'"),
         (("run", "tile_wave", "--device", "tpu"), "tpu"),
         (("run", "tile_wave", "--device", "cuda:31"), "cuda:31"),
