@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -133,8 +132,8 @@ def threads(readings: CpuReadings) -> Check:
 def quota(readings: CpuReadings) -> Check:
     """Whether a control group throttles this process."""
     cores = readings.settings["cpu_quota_cores"]
-    usable = len(readings.layout.allowed_cpus) or os.cpu_count() or 1
-    if not isinstance(cores, float) or cores >= usable:
+    usable = len(readings.layout.allowed_cpus)
+    if not isinstance(cores, float) or 0 < usable <= cores:
         return Check("CPU quota", "ok", "none that binds")
     advice = "Run without a CPU quota, or give whole CPUs instead of time (docker: --cpuset-cpus; SLURM: --exclusive)."
     if cores < 1:

@@ -35,7 +35,10 @@ class GpuReading:
 
 @dataclass(frozen=True)
 class GpuReadings:
-    """What CUDA's driver and NVML say; `refusal` where CUDA cannot be used, `silence` where NVML cannot."""
+    """What CUDA's driver and NVML say; `refusal` where CUDA cannot be used, `silence` where NVML cannot.
+
+    `on_bus` counts NVIDIA's GPUs with or without a driver, `visible` is CUDA_VISIBLE_DEVICES, None where it is not set.
+    """
 
     on_bus: int
     gpus: tuple[GpuReading, ...]
@@ -43,6 +46,7 @@ class GpuReadings:
     driver: str | None
     refusal: str | None
     silence: str | None
+    visible: str | None = None
 
 
 def read_gpus(
@@ -60,6 +64,7 @@ def read_gpus(
         driver=answers.driver_version() if answers else None,
         refusal=refusal,
         silence=None if answers else str(manager),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
 
@@ -127,8 +132,7 @@ def driver_check(readings: GpuReadings) -> Check:
     why = readings.refusal or "this process may use none of them"
     if not readings.on_bus:
         return Check("driver", "not applicable", f"no NVIDIA GPU on the bus: {why}; what runs here runs on the CPU")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    hidden = "" if visible is None else f", with CUDA_VISIBLE_DEVICES={visible!r}"
+    hidden = "" if readings.visible is None else f", with CUDA_VISIBLE_DEVICES={readings.visible!r}"
     return Check(
         "driver",
         "problem",
@@ -313,10 +317,10 @@ def memory_errors(prefix: str, reading: GpuReading) -> Check:
 
 
 def neighbours(prefix: str, reading: GpuReading) -> Check:
-    """Other processes on the GPU."""
+    """Other processes on the GPU; the doctor makes no context of its own before it asks."""
     if reading.processes is None:
         return Check(f"{prefix}other processes", "not applicable", "not told")
-    others = [(number, size) for number, size in reading.processes if number != os.getpid()]
+    others = reading.processes
     if not others:
         return Check(f"{prefix}other processes", "ok", "none")
     named = ", ".join(f"{number} ({gib(size)})" for number, size in others[:4])

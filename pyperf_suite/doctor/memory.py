@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
-
-import psutil
 
 from pyperf_suite.doctor.check import Check, gib
 from pyperf_suite.hardware import cgroup, memory
-from pyperf_suite.hardware.kernel_files import KernelFiles
+from pyperf_suite.hardware.kernel_files import KernelFiles, parse_bytes
 from pyperf_suite.hardware.state import kernel_state
 
 GIB = 2**30
@@ -27,8 +26,8 @@ class MemoryReadings:
     available_bytes: int
     limit_bytes: int | None
     huge_pages: str | None
-    swap_total_bytes: int
-    swap_used_bytes: int
+    swap_total_bytes: int | None
+    swap_used_bytes: int | None
     swapped_pages: int  # while the machine was watched
     shared_total_bytes: int | None
     shared_free_bytes: int | None
@@ -38,20 +37,26 @@ class MemoryReadings:
 
 def read_memory(files: KernelFiles, swapped_pages: int) -> MemoryReadings:
     """The readings now; pages swapped are those of the time that `load` watched."""
-    swap = psutil.swap_memory()
     total, free = _shared()
+    swap, unused = _told(files, "SwapTotal"), _told(files, "SwapFree")
     return MemoryReadings(
         available_bytes=memory.available_bytes(files),
         limit_bytes=cgroup.memory_limit_bytes(files),
         huge_pages=kernel_state(files, frozenset())["transparent_hugepages"],
-        swap_total_bytes=swap.total,
-        swap_used_bytes=swap.used,
+        swap_total_bytes=swap,
+        swap_used_bytes=None if swap is None or unused is None else swap - unused,
         swapped_pages=swapped_pages,
         shared_total_bytes=total,
         shared_free_bytes=free,
         locked_limit_bytes=_locked_limit(),
         has_network_cards=bool(files.matching("sys/class/infiniband/*")),
     )
+
+
+def _told(files: KernelFiles, name: str) -> int | None:
+    """A figure of /proc/meminfo in bytes."""
+    match = re.search(rf"^{name}:\s*(\d+ kB)$", files.text("proc/meminfo") or "", re.MULTILINE)
+    return parse_bytes(match[1]) if match else None
 
 
 def _shared() -> tuple[int | None, int | None]:
@@ -97,10 +102,13 @@ def swap(readings: MemoryReadings) -> Check:
             f"{readings.swapped_pages} pages went to or came from the disk within a second",
             "Free memory before measuring; what is swapped now is timed as a disk's.",
         )
-    if readings.swap_total_bytes == 0:
+    total, used = readings.swap_total_bytes, readings.swap_used_bytes
+    if total is None or used is None:
+        return Check("swap", "not applicable", "this system does not tell")
+    if total == 0:
         return Check("swap", "ok", "none")
-    told = f"{gib(readings.swap_used_bytes)} of {gib(readings.swap_total_bytes)} used"
-    if readings.swap_used_bytes < SWAPPED_SHARE * readings.swap_total_bytes:
+    told = f"{gib(used)} of {gib(total)} used"
+    if used < SWAPPED_SHARE * total:
         return Check("swap", "ok", told)
     return Check(
         "swap",

@@ -176,14 +176,16 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
     chosen, why = _chosen(found, wanted, (readings.torch or {}).get("opened", {}))
     told = "; ".join(_told(each, chosen) for each in found)
     if chosen is not None:
-        told = told or chosen
+        if all(each.copy.path != chosen for each in found):
+            told = "; ".join(filter(None, (told, f"{chosen} (torch)")))
         return Check(wanted.name, "ok", f"{told}. Opened: {chosen}, {why}")
     broken = next((each for each in found if each.copy.found_by == wanted.override), None)
     if broken is not None:
         return Check(
             wanted.name,
             "problem",
-            f"{wanted.override}={broken.copy.path} does not open: {broken.answer.get('error')}",
+            f"{wanted.override}={broken.copy.path} does not open: "
+            f"{broken.answer.get('error', 'a run wants an absolute path')}",
             "A variable that is set is never passed over: correct it or unset it.",
             f"unset {wanted.override}",
         )
@@ -198,7 +200,7 @@ def _chosen(found: Sequence[Opened], wanted: Library, opened_by_torch: Mapping[s
     """The path that a run opens, and why; None where nothing opens."""
     override = next((each for each in found if each.copy.found_by == wanted.override), None)
     if override is not None:
-        works = "error" not in override.answer
+        works = "error" not in override.answer and override.copy.path.startswith("/")
         return (override.copy.path, f"because {wanted.override} names it") if works else (None, "")
     if wanted.stem in opened_by_torch:
         return opened_by_torch[wanted.stem], "because importing torch has it in the process before"

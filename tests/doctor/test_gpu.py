@@ -63,7 +63,7 @@ def test_a_machine_without_a_gpu_is_not_blamed_for_it(machine):
     assert check.verdict == "not applicable"
 
 
-def test_a_gpu_on_the_bus_that_cuda_cannot_use_is_a_problem(machine):
+def test_a_gpu_on_the_bus_that_cuda_cannot_use_is_a_problem(machine, monkeypatch):
     card = "sys/bus/pci/devices/0000:17:00.0"
     bridge = "sys/bus/pci/devices/0000:18:00.0"
     files = machine(
@@ -74,6 +74,8 @@ def test_a_gpu_on_the_bus_that_cuda_cannot_use_is_a_problem(machine):
             f"{bridge}/class": "0x068000\n",
         }
     )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (check,) = gpu_checks(read_gpus(files, ABSENT, ABSENT))
     assert check.verdict == "problem"
+    assert "CUDA_VISIBLE_DEVICES=''" in check.found
     assert check.found.startswith("1 NVIDIA on the PCI bus, but libcuda.so.1 cannot be opened")

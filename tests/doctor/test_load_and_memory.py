@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pyperf_suite.doctor.load import LoadReadings, load_checks
-from pyperf_suite.doctor.memory import MemoryReadings, memory_checks
+from pyperf_suite.doctor.memory import MemoryReadings, memory_checks, read_memory
 from pyperf_suite.hardware.activity import Activity, Busy
 
 GIB = 2**30
@@ -74,6 +74,7 @@ def test_where_nothing_is_counted_nothing_is_judged():
         ("swap", {"swapped_pages": 900}, "problem", "900 pages"),
         ("swap", {"swap_total_bytes": 8 * GIB, "swap_used_bytes": GIB}, "warning", "1.0 GiB of 8.0 GiB"),
         ("swap", {"swap_total_bytes": 8 * GIB}, "ok", "of 8.0 GiB"),
+        ("swap", {"swap_total_bytes": None}, "not applicable", "does not tell"),
         ("huge pages", {"huge_pages": "never"}, "warning", "4 KiB"),
         ("/dev/shm", {"shared_total_bytes": 64 * 2**20, "shared_free_bytes": 64 * 2**20}, "problem", "64 MiB"),
         ("/dev/shm", {"shared_free_bytes": GIB // 2}, "warning", "512 MiB free of 32.0 GiB"),
@@ -85,3 +86,12 @@ def test_where_nothing_is_counted_nothing_is_judged():
 def test_memory_is_judged_by_what_runs_out_first(name, readings, verdict, words):
     check = named(memory_checks(dataclasses.replace(ROOMY, **readings)))[name]
     assert (check.verdict, words in check.found) == (verdict, True), check
+
+
+def test_swap_and_huge_pages_are_read_from_the_kernels_files(machine):
+    meminfo = "MemTotal: 16000000 kB\nSwapTotal: 2097152 kB\nSwapFree: 1048576 kB\n"
+    pages = "sys/kernel/mm/transparent_hugepage/enabled"
+    read = read_memory(machine({"proc/meminfo": meminfo, pages: "always madvise [never]\n"}), swapped_pages=3)
+    assert (read.swap_total_bytes, read.swap_used_bytes, read.swapped_pages) == (2 * GIB, GIB, 3)
+    assert read.huge_pages == "never"
+    assert read_memory(machine({"proc/meminfo": ""}), 0).swap_total_bytes is None

@@ -57,6 +57,12 @@ def test_a_variable_that_names_a_copy_is_never_passed_over(software):
     assert check.command == "unset PYPERF_LIBNCCL"
 
 
+def test_a_variable_that_names_a_relative_path_is_a_problem_though_it_opens(software):
+    asked = Opened(Copy("libnccl.so.2", NCCL.override), {"version": "2.30.1"})
+    check = named(software(copies={"NCCL": (asked, WHEEL)}))["NCCL"]
+    assert (check.verdict, "absolute path" in check.found) == ("problem", True)
+
+
 def test_a_library_that_is_missing_is_a_problem_only_where_there_is_a_gpu(software):
     assert named(software())[NVRTC.name].verdict == "not applicable"
     check = named(software(gpus=1))[NVRTC.name]
