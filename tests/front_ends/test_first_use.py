@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import click
 import pytest
@@ -21,6 +23,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.nearest import nearest, offer
 from pyperf_suite.probes import PROBES
 
+RESULTS = Path(__file__).resolve().parents[2] / "bench_results"
 OWN_PROGRAMS = ("pyperf-suite", "pyperf_suite")
 
 
@@ -124,6 +127,22 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest(arguments, senten
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert sentence in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("history", "--machine", "cpu-intel-xeon-2c"), "did you mean cpu-intel-xeon-processor-2c?"),
+        (("history", "compiled_kernle"), "`pyperf-suite history` lists those there are"),
+        (("compare", "20261121T060451Z-ac66", "latest"), "did you mean 20261121T060451Z-ac65? Else name"),
+    ],
+)
+def test_stored_names_that_are_not_there_are_answered_with_the_nearest(tmp_path, arguments, sentence):
+    (stored,) = RESULTS.glob("*/20261121T060451Z-ac65")
+    shutil.copytree(stored, tmp_path / stored.parent.name / stored.name)
+    result = invoke(*arguments, "--results", str(tmp_path))
+    assert result.exit_code == 2
+    assert sentence in " ".join(result.output.split())
 
 
 def test_nearest_names_are_few_and_everything_is_offered_where_none_is_near():
