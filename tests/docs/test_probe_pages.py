@@ -17,7 +17,7 @@ from pyperf_suite.probes.axes import overrides_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "probes").glob("*.md"))
-DOCUMENTS = [ROOT / "docs" / "README.md", *PAGES]
+DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), *PAGES]
 SECTIONS = ("## What it shows", "## How to read", "## The law", "## What can mislead", "## Sources")
 
 
