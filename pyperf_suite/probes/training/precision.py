@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.precision_step import CAST_CACHES, PrecisionStepParameters
-from pyperf_suite.operators.training.training_step import PRECISIONS
+from pyperf_suite.operators.training.trained_shape import PRECISIONS
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.training.precision_findings import AUTOCAST, explain

@@ -9,7 +9,8 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
-from pyperf_suite.operators.training.training_step import PRECISIONS, TrainingStep, TrainingStepParameters
+from pyperf_suite.operators.training.trained_shape import PRECISIONS
+from pyperf_suite.operators.training.training_step import TrainingStep, TrainingStepParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 
