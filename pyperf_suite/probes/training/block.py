@@ -11,7 +11,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.measure.ratio import Ratio, exactly
+from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.operators.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
 from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
@@ -26,6 +26,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 
 FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSCIENCE, 0.9, 1.1)
+MODELS = ("block", "gpt")
 SWITCH = {"no": False, "yes": True}
 # Square products of these edges, the fastest of which stands for what the machine can multiply (MAMF); a GPU's data
 # sheet stands beside it.
@@ -51,6 +52,17 @@ class BlockAxes:
     vocab: tuple[int, ...]
     workers: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        """Raise UserError for a word there is not, or a size that cannot be."""
+        for name, allowed in (("model", MODELS), ("compiled", tuple(SWITCH)), ("part", BLOCK_PARTS)):
+            for value in getattr(self, name):
+                if value not in allowed:
+                    raise UserError(f"{name}={value} was asked for: choose from {', '.join(allowed)}.")
+        for name, least in (("layers", 1), ("vocab", 0)):
+            for number in getattr(self, name):
+                if number < least:
+                    raise UserError(f"{name}={number} was asked for, but {name} is at least {least}.")
+
 
 class Block(Probe):
     """Whole steps, the parts of a block, and products that both are held against."""
@@ -63,7 +75,7 @@ class Block(Probe):
         gpu, quick = device.kind == "cuda", profile == "quick"
         plain, dropped = Checkpointing(), Checkpointing("every")
         return BlockAxes(
-            model=("block",) if quick else ("block", "gpt"),
+            model=MODELS[:1] if quick else MODELS,
             compiled=("no", "yes") if profile == "full" or (gpu and not quick) else ("no",),
             checkpointing=(plain,) if quick else (plain, dropped),
             precision=("bfloat16",) if gpu else ("float32",),
@@ -80,11 +92,7 @@ class Block(Probe):
         )
 
     def sweep(self, axes: BlockAxes) -> list[Case]:
-        """Steps of every model, parts of every block, products of every precision. Raises UserError for a word."""
-        for name, allowed in (("model", ("block", "gpt")), ("compiled", tuple(SWITCH))):
-            for value in getattr(axes, name):
-                if value not in allowed:
-                    raise UserError(f"{name}={value} was asked for, but it is one of {', '.join(allowed)}.")
+        """Steps of every model, parts of every block, products of every precision."""
         cases: dict[str, Case] = {}
         for case in itertools.chain(_steps(axes), _parts(axes), _products(axes)):
             cases.setdefault(case.case_id, case)
@@ -195,11 +203,15 @@ def _products(axes: BlockAxes) -> Iterator[Case]:
 
 
 def _name(p: TrainingStepParameters) -> str:
+    return f"{_model(p)}, {p.precision}{', compiled' if p.compiled else ''}"
+
+
+def _model(p: TrainingStepParameters) -> str:
     what = f"a GPT of {p.layers} layers and {p.vocab} tokens of vocabulary" if p.vocab else "a block"
     if not p.vocab and p.layers > 1:
         what = f"{p.layers} blocks"
     dropped = "" if p.checkpointing.kind == "none" else f", checkpointing {p.checkpointing}"
-    return f"{what}, hidden {p.hidden}, {p.batch} x {p.seq}, {p.precision}{dropped}{', compiled' if p.compiled else ''}"
+    return f"{what}, hidden {p.hidden}, {p.batch} x {p.seq}{dropped}"
 
 
 def _parameters_of(reading: Reading) -> int:
@@ -221,11 +233,13 @@ def _step_sentences(steps: Sequence[Reading], peaks: _Peaks) -> Iterator[str]:
         if sheet is not None:
             told += f"; MFU {1e14 * rate / sheet:.1f} % of the data sheet's"
         yield told + "."
-    for each in steps:
-        p = each.case.parameters
-        counted = guides_flop(p, _parameters_of(each)) / computed_flop(p)
-        yield FORMULA.sentence(
-            "The guide's formula counts {} of the FLOPs that are computed", exactly(counted), f"({_name(p)})"
+    told_of: dict[TrainingStepParameters, Reading] = {}
+    for each in steps:  # FLOPs are the same in any precision, compiled or not
+        told_of.setdefault(replace(each.case.parameters, precision="float32", compiled=False), each)
+    for p, each in told_of.items():
+        share = guides_flop(p, _parameters_of(each)) / computed_flop(p)
+        yield FORMULA.counted(
+            f"The guide's formula counts {share:.2f} x the FLOPs that are computed ({_model(p)})", share
         )
 
 
@@ -235,7 +249,7 @@ def _compiled_sentences(steps: Sequence[Reading]) -> Iterator[str]:
         plain = eager.get(replace(each.case.parameters, compiled=False))
         ratio = speedup(plain, each) if each.case.parameters.compiled and plain is not None else None
         if ratio is not None and plain is not None:
-            yield f"torch.compile makes a step {ratio} x faster ({_name(plain.case.parameters)})."
+            yield f"With torch.compile a step runs {ratio} x as fast as without ({_name(plain.case.parameters)})."
 
 
 def _part_sentences(found: Sequence[Reading]) -> Iterator[str]:
