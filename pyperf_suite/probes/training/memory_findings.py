@@ -235,18 +235,21 @@ def _gigabytes(need: MemoryNeed) -> tuple[str, ...]:
 
 
 def _figures(found: Sequence[_Found]) -> tuple[Figure, ...]:
-    """Activations by batch and by sequence, of the plain model of each block, where either was varied."""
+    """Activations by batch and by sequence, of the GPT and the Llama of which the most sizes were counted."""
     rows = []
-    for each in _first(found, lambda p: p.checkpointing.kind == "none" and not p.dropout):
-        panels = tuple(
-            panel
-            for axis, label in (("batch", "batch"), ("seq", "tokens a sequence"))
-            if (panel := _panel(each, axis, label, found)) is not None
-        )
-        if panels:
-            rows.append(panels)
+    for gated in (False, True):
+        drawn = [_panels(each, found) for each in found if each.p.gated == gated]
+        most = max(drawn, key=lambda panels: sum(len(panel.series[1].x) for panel in panels), default=())
+        if most:
+            rows.append(most)
     caption = "Points: bytes that were counted. Line: the law of what torch keeps, nothing fitted."
     return (Figure("memory_activations", "Activations kept for backward", caption, tuple(rows)),) if rows else ()
+
+
+def _panels(first: _Found, found: Sequence[_Found]) -> tuple[Panel, ...]:
+    axes = (("batch", "batch"), ("seq", "tokens a sequence"))
+    panels = (_panel(first, axis, label, found) for axis, label in axes)
+    return tuple(panel for panel in panels if panel is not None)
 
 
 def _panel(first: _Found, axis: str, label: str, found: Sequence[_Found]) -> Panel | None:
