@@ -154,45 +154,38 @@ def dtype_of(reading: Reading) -> str:
     return str(p.element if isinstance(p, TrainingStepParameters) else p.dtype)
 
 
-def _shape(axes: BlockAxes, model: str, checkpointing: Checkpointing) -> TransformerShape:
-    is_gpt = model == "gpt"
-    return TransformerShape(
-        hidden=axes.hidden[0],
-        heads=axes.heads[0],
-        layers=axes.layers[0] if is_gpt else 1,
-        seq=axes.seq[0],
-        batch=axes.batch[0],
-        vocab=axes.vocab[0] if is_gpt else 0,
-        checkpointing=checkpointing,
-    )
+def _shapes(axes: BlockAxes, model: str) -> Iterator[TransformerShape]:
+    """Blocks or GPTs of every size, which keep all that backward needs."""
+    sizes = (axes.hidden, axes.heads, axes.layers, axes.seq, axes.batch, axes.vocab)
+    for hidden, heads, layers, seq, batch, vocab in itertools.product(*sizes):
+        shape = TransformerShape(hidden=hidden, heads=heads, layers=1, seq=seq, batch=batch)
+        yield replace(shape, layers=layers, vocab=vocab) if model == "gpt" else shape
 
 
 def _steps(axes: BlockAxes) -> Iterator[Case]:
-    sizes = ("hidden", "heads", "layers", "seq", "batch", "vocab")
     kinds = (axes.model, axes.compiled, axes.checkpointing, axes.precision, axes.workers)
-    for model, compiled, dropped, precision, workers, *values in itertools.product(
-        *kinds, *(getattr(axes, name) for name in sizes)
-    ):
-        shape = _shape(
-            replace(axes, **{name: (value,) for name, value in zip(sizes, values, strict=True)}), model, dropped
-        )
-        # Dropped activations are of interest in a stack, compiled or not.
-        if dropped.kind != "none" and (model == "block" or SWITCH[compiled]):
+    for model, compiled, dropped, precision, workers in itertools.product(*kinds):
+        # Beside steps that drop nothing, dropped activations are of interest in a stack that is not compiled.
+        beside = dropped.kind != "none" and Checkpointing() in axes.checkpointing
+        if beside and (model == "block" or SWITCH[compiled]):
             continue
-        parameters = TrainingStepParameters(
-            **vars(shape), precision=precision, compiled=SWITCH[compiled], workers=workers
-        )
-        yield Case("training_step", parameters, "torch")
+        for shape in _shapes(axes, model):
+            parameters = TrainingStepParameters(
+                **vars(replace(shape, checkpointing=dropped)),
+                precision=precision,
+                compiled=SWITCH[compiled],
+                workers=workers,
+            )
+            yield Case("training_step", parameters, "torch")
 
 
 def _parts(axes: BlockAxes) -> Iterator[Case]:
-    for part, precision, workers in itertools.product(axes.part, axes.precision, axes.workers):
-        shape = _shape(axes, "block", Checkpointing())
+    kinds = (axes.part, axes.precision, axes.workers)
+    for part, precision, workers, shape in itertools.product(*kinds, _shapes(axes, "block")):
         dtype = precision.removeprefix("autocast_")
         if dtype in PART_DTYPES:
-            yield Case(
-                "block_part", BlockPartParameters(**vars(shape), part=part, dtype=dtype, workers=workers), "torch"
-            )
+            parameters = BlockPartParameters(**vars(shape), part=part, dtype=dtype, workers=workers)
+            yield Case("block_part", parameters, "torch")
 
 
 def _products(axes: BlockAxes) -> Iterator[Case]:
@@ -203,10 +196,10 @@ def _products(axes: BlockAxes) -> Iterator[Case]:
 
 
 def _name(p: TrainingStepParameters) -> str:
-    return f"{_model(p)}, {p.precision}{', compiled' if p.compiled else ''}"
+    return f"{_size(p)}, {p.precision}{', compiled' if p.compiled else ''}"
 
 
-def _model(p: TrainingStepParameters) -> str:
+def _size(p: TransformerShape) -> str:
     what = f"a GPT of {p.layers} layers and {p.vocab} tokens of vocabulary" if p.vocab else "a block"
     if not p.vocab and p.layers > 1:
         what = f"{p.layers} blocks"
@@ -239,7 +232,7 @@ def _step_sentences(steps: Sequence[Reading], peaks: _Peaks) -> Iterator[str]:
     for p, each in told_of.items():
         share = guides_flop(p, _parameters_of(each)) / computed_flop(p)
         yield FORMULA.counted(
-            f"The guide's formula counts {share:.2f} x the FLOPs that are computed ({_model(p)})", share
+            f"The guide's formula counts {share:.2f} x the FLOPs that are computed ({_size(p)})", share
         )
 
 
@@ -254,14 +247,16 @@ def _compiled_sentences(steps: Sequence[Reading]) -> Iterator[str]:
 
 def _part_sentences(found: Sequence[Reading]) -> Iterator[str]:
     for parts in _blocks(found):
+        if len(parts) < 2:
+            continue
         whole = sum(each.seconds for each in parts)
         products = sum(each.seconds for each in parts if each.case.parameters.product)
         slowest = max(parts, key=lambda each: each.seconds)
         bandwidth = _best_bandwidth(parts)
         yield (
-            f"Forward of a block's parts, {dtype_of(slowest)}: products take {100 * products / whole:.0f} % of the "
-            f"time, {slowest.case.parameters.part} alone {100 * slowest.seconds / whole:.0f} %; parts without products "
-            f"reach up to {bandwidth / 1e9:.3g} GB/s."
+            f"Forward of the parts of {_size(slowest.case.parameters)}, {dtype_of(slowest)}: products take "
+            f"{100 * products / whole:.0f} % of the time, {slowest.case.parameters.part} alone "
+            f"{100 * slowest.seconds / whole:.0f} %; parts without products reach up to {bandwidth / 1e9:.3g} GB/s."
         )
 
 

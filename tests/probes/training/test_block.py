@@ -86,6 +86,22 @@ def test_a_word_that_is_none_says_which_there_are(overrides):
         Block().cases("standard", CPU, overrides)
 
 
+def test_parts_are_timed_of_every_block_that_is_asked_for():
+    cases = Block().cases("standard", CPU, {"hidden": "64,128", "seq": "32,64"})
+    parts = {(c.parameters.hidden, c.parameters.seq) for c in cases if c.operator == "block_part"}
+    assert parts == {(64, 32), (64, 64), (128, 32), (128, 64)}
+
+
+def test_dropped_activations_alone_are_measured_where_nothing_else_is_asked_for():
+    cases = Block().cases("quick", CPU, {"checkpointing": "every:1"})
+    assert [str(c.parameters.checkpointing) for c in cases if c.operator == "training_step"] == ["every:1"]
+
+
+def test_of_a_single_part_no_share_is_told():
+    said = Block().findings(records(at_one_gflop, part="norm")).sentences
+    assert not [sentence for sentence in said if "Forward of the parts" in sentence]
+
+
 @pytest.mark.parametrize("overrides", [{"layers": "0"}, {"vocab": "-1"}])
 def test_a_size_that_only_the_other_model_has_is_refused_too(overrides):
     with pytest.raises(UserError, match="is at least"):
