@@ -130,10 +130,10 @@ def _cpu_axes(profile: str) -> PrecisionAxes:
 
 def _cuda_axes(profile: str) -> PrecisionAxes:
     """A hundred million parameters; float32 in full and in tfloat32, which torch leaves off unless it is asked."""
-    standard = PrecisionAxes(
+    standard = replace(
+        _cpu_axes("standard"),
         precision=("float32", "tfloat32", "autocast_bfloat16", "bfloat16", "autocast_float16", "float16"),
         beside=(),
-        batch=(1, 4, 16),
         seq=(1024,),
         hidden=(2048,),
         heads=(16,),
@@ -141,11 +141,6 @@ def _cuda_axes(profile: str) -> PrecisionAxes:
         vocab=(8192,),
         unaligned_hidden=(2047,),
         unaligned_heads=(23,),
-        unaligned_batch=(4,),
-        cast_cache=CAST_CACHES,
-        micro_batches=(4,),
-        cached_batch=(1,),
-        workers=(1,),
     )
     if profile == "quick":
         return replace(
