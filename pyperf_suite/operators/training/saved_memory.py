@@ -95,6 +95,7 @@ class _Step:
 
         self.torch, self.device, self._parameters = torch, device, parameters
         weights = getattr(torch, parameters.weights)
+        gpt.require_attention(parameters, device, getattr(torch, parameters.element.replace("tfloat", "float")))
         self.model = gpt.build(parameters).to(device, weights)
         self._inputs = tuple(
             each.to(device, weights if each.is_floating_point() else each.dtype) for each in gpt.inputs(parameters)

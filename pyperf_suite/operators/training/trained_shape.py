@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import memory
@@ -13,6 +15,13 @@ from pyperf_suite.operators.training.shape import TransformerShape
 PRECISIONS = ("float32", "tfloat32", "bfloat16", "float16", "autocast_bfloat16", "autocast_float16")
 
 HALF, DOUBLE = 2, 8
+# What the law knows of what attention keeps: torch itself chooses a fused kernel.
+ATTENTIONS_KEPT: Mapping[str, Literal["sdpa", "math", "explicit"]] = {
+    "sdpa": "sdpa",
+    "flash": "sdpa",
+    "math": "math",
+    "explicit": "explicit",
+}
 MOMENTS = 2  # of AdamW, each in the type of its weight
 
 
@@ -38,7 +47,7 @@ class TrainedShape(TransformerShape):
             element_bytes=FLOAT if self.element in ("float32", "tfloat32") else HALF,
             stream_bytes=FLOAT if self.weights == "float32" else HALF,
             dropout=self.dropout > 0,
-            attention="sdpa" if self.attention == "sdpa" else "explicit",
+            attention=ATTENTIONS_KEPT[self.attention],
             checkpointing=self.checkpointing.kind,
             every=self.checkpointing.every,
             ends=bool(self.vocab),
