@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
-from pyperf_suite.operators.training.training_step import PRECISIONS, TrainingStep, TrainingStepParameters
+from pyperf_suite.operators.training.trained_shape import PRECISIONS
+from pyperf_suite.operators.training.training_step import TrainingStep, TrainingStepParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 
@@ -38,6 +40,22 @@ def test_every_gradient_is_that_of_float64(parameters):
     checked = prepared(parameters).check()
     assert checked.compared > 10
     assert checked.wrong == 0, checked.first
+
+
+def test_without_a_compiler_a_compiled_step_is_unsupported(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    answer = measure_case(Case("training_step", replace(SMALL, compiled=True), "torch"), None, CPU)
+    assert answer["outcome"] == "unsupported"
+    assert "needs a C++ compiler" in answer["reason"]
+
+
+@pytest.mark.parametrize(("factor", "is_right"), [(1.0, True), (1.5, False)])
+def test_gradients_of_a_compiled_step_are_those_of_what_was_compiled(monkeypatch, factor, is_right):
+    monkeypatch.setenv("CXX", sys.executable)  # something that is there: what compiling takes is made up
+    monkeypatch.setattr(torch, "compile", lambda model: lambda *inputs: factor * model(*inputs))
+    steps = TrainingStep().implementation("torch").prepare(replace(SMALL, compiled=True), 0, CPU)
+    assert steps.kernel.path == "compiled"
+    assert (steps.check().wrong == 0) is is_right
 
 
 @pytest.mark.parametrize("precision", [each for each in PRECISIONS if each != "tfloat32"])
