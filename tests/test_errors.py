@@ -29,10 +29,6 @@ def test_running_out_of_memory_is_known_by_what_allocators_say(error, told):
 
 
 def test_what_a_schedule_wraps_is_still_known():
-    try:
-        try:
-            raise RuntimeError(GPU)
-        except RuntimeError as error:
-            raise RuntimeError("\n  Failed to run stage backward:\n  Input: …") from error
-    except RuntimeError as wrapped:
-        assert out_of_memory(wrapped).startswith("Out of memory: tried to allocate")
+    wrapped = RuntimeError("\n  Failed to run stage backward:\n  Input: …")
+    wrapped.__cause__ = RuntimeError(GPU)
+    assert out_of_memory(wrapped).startswith("Out of memory: tried to allocate")
