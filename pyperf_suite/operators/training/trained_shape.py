@@ -14,6 +14,14 @@ from pyperf_suite.operators.training.shape import TransformerShape
 # How weights are kept and how products are computed: "autocast" keeps float32 weights and casts at each product.
 PRECISIONS = ("float32", "tfloat32", "bfloat16", "float16", "autocast_bfloat16", "autocast_float16")
 
+# What the law knows of what attention keeps: torch itself chooses a fused kernel.
+ATTENTIONS_KEPT: Mapping[str, Literal["sdpa", "math", "explicit"]] = {
+    "sdpa": "sdpa",
+    "flash": "sdpa",
+    "math": "math",
+    "explicit": "explicit",
+}
+
 HALF, DOUBLE = 2, 8
 # What the law knows of what attention keeps: torch itself chooses a fused kernel.
 ATTENTIONS_KEPT: Mapping[str, Literal["sdpa", "math", "explicit"]] = {
