@@ -74,9 +74,12 @@ class Replica(Transfers):
             if weight.grad is None:
                 wrong.append(f"{name} has no gradient")
                 continue
-            error = float((weight.grad.detach().to(due.dtype) - due).norm() / due.norm())
-            if not error <= limit:
-                wrong.append(f"the gradient of {name} is {error:.2g} off in norm, and {limit:g} is allowed")
+            off, norm = float((weight.grad.detach().to(due.dtype) - due).norm()), float(due.norm())
+            # A gradient of zeros, as before a norm over a single element, has no relative error.
+            if not off <= limit * norm:
+                wrong.append(
+                    f"the gradient of {name} is {off / norm if norm else off:.2g} off in norm, and {limit:g} is allowed"
+                )
         if self._parameters.exchange in ("ddp", "after") and not self._same_on_all():
             wrong.append("gradients differ between ranks")
         wrong += self._other_buckets()
