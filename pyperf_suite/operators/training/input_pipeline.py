@@ -16,6 +16,7 @@ from typing import Any
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators import scratch
 from pyperf_suite.operators.operator import Checked, Kernel, Work
 from pyperf_suite.operators.torch_device import TorchDevice
 from pyperf_suite.operators.training.data_files import KINDS, DataFiles, wrong_samples
@@ -112,7 +113,8 @@ class LoaderSteps(Steps):
     def __init__(self, parameters: InputPipelineParameters, seed: int, where: TorchDevice) -> None:
         self._parameters, self._where = parameters, where
         self._held = ExitStack()
-        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="pyperf_input_pipeline_"))
+        made = tempfile.TemporaryDirectory(prefix="pyperf_input_pipeline_", dir=scratch.folder())
+        folder = self._held.enter_context(made)
         try:
             self._files: DataFiles = KINDS[parameters.data](Path(folder), parameters.files, seed)
             self._model = Model(where, parameters.model, parameters.step_us * 1e-6)
