@@ -99,9 +99,10 @@ def test_gradients_that_differ_between_ranks_are_seen(group_of_one, monkeypatch)
     assert (checked.wrong, checked.first) == (1, "gradients differ between ranks")
 
 
-def test_buckets_that_are_timed_are_those_that_were_counted(group_of_one):
-    made = replica(replace(SMALL, ranks=1, bucket_bytes=64 * 2**10))
-    made.time(2, 10.0)
+@pytest.mark.parametrize("static_graph", [False, True])
+def test_buckets_that_are_timed_are_those_that_were_counted(group_of_one, static_graph):
+    made = replica(replace(SMALL, ranks=1, bucket_bytes=64 * 2**10, static_graph=static_graph))
+    made.time(4, 10.0)
     counted = made.kernel.details["buckets"]
     assert len(counted) > 3
     assert made.check().wrong == 0
