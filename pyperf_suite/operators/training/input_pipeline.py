@@ -30,6 +30,16 @@ STARTS = ("fork", "forkserver", "spawn")
 
 MOST_LOADERS = 256
 
+# The least and the most of each number: files are written first, and a case has minutes for all it does.
+BOUNDS = {
+    "loaders": (0, MOST_LOADERS),
+    "prefetch": (1, 1024),
+    "step_us": (0, 10_000_000),
+    "batch": (1, 1 << 14),
+    "files": (1, 1 << 14),
+    "iterations": (1, 1024),
+}
+
 # The last ones are told of; a standard visit sees far fewer.
 MOST_TOLD = 4096
 
@@ -75,12 +85,11 @@ class InputPipeline(Workload[InputPipelineParameters]):
         for name, allowed in (("data", tuple(KINDS)), ("model", MODELS), ("start", STARTS)):
             if getattr(parameters, name) not in allowed:
                 raise UserError(f"Unknown {name} {getattr(parameters, name)!r}: choose from {', '.join(allowed)}.")
-        least = {"loaders": 0, "prefetch": 1, "step_us": 0, "batch": 1, "files": 1, "iterations": 1}
-        for name, bound in least.items():
-            if getattr(parameters, name) < bound:
-                raise UserError(f"A loader needs {name} of at least {bound}, not {getattr(parameters, name)}.")
-        if parameters.loaders > MOST_LOADERS:
-            raise UserError(f"{parameters.loaders} loaders were asked for: ask for at most {MOST_LOADERS}.")
+        for name, (least, most) in BOUNDS.items():
+            if getattr(parameters, name) < least:
+                raise UserError(f"A loader needs {name} of at least {least}, not {getattr(parameters, name)}.")
+            if getattr(parameters, name) > most:
+                raise UserError(f"{name}={getattr(parameters, name)} was asked for: ask for at most {most}.")
         if parameters.files < parameters.batch:
             raise UserError(f"{parameters.files} files do not fill a batch of {parameters.batch}: ask for more files.")
 
