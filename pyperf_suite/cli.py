@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,11 +65,31 @@ class SpokenErrors(Suite):
     def invoke(self, ctx: click.Context) -> Any:
         warnings.showwarning = _speak_warning
         try:
-            return super().invoke(ctx)
+            with _signals_interrupt():
+                return super().invoke(ctx)
         except UserError as error:
             from pyperf_suite.history.outputs.words import printable
 
             raise Spoken(printable(str(error))) from error
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM, as batch systems send it, and SIGHUP of a closed terminal end a command as Ctrl-C does.
+
+    By default they end this process at once, and its workers and ranks work on alone until their case is over. Whoever
+    had them ignored, as nohup does, keeps that.
+    """
+    taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        taken = []
+    for each in taken:
+        signal.signal(each, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -30,6 +30,17 @@ PCIE_FIGURES = {
     "slot_width": "nvmlDeviceGetMaxPcieLinkWidth",
     "card_generation": "nvmlDeviceGetGpuMaxPcieLinkGeneration",
 }
+# NVML_P2P_CAPS_INDEX_READ and _WRITE, and nvmlGpuP2PStatus_t in words; 6 is that the driver does not know.
+DIRECT_READS, DIRECT_WRITES = 0, 1
+ALLOWED = "allowed"
+DIRECT_COPIES = {
+    0: ALLOWED,
+    1: "the chipset has no way for them",
+    2: "the GPU's kind has none",
+    3: "the bridges between the two pass none",
+    4: "switched off in the driver",
+    5: "not supported",
+}
 # nvmlClocksEventReasons*. Idle and clocks that were asked for are no throttling.
 THROTTLE_REASONS = {
     0x04: "power cap",
@@ -235,6 +246,21 @@ class Nvml:
             return {}
         told = {name: self._unsigned(function, device) for name, function in PCIE_FIGURES.items()}
         return {name: value for name, value in told.items() if value is not None}
+
+    def pcie_replays(self, uuid: str) -> int | None:
+        """Packets that the GPU's PCIe link had to send again since its driver was loaded; None where none counts."""
+        device = self._physical(uuid)
+        return None if device is None else self._unsigned("nvmlDeviceGetPcieReplayCounter", device)
+
+    def direct_copies(self, uuid: str, other: str) -> str | None:
+        """ALLOWED where one GPU may read and write the other's memory, else why not in words; None where not told."""
+        ends = self._physical(uuid), self._physical(other)
+        if None in ends:
+            return None
+        told = [self._unsigned("nvmlDeviceGetP2PStatus", *ends, way) for way in (DIRECT_READS, DIRECT_WRITES)]
+        if any(status not in DIRECT_COPIES for status in told):
+            return None
+        return next((DIRECT_COPIES[status] for status in told if status), ALLOWED)
 
     def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None:
         """Bytes of payload that the GPU sent and received over its NVLinks so far; None where it does not count."""

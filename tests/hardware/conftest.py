@@ -74,10 +74,11 @@ class FakeCuda:
 
 
 class FakeNvml:
-    """A libnvidia-ml whose GPUs have a number of active NVLinks and the settings of an H200."""
+    """A libnvidia-ml whose GPUs have a number of active NVLinks, a status of copies, and an H200's settings."""
 
-    def __init__(self, links: int = 18) -> None:
+    def __init__(self, links: int = 18, peers: tuple[int, int] = (0, 0)) -> None:
         self.links = links
+        self.peers = peers  # nvmlGpuP2PStatus_t of reads and writes between any two
 
     def nvmlInit_v2(self) -> int:
         return 0
@@ -124,6 +125,14 @@ class FakeNvml:
 
     def nvmlDeviceGetGpuMaxPcieLinkGeneration(self, device: ctypes.c_void_p, generation: Any) -> int:
         generation._obj.value = 5
+        return 0
+
+    def nvmlDeviceGetPcieReplayCounter(self, device: ctypes.c_void_p, count: Any) -> int:
+        count._obj.value = {7: 12, 8: 3}[device.value or 0]
+        return 0
+
+    def nvmlDeviceGetP2PStatus(self, one: ctypes.c_void_p, other: ctypes.c_void_p, way: int, status: Any) -> int:
+        status._obj.value = self.peers[way]
         return 0
 
     def nvmlDeviceGetEnforcedPowerLimit(self, device: ctypes.c_void_p, milliwatts: Any) -> int:
