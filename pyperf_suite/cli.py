@@ -24,6 +24,7 @@ from pyperf_suite.compare_command import compare
 from pyperf_suite.errors import UserError
 from pyperf_suite.history_commands import export, history, prune
 from pyperf_suite.layout_command import layout
+from pyperf_suite.report_command import report
 from pyperf_suite.selfcheck_command import selfcheck
 from pyperf_suite.track_command import track
 
@@ -76,7 +77,7 @@ def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""
 
 
-for each in (ab, calibrate, compare, explain, export, history, layout, prune, selfcheck, size, track):
+for each in (ab, calibrate, compare, explain, export, history, layout, prune, report, selfcheck, size, track):
     main.add_command(each)
 
 
