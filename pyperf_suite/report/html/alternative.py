@@ -16,7 +16,9 @@ def chart_in_words(chart: Chart) -> str:
     told = [_trace_in_words(trace) for trace in chart.traces[:_MOST_TOLD] if trace.x]
     more = len(chart.traces) - _MOST_TOLD
     head = f"{chart.title}: " if chart.title else ""
-    return f"{head}{chart.y_label} over {chart.x_label}. {' '.join(told)}" + (f" {more} more series." if more > 0 else "")
+    return f"{head}{chart.y_label} over {chart.x_label}. {' '.join(told)}" + (
+        f" {more} more series." if more > 0 else ""
+    )
 
 
 def map_in_words(heat_map: HeatMap) -> str:

@@ -51,8 +51,9 @@ class Chart:
 
     @property
     def left_out(self) -> tuple[int, int]:
-        """How many values there are, and how many of them are drawn."""
-        return sum(trace.total for trace in self.traces), sum(len(trace.x) for trace in self.traces)
+        """How many measured values there are, and how many of them are drawn; a law's line loses nothing one sees."""
+        measured = [trace for trace in self.traces if trace.style != "line"]
+        return sum(trace.total for trace in measured), sum(len(trace.x) for trace in measured)
 
     def to_json(self) -> dict[str, Any]:
         """What the script draws from."""
@@ -86,7 +87,9 @@ def charts_of(figure: Figure) -> list[list[Chart | Any]]:
     """Rows as the figure has them, panels as charts with one y range a row; what is no Panel stays what it is."""
     panels = [panel for row in figure.rows for panel in row if isinstance(panel, Panel)]
     colours = colours_of(panels)
-    return [share_y([chart_of(each, colours) if isinstance(each, Panel) else each for each in row]) for row in figure.rows]
+    return [
+        share_y([chart_of(each, colours) if isinstance(each, Panel) else each for each in row]) for row in figure.rows
+    ]
 
 
 def colours_of(panels: Sequence[Panel]) -> dict[str, int | str]:

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.names import title_of
+from pyperf_suite.report.html.results import Told
 from pyperf_suite.report.html.sentence import VERDICTS, Judged, chip, judged
 
 
-def claims_of(findings: Mapping[str, Findings]) -> list[tuple[str, Judged]]:
+def claims_of(found: Iterable[tuple[Told, Findings]]) -> list[tuple[str, Judged]]:
     """By probe; those that do not hold first, for they are news."""
-    found = [
-        (probe, each)
-        for probe, told in findings.items()
-        for each in map(judged, told.sentences)
-        if each is not None
+    claims = [
+        (told.probe, each) for told, findings in found for each in map(judged, findings.sentences) if each is not None
     ]
     news_first = {verdict: place for place, verdict in enumerate((VERDICTS[1], VERDICTS[2], VERDICTS[0]))}
-    return sorted(found, key=lambda item: news_first[item[1].verdict])
+    return sorted(claims, key=lambda item: news_first[item[1].verdict])
 
 
 def draw_claims(claims: list[tuple[str, Judged]], anchor: str) -> str:
     """How many hold, a bar of them, and a table."""
     counts = Counter(each.verdict for _, each in claims)
-    told = ", ".join(f"{counts[verdict]} {word}" for verdict, word in zip(VERDICTS, _WORDS, strict=True) if counts[verdict])
+    told = ", ".join(
+        f"{counts[verdict]} {word}" for verdict, word in zip(VERDICTS, _WORDS, strict=True) if counts[verdict]
+    )
     parts = "".join(
         f'<span class="v{place}" style="flex-grow:{counts[verdict]}">{counts[verdict]}</span>'
         for place, verdict in enumerate(VERDICTS)
@@ -45,7 +45,7 @@ def draw_claims(claims: list[tuple[str, Judged]], anchor: str) -> str:
         f'<section id="{anchor}"><h3>Claims of the guides, tried here</h3>'
         f'<p class="question">Does what guides say about training hold on this machine? {text(told)}.</p>'
         f'<div class="share" role="img" aria-label="{text(told)}">{parts}</div>'
-        '<div class="table-frame words" role="region" tabindex="0" aria-label="Claims and verdicts">'
+        '<div class="table-frame tall words" role="region" tabindex="0" aria-label="Claims and verdicts">'
         f"<table><caption>A verdict is given where the whole interval over processes lies on one side</caption>"
         f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></section>"
     )

@@ -20,6 +20,7 @@ from pyperf_suite.report.html.thinning import kept, rule
 
 # Of one panel, in the table beside it; the picture shows more.
 _MOST_LISTED = 120
+_RESET = '<button type="button" class="reset">Reset view</button>'
 
 
 def draw_figure(figure: Figure, source: Source) -> str:
@@ -38,12 +39,14 @@ def draw_panels(title: str, caption: str, rows: Sequence[Sequence[Chart | Any]],
     tables = [draw_table(table) for panel in panels for table in tables_of(panel)]
     return "".join(
         (
-            f'<figure class="card"><div class="figure-head"><h4>{text(title)}{f" {MARK}" if predicted else ""}</h4></div>',
+            f'<figure class="card"><div class="figure-head"><h4>{text(title)}{f" {MARK}" if predicted else ""}</h4>{_RESET if charts else ""}</div>',
             _legend(charts),
             f'<div class="panels of-{min(columns, 4)}">{"".join(map(_panel, panels))}</div>',
-            f'<figcaption>{text(words)}</figcaption>' if words else "<figcaption></figcaption>",
+            f"<figcaption>{text(words)}</figcaption>" if words else "<figcaption></figcaption>",
             source.drawn(),
-            f'<details class="values"><summary>Values as a table</summary>{"".join(tables)}</details>' if tables else "",
+            f'<details class="values"><summary>Values as a table</summary>{"".join(tables)}</details>'
+            if tables
+            else "",
             "</figure>",
         )
     )
@@ -117,7 +120,7 @@ def _swatch(style: str, colour: int | str) -> str:
 
 
 def _kind(style: str) -> str:
-    return ' <span class="quiet">law</span>' if style == "line" else ""
+    return ' <span class="quiet">predicted</span>' if style == "line" else ""
 
 
 def _panel(panel: Any) -> str:

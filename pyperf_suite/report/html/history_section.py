@@ -84,7 +84,11 @@ def _draw(series: Series, source: Source) -> str:
     steps = steps_of(series)
     told = [
         f"{series.points[step.index].started_at[:10]}: {step.effect}"
-        + (f" ({step.commit_before[:9]} to {step.commit_after[:9]})" if step.commit_before and step.commit_after else "")
+        + (
+            f" ({step.commit_before[:9]} to {step.commit_after[:9]})"
+            if step.commit_before and step.commit_after
+            else ""
+        )
         for step in steps
     ]
     breaks = [f"{series.points[each.index].started_at[:10]}: {each.what}" for each in series.breaks]
@@ -106,9 +110,7 @@ def chart_of_series(series: Series, steps: Sequence[Step], scale: Scale) -> Char
         own = [(index, point) for index, point in enumerate(series.points) if point.unit == unit]
         label = unit_name(unit) if len(units) > 1 else "median of a run"
         x = [float(index) for index, _ in own]
-        y, low, high = (
-            [getattr(point, name) * scale.factor for _, point in own] for name in ("value", "low", "high")
-        )
+        y, low, high = ([getattr(point, name) * scale.factor for _, point in own] for name in ("value", "low", "high"))
         lines.append(Line(label, x, y, "points", low, high))
         across, level = _levels(series, unit, steps, scale.factor)
         lines.append(Line(f"law of {label}" if len(units) > 1 else "level between changes", across, level, "beside"))

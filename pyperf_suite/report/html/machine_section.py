@@ -60,7 +60,9 @@ def runs_table(runs: Sequence[Run]) -> Table:
     for run in reversed(runs):
         outcomes = Counter(record.outcome for record in run.records if record.kind != "sentinel")
         probes = ", ".join(dict.fromkeys(r.probe for r in run.records if r.kind != "sentinel"))
-        source = next((r.state.get("source") for r in run.records if isinstance(r.state.get("source"), dict)), {}) or {}
+        source: Mapping[str, Any] = next(
+            (r.state.get("source") for r in run.records if isinstance(r.state.get("source"), dict)), {}
+        )
         commit = f"{str(source.get('commit') or '')[:9]}{'+' if source.get('dirty') else ''}"
         counts = (str(outcomes[name]) for name in ("ok", "failed", "unsupported"))
         when = run.started_at[:16].replace("T", " ")

@@ -17,7 +17,7 @@ from pyperf_suite.report.html.machine_section import draw_machine
 from pyperf_suite.report.html.names import FIRST, anchor, rank, title_of
 from pyperf_suite.report.html.plotly_script import packed_script
 from pyperf_suite.report.html.probe_section import draw_probe, findings_of
-from pyperf_suite.report.html.results import Results, Told, Run
+from pyperf_suite.report.html.results import Results, Run, Told
 from pyperf_suite.report.html.sentence import VERDICTS
 from pyperf_suite.report.html.sizing_section import draw_sizing
 
@@ -26,11 +26,13 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 # A section's anchor and heading, for the contents; and its HTML.
 Section = tuple[str, str, str]
+Found = tuple[Told, Findings]
 
 
 def draw_page(results: Results, chosen: Mapping[str, Sequence[Told]]) -> str:
     """One HTML document. The same results make the same text: it names no time at which it was made."""
-    machines = {machine: _sections(results, machine, told) for machine, told in chosen.items()}
+    found = {machine: [(each, findings_of(each)) for each in told] for machine, told in chosen.items()}
+    machines = {machine: _sections(results, machine, told) for machine, told in found.items()}
     many = len(machines) > 1
     contents = "".join(
         (f"<li><strong>{text(machine)}</strong><ul>" if many else "")
@@ -40,7 +42,7 @@ def draw_page(results: Results, chosen: Mapping[str, Sequence[Told]]) -> str:
     )
     bodies = "".join(
         f'<div class="machine"><h2 id="{anchor("machine", machine)}">{text(_model(results.of_machine(machine)))}</h2>'
-        f'<p class="when"><code>{text(machine)}</code></p>{_glance(results, machine, chosen[machine])}'
+        f'<p class="when"><code>{text(machine)}</code></p>{_glance(results, machine, found[machine])}'
         f"{''.join(body for _, _, body in sections)}</div>"
         for machine, sections in machines.items()
     )
@@ -58,19 +60,18 @@ def draw_page(results: Results, chosen: Mapping[str, Sequence[Told]]) -> str:
     )
 
 
-def _sections(results: Results, machine: str, told: Sequence[Told]) -> list[Section]:
+def _sections(results: Results, machine: str, told: Sequence[Found]) -> list[Section]:
     """In the order of `names`: products and networks, sizing, training with its claims, the rest, history."""
     runs = results.of_machine(machine)
     place = anchor("machine", machine, "state")
     sections: list[Section] = [(place, "The machine and its state", draw_machine(runs, place))]
-    ordered = sorted(told, key=lambda each: rank(each.probe))
-    found = [(each, findings_of(each)) for each in ordered]
+    found = sorted(told, key=lambda each: rank(each[0].probe))
     first = [each for each in found if each[0].probe in FIRST]
     rest = [each for each in found if each[0].probe not in FIRST]
     sections += [_probe_section(machine, *each) for each in first]
     place = anchor("sizing", machine)
     sections.append((place, "Sizing (predicted)", draw_sizing(runs, place)))
-    claims = claims_of({f"{each.probe}": findings for each, findings in found})
+    claims = claims_of(found)
     if claims:
         place = anchor("claims", machine)
         sections.append((place, "Claims of the guides", draw_claims(claims, place)))
@@ -93,9 +94,7 @@ def _history(results: Results, machine: str, place: str) -> str:
             store.update()
             return draw_history(store, machine, place)
     except UserError as reason:
-        return (
-            f'<section id="{place}"><h3>History and change points</h3><p class="quiet">{text(reason)}</p></section>'
-        )
+        return f'<section id="{place}"><h3>History and change points</h3><p class="quiet">{text(reason)}</p></section>'
 
 
 def _model(runs: Sequence[Run]) -> str:
@@ -103,17 +102,17 @@ def _model(runs: Sequence[Run]) -> str:
     return str(identity.get("model") or runs[-1].machine)
 
 
-def _glance(results: Results, machine: str, told: Sequence[Told]) -> str:
+def _glance(results: Results, machine: str, told: Sequence[Found]) -> str:
     """A few numbers about what was measured."""
     runs = results.of_machine(machine)
     outcomes = Counter(record.outcome for run in runs for record in run.records if record.kind != "sentinel")
     days = sorted(run.started_at[:10] for run in runs)
     span = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    counts = Counter(each.verdict for _, each in claims_of({each.probe: findings_of(each) for each in told}))
+    counts = Counter(each.verdict for _, each in claims_of(told))
     tiles = [
         (str(len(runs)), f"run{'s' if len(runs) > 1 else ''}, {span}"),
         (str(outcomes["ok"]), f"records measured, {outcomes['failed']} failed, {outcomes['unsupported']} unsupported"),
-        (str(len({each.probe for each in told})), "probes"),
+        (str(len({each.probe for each, _ in told})), "probes"),
     ]
     if counts:
         holding = f"claims hold, {counts[VERDICTS[1]]} do not here, {counts[VERDICTS[2]]} undecided"
@@ -140,14 +139,14 @@ _TEMPLATE = """<!DOCTYPE html>
 <body>
 <a class="skip" href="#content">Skip to the content</a>
 <header>
-<div class="bar"><h1>pyperf-suite report</h1>
+<div class="top"><h1>pyperf-suite report</h1>
 <button type="button" id="theme" aria-label="Switch between dark and light">Dark / light</button></div>
 </header>
 <div class="page">
 <nav aria-label="Contents"><details open><summary>Contents</summary><ul>{contents}</ul></details></nav>
 <main id="content" tabindex="-1">
 <p class="legend-of-marks">Points are measured, with the interval over processes. Lines marked
-<span class="quiet">law</span> are what a law says: predicted, not measured. Point at a figure for values, drag to
+<span class="quiet">predicted</span> are what a law says. Point at a figure for values, drag to
 zoom, double-click to zoom out, click a series to hide it.</p>
 {body}
 </main>

@@ -37,16 +37,14 @@ def draw_sizing(runs: Sequence[Run], anchor: str) -> str:
             f'<section id="{anchor}"><h3>Sizing</h3><p class="quiet">No prediction for {text(gpu.name)}: '
             f"{text(reason)}</p></section>"
         )
-    options = " ".join(
-        f"--{name} {getattr(EXAMPLE, name)}" for name in ("layers", "hidden", "heads", "ffn", "vocab")
-    )
+    options = " ".join(f"--{name} {getattr(EXAMPLE, name)}" for name in ("layers", "hidden", "heads", "ffn", "vocab"))
     source = Source(f"pyperf-suite size {options} --not-gated --gpu {gpu.name!r}")
     where = "the GPU measured here" if measured else "an example, for no GPU was measured here"
     return "".join(
         (
             f'<section id="{anchor}"><h3>Sizing</h3>',
             '<p class="question">Which nearby sizes of a model would train faster?</p>',
-            f'<p>{MARK} By the laws for {text(gpu.name)} ({where}) and a model of {EXAMPLE.layers} layers, hidden '
+            f"<p>{MARK} By the laws for {text(gpu.name)} ({where}) and a model of {EXAMPLE.layers} layers, hidden "
             f"{EXAMPLE.hidden}, {EXAMPLE.heads} heads, ffn {EXAMPLE.ffn}, vocabulary {EXAMPLE.vocab}, sequences of "
             f"{SEQ} tokens. <code>pyperf-suite size --config config.json</code> does the same for yours, with the "
             "error of the laws.</p>",
@@ -69,4 +67,6 @@ def gpu_of(runs: Sequence[Run]) -> tuple[GpuSpec, bool]:
 
 
 def _said_to_be_predicted(figure: Figure) -> Figure:
-    return figure if "redicted" in figure.caption else dataclasses.replace(figure, caption=f"Predicted. {figure.caption}")
+    return (
+        figure if "redicted" in figure.caption else dataclasses.replace(figure, caption=f"Predicted. {figure.caption}")
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pyperf_suite.probes.findings import Table
@@ -11,6 +12,8 @@ from pyperf_suite.report.html.predicted import mark_if_predicted
 # Rows beyond this many are left to the records; the page stays one that can be sent.
 MOST_ROWS = 1000
 _TALL = 16
+# A number, or none: with its unit and its interval, but no more words.
+_FIGURE = re.compile(r"-?|([+\-−]?[\d.,]+(e[+\-]?\d+)?)( ?(%|[A-Za-z/]{1,6}))?( \[.*\])?")
 
 
 def draw_table(table: Table) -> str:
@@ -26,9 +29,7 @@ def draw_table(table: Table) -> str:
         f"<tr>{''.join(_cell(cell, is_figure) for cell, is_figure in zip(row, numeric, strict=True))}</tr>"
         for row in table.rows[:MOST_ROWS]
     )
-    said = (
-        f'<p class="quiet">{left_out} more rows are not shown; the records hold all.</p>' if left_out > 0 else ""
-    )
+    said = f'<p class="quiet">{left_out} more rows are not shown; the records hold all.</p>' if left_out > 0 else ""
     return (
         f'<div class="table-frame{tall}" role="region" tabindex="0" aria-label="{text(table.title)}">'
         f"<table><caption>{text(table.title)}{mark_if_predicted(table.title)}</caption>"
@@ -46,7 +47,7 @@ def draw_pairs(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _is_figure(cells: Sequence[str]) -> bool:
-    return bool(cells) and all(cell[:1] in "+-−0123456789" for cell in cells)
+    return any(cells) and all(_FIGURE.fullmatch(cell) for cell in cells)
 
 
 def _class(is_figure: bool) -> str:

@@ -171,8 +171,7 @@
     const data = JSON.parse(picture.parentElement.querySelector(".data").textContent);
     const [traces, look] = makers[data.kind](data, hiddenIn(picture));
     await Plotly.react(live, traces, look, {
-      responsive: true, displaylogo: false, displayModeBar: "hover",
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+      responsive: true, displayModeBar: false,
     });
   }
 
@@ -194,6 +193,8 @@
   document.addEventListener("click", (event) => {
     const series = event.target.closest?.(".series");
     if (series) toggle(series);
+    const reset = event.target.closest?.(".reset");
+    if (reset) reset.closest("figure").querySelectorAll(".picture").forEach((picture) => redraw(picture));
     const sort = event.target.closest?.(".sort");
     if (sort) sortBy(sort.closest("th"));
   });
