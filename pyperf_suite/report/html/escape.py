@@ -23,10 +23,10 @@ def text(said: object) -> str:
 
 
 def json_island(data: Any) -> str:
-    """JSON that no HTML parser can end early: without `<`, `>` and `&`, in ASCII; numbers to six digits.
+    r"""JSON that no HTML parser can end early: without `<`, `>` and `&`, in ASCII; numbers to six digits.
 
     >>> json_island({"name": "</script>", "y": [1 / 3, float("nan")]})
-    '{"name":"\\\\u003c/script\\\\u003e","y":[0.333333,null]}'
+    '{"name":"\\u003c/script\\u003e","y":[0.333333,null]}'
     """
     plain = json.dumps(_plain(data), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -39,7 +39,8 @@ def draw_panels(title: str, caption: str, rows: Sequence[Sequence[Chart | Any]],
     tables = [draw_table(table) for panel in panels for table in tables_of(panel)]
     return "".join(
         (
-            f'<figure class="card"><div class="figure-head"><h4>{text(title)}{f" {MARK}" if predicted else ""}</h4>{_RESET if charts else ""}</div>',
+            f'<figure class="card"><div class="figure-head"><h4>{text(title)}{f" {MARK}" if predicted else ""}</h4>',
+            f"{_RESET if charts else ''}</div>",
             _legend(charts),
             f'<div class="panels of-{min(columns, 4)}">{"".join(map(_panel, panels))}</div>',
             f"<figcaption>{text(words)}</figcaption>" if words else "<figcaption></figcaption>",
@@ -105,7 +106,8 @@ def _legend(charts: Sequence[Chart]) -> str:
         return ""
     buttons = "".join(
         f'<button type="button" class="series" aria-pressed="true" data-series="{text(trace.label)}" '
-        f'title="Show or hide this series"><svg viewBox="0 0 26 12" aria-hidden="true">{_swatch(trace.style, trace.colour)}</svg>'
+        'title="Show or hide this series"><svg viewBox="0 0 26 12" aria-hidden="true">'
+        f"{_swatch(trace.style, trace.colour)}</svg>"
         f"<span>{text(trace.label)}</span>{_kind(trace.style)}</button>"
         for trace in traces.values()
     )

@@ -51,9 +51,11 @@ def draw_history(store: Store, machine: str, anchor: str) -> str:
             f'<section id="{anchor}"><h3>History and change points</h3>',
             '<p class="question">What changed from run to run, when, and with which commits?</p>',
             draw_sentences(changes) if changes else _nothing(found),
+            '<div class="columns wide">',
             *(_draw(series, source) for series in shown),
-            f'<p class="quiet">{len(benchmarks)} benchmarks were measured more than once; drawn are those that changed, '
-            f"then those of most runs, at most {MOST_SERIES}, from {FEWEST_POINTS} runs on. "
+            "</div>",
+            f'<p class="quiet">{len(benchmarks)} benchmarks were measured more than once; drawn are those that '
+            f"changed, then those of most runs, at most {MOST_SERIES}, from {FEWEST_POINTS} runs on. "
             f"<code>pyperf-suite history BENCHMARK --machine {text(machine)}</code> shows any.</p>",
             f"<details><summary>Notes</summary>{draw_sentences(found.notes)}</details>",
             "</section>",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyperf_suite.probes.findings import Table
+from pyperf_suite.report.html.careful import draw_careful
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.results import Run
 from pyperf_suite.report.html.table import draw_pairs, draw_table
@@ -31,9 +32,7 @@ def draw_machine(runs: Sequence[Run], anchor: str) -> str:
             draw_pairs(facts(state)),
             "</div></div>",
             draw_table(changed) if changed.rows else '<p class="quiet">The state is the same in all these runs.</p>',
-            f'<div class="careful"><h4>The machine while it was measured</h4><ul>{"".join(f"<li>{text(s)}</li>" for s in noticed)}</ul></div>'
-            if noticed
-            else "",
+            draw_careful("The machine while it was measured", noticed),
             f"<details><summary>{len(runs)} run{'s' if len(runs) > 1 else ''} on this machine</summary>",
             draw_table(runs_table(runs)),
             "</details></section>",
@@ -60,9 +59,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
     for run in reversed(runs):
         outcomes = Counter(record.outcome for record in run.records if record.kind != "sentinel")
         probes = ", ".join(dict.fromkeys(r.probe for r in run.records if r.kind != "sentinel"))
-        source: Mapping[str, Any] = next(
-            (r.state.get("source") for r in run.records if isinstance(r.state.get("source"), dict)), {}
-        )
+        source: Any = next((r.state.get("source") for r in run.records if isinstance(r.state.get("source"), dict)), {})
         commit = f"{str(source.get('commit') or '')[:9]}{'+' if source.get('dirty') else ''}"
         counts = (str(outcomes[name]) for name in ("ok", "failed", "unsupported"))
         when = run.started_at[:16].replace("T", " ")

@@ -10,6 +10,7 @@ from pyperf_suite import __version__
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.store import Store
 from pyperf_suite.probes.findings import Findings
+from pyperf_suite.report.html.careful import draw_careful
 from pyperf_suite.report.html.claims_section import claims_of, draw_claims
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.history_section import draw_history
@@ -46,8 +47,7 @@ def draw_page(results: Results, chosen: Mapping[str, Sequence[Told]]) -> str:
         f"{''.join(body for _, _, body in sections)}</div>"
         for machine, sections in machines.items()
     )
-    notes = "".join(f"<li>{text(note)}</li>" for note in results.notes)
-    skipped = f'<div class="careful"><h4>Records that were passed over</h4><ul>{notes}</ul></div>' if notes else ""
+    skipped = draw_careful("Records that were passed over", results.notes)
     return _TEMPLATE.format(
         policy=_POLICY,
         title=text(f"{' · '.join(machines)} - pyperf-suite report"),

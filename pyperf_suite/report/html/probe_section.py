@@ -8,6 +8,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.history.observations import label_of
 from pyperf_suite.probes import PROBES
 from pyperf_suite.probes.findings import Findings, Table
+from pyperf_suite.report.html.careful import draw_careful
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.findings import draw_findings
 from pyperf_suite.report.html.names import title_of
@@ -60,16 +61,15 @@ def source_of(told: Told) -> Source:
     return Source(command_of(told.probe, profile, run.said("device"), seed if isinstance(seed, int) else 0), run.place)
 
 
-def draw_probe(told: Told, findings: Findings, anchor: str, extra: str = "") -> str:
-    """The section; `extra` is what only this probe has, and stands before what every probe has."""
+def draw_probe(told: Told, findings: Findings, anchor: str) -> str:
+    """The section."""
     probe = PROBES.get(told.probe)
     question = f'<p class="question">{text(probe.question)}</p>' if probe is not None else ""
-    careful = cautions(told.records)
     return "".join(
         (
-            f'<section id="{anchor}"><h3>{text(title_of(told.probe))}</h3>{question}{_when(told)}{extra}',
+            f'<section id="{anchor}"><h3>{text(title_of(told.probe))}</h3>{question}{_when(told)}',
             draw_findings(findings, source_of(told)),
-            _careful(careful),
+            draw_careful("To be careful about", cautions(told.records)),
             _not_measured(told.records),
             "</section>",
         )
@@ -83,16 +83,10 @@ def _when(told: Told) -> str:
     others = f" · {told.others} other run{'s' if told.others > 1 else ''} of it not shown" if told.others else ""
     when = run.started_at[:16].replace("T", " ")
     return (
-        f'<p class="when">run <code>{text(run.run_id)}</code> · {text(when)} UTC · profile {text(profile or "unnamed")} · '
+        f'<p class="when">run <code>{text(run.run_id)}</code> · {text(when)} UTC · '
+        f"profile {text(profile or 'unnamed')} · "
         f"{measured} of {len(told.records)} records measured{text(others)}</p>"
     )
-
-
-def _careful(sentences: Sequence[str]) -> str:
-    if not sentences:
-        return ""
-    items = "".join(f"<li>{text(sentence)}</li>" for sentence in sentences)
-    return f'<div class="careful"><h4>To be careful about</h4><ul>{items}</ul></div>'
 
 
 def _not_measured(records: Sequence[Record]) -> str:

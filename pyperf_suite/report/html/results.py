@@ -96,7 +96,8 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
     if not read:
         damage = f" ({notes[0]})" if notes else ""
         raise UserError(
-            f"No measured run was found in {asked}{damage}: measure one with `pyperf-suite run`, or name another folder."
+            f"No measured run was found in {asked}{damage}: measure one with `pyperf-suite run`, or name another "
+            "folder."
         )
     return Results(root, tuple(read), tuple(notes), single)
 

@@ -1,4 +1,4 @@
-"""Which nearby sizes of a model would train faster, by the laws: predicted for a stated model and GPU, never measured."""
+"""Which nearby sizes of a model would train faster: predicted by the laws for a stated model and GPU, not measured."""
 
 from __future__ import annotations
 

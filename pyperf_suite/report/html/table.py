@@ -12,6 +12,7 @@ from pyperf_suite.report.html.predicted import mark_if_predicted
 # Rows beyond this many are left to the records; the page stays one that can be sent.
 MOST_ROWS = 1000
 _TALL = 16
+_SORT = '<button type="button" class="sort">'
 # A number, or none: with its unit and its interval, but no more words.
 _FIGURE = re.compile(r"-?|([+\-−]?[\d.,]+(e[+\-]?\d+)?)( ?(%|[A-Za-z/]{1,6}))?( \[.*\])?")
 
@@ -22,7 +23,7 @@ def draw_table(table: Table) -> str:
     tall = " tall" if len(table.rows) > _TALL else ""
     numeric = [_is_figure([row[place] for row in table.rows]) for place in range(len(table.columns))]
     heads = "".join(
-        f'<th scope="col"{_class(numeric[place])}><button type="button" class="sort">{text(name) or "&#8203;"}</button></th>'
+        f'<th scope="col"{_class(numeric[place])}>{_SORT}{text(name) or "&#8203;"}</button></th>'
         for place, name in enumerate(table.columns)
     )
     rows = "".join(

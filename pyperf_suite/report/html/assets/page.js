@@ -217,7 +217,9 @@
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
     const body = table.tBodies[0];
     const key = (row) => row.cells[column]?.textContent ?? "";
-    const rows = [...body.rows].sort((a, b) => key(a).localeCompare(key(b), "en", { numeric: true }));
+    const number = (text) => (/^[-+−]?[\d.]+(e[-+]?\d+)?\s?[%x]?$/.test(text) ? parseFloat(text.replace("−", "-")) : NaN);
+    const compare = (a, b) => number(a) - number(b) || a.localeCompare(b, "en", { numeric: true });
+    const rows = [...body.rows].sort((a, b) => compare(key(a), key(b)));
     body.append(...(down ? rows.reverse() : rows));
   }
 
