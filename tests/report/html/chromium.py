@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import itertools
 import json
 import os
@@ -32,19 +33,23 @@ class Chromium:
     def __init__(self, program: str, profile: Path) -> None:
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
-        # The browser reads commands from descriptor 3 and answers on 4.
+        # High, so that neither lies where the browser wants the other: it reads from 3 and answers on 4.
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 100) for end in (to_browser, from_browser)]
+
+        def place() -> None:
+            for end, wanted in zip(ends, (3, 4), strict=True):
+                os.dup2(end, wanted)
+
         self._process = subprocess.Popen(
-            [
-                *("sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", program, *_OPTIONS),
-                *("--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"),
-            ],
-            pass_fds=(to_browser, from_browser),
+            [program, *_OPTIONS, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
+            close_fds=False,
+            preexec_fn=place,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(to_browser)
-        os.close(from_browser)
+        for end in (to_browser, from_browser, *ends):
+            os.close(end)
         self._numbers = itertools.count(1)
         self._buffer = b""
         self._session: str | None = None
@@ -53,11 +58,18 @@ class Chromium:
         self._loaded = False
 
     def __enter__(self) -> Chromium:
+        try:
+            self._begin()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _begin(self) -> None:
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()

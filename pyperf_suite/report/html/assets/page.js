@@ -173,6 +173,7 @@
     await Plotly.react(live, traces, look, {
       responsive: true, displayModeBar: false,
     });
+    live.dataset.ready = "";
   }
 
   function redrawAll() {
