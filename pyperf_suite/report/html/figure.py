@@ -14,7 +14,7 @@ from pyperf_suite.report.html.escape import json_island, text
 from pyperf_suite.report.html.predicted import MARK, is_predicted
 from pyperf_suite.report.html.provenance import Source
 from pyperf_suite.report.html.static_chart import draw_chart
-from pyperf_suite.report.html.static_map import draw_map, spread_of
+from pyperf_suite.report.html.static_map import draw_map, least_width, spread_of
 from pyperf_suite.report.html.table import draw_table
 from pyperf_suite.report.html.thinning import kept, rule
 
@@ -42,7 +42,7 @@ def draw_panels(title: str, caption: str, rows: Sequence[Sequence[Chart | Any]],
             f'<figure class="card"><div class="figure-head"><h4>{text(title)}{f" {MARK}" if predicted else ""}</h4>',
             f"{_RESET if charts else ''}</div>",
             _legend(charts),
-            f'<div class="panels of-{min(columns, 4)}">{"".join(map(_panel, panels))}</div>',
+            f'<div class="panels of-{min(columns, 4)}">{_in_rows(rows, columns)}</div>',
             f"<figcaption>{text(words)}</figcaption>" if words else "<figcaption></figcaption>",
             source.drawn(),
             f'<details class="values"><summary>Values as a table</summary>{"".join(tables)}</details>'
@@ -125,6 +125,13 @@ def _kind(style: str) -> str:
     return ' <span class="quiet">predicted</span>' if style == "line" else ""
 
 
+def _in_rows(rows: Sequence[Sequence[Chart | Any]], columns: int) -> str:
+    """The panels, each row but the last filled up, so that what stands below each other belongs together."""
+    filler = '<div class="filler"></div>'
+    drawn = ["".join(map(_panel, row)) + filler * (columns - len(row)) for row in rows]
+    return "".join(drawn).removesuffix(filler)
+
+
 def _panel(panel: Any) -> str:
     if isinstance(panel, Chart):
         return _live(panel.title, chart_in_words(panel), draw_chart(panel), panel.to_json(), "")
@@ -144,7 +151,8 @@ def _panel(panel: Any) -> str:
             f'<p class="key"><span class="swatch low"></span>below 1 <span class="swatch middle"></span>1 '
             f'<span class="swatch high"></span>above 1: {text(panel.value_label)}</p>'
         )
-        return _live(panel.title, map_in_words(panel), draw_map(panel), data, key)
+        width = least_width(panel)
+        return _live(panel.title, map_in_words(panel), draw_map(panel), data, key, width)
     if is_bars(panel):
         marks = f", {text(panel.mark_label)} as a line" if panel.mark_label else ""
         key = f'<p class="key">Bars: {text(panel.label)}{marks}</p>'
@@ -152,9 +160,12 @@ def _panel(panel: Any) -> str:
     return "".join(f'<div class="panel">{draw_table(table)}</div>' for table in tables_of(panel))
 
 
-def _live(title: str, words: str, still: str, data: dict[str, Any], key: str) -> str:
+def _live(title: str, words: str, still: str, data: dict[str, Any], key: str, least_width: int = 0) -> str:
+    """`least_width` in pixels, below which the picture scrolls in its frame instead of growing smaller."""
     heading = f"<h5>{text(title)}</h5>" if title else ""
+    wide = f' style="min-width:{least_width}px"' if least_width else ""
     return (
-        f'<div class="panel">{heading}<div class="picture" role="img" aria-label="{text(words)}">{still}</div>{key}'
+        f'<div class="panel">{heading}<div class="picture-frame"><div class="picture"{wide} role="img" '
+        f'aria-label="{text(words)}">{still}</div></div>{key}'
         f'<script type="application/json" class="data">{json_island(data)}</script></div>'
     )

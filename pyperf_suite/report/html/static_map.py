@@ -21,6 +21,11 @@ def spread_of(heat_map: HeatMap) -> float:
     return max(LEAST_SPREAD, max(values, default=0.0))
 
 
+def least_width(heat_map: HeatMap) -> int:
+    """In pixels, so that numbers in neighbouring cells do not touch."""
+    return _LEFT + _RIGHT + 32 * len(heat_map.x)
+
+
 def draw_map(heat_map: HeatMap) -> str:
     """Cells from below upwards, their numbers where they have room, a frame around what others are compared with."""
     rows, columns = len(heat_map.y), len(heat_map.x)

@@ -147,3 +147,10 @@ def test_every_claim_that_claims_py_words_is_recognised() -> None:
         found = judged(claim.sentence("x is", ratio))
         assert found is not None
         assert (found.verdict, found.claim, found.source) == (verdict, "twice as fast", "A Guide")
+
+
+def test_panels_below_each_other_stay_so_where_a_row_is_shorter() -> None:
+    panel = Panel("", "N", "us", (MEASURED,))
+    html = draw_figure(Figure("name", "title", "caption", ((panel,), (panel, panel), (panel,))), SOURCE)
+    order = re.findall(r'class="(filler|picture)"', html)
+    assert order == ["picture", "filler", "picture", "picture", "picture"]

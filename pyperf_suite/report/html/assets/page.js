@@ -168,7 +168,7 @@
   async function redraw(picture) {
     const live = picture.querySelector(".live");
     if (!live) return;
-    const data = JSON.parse(picture.parentElement.querySelector(".data").textContent);
+    const data = JSON.parse(picture.closest(".panel").querySelector(".data").textContent);
     const [traces, look] = makers[data.kind](data, hiddenIn(picture));
     await Plotly.react(live, traces, look, {
       responsive: true, displayModeBar: false,
@@ -234,7 +234,7 @@
   document.querySelectorAll("main section").forEach((section) => seen.observe(section));
 
   if (matchMedia("(max-width: 920px)").matches) document.querySelector("nav details").open = false;
-  addEventListener("beforeprint", () => document.querySelectorAll("main details").forEach((each) => { each.open = true; }));
+  addEventListener("beforeprint", () => document.querySelectorAll("main details:not(.values)").forEach((each) => { each.open = true; }));
 
   const near = new IntersectionObserver((entries) => {
     entries.filter((entry) => entry.isIntersecting).forEach((entry) => {
