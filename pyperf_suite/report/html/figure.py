@@ -34,7 +34,7 @@ def draw_panels(title: str, caption: str, rows: Sequence[Sequence[Chart | Any]],
     charts = [panel for panel in panels if isinstance(panel, Chart)]
     counted = [sum(numbers) for numbers in zip(*(chart.left_out for chart in charts), strict=True)] or [0, 0]
     words = " ".join(filter(None, (caption, rule(counted[0], counted[1]))))
-    predicted = is_predicted(caption) and not any(trace.style == "points" for c in charts for trace in c.traces)
+    predicted = is_predicted(caption) and not any(map(_is_measured, panels))
     columns = max(map(len, rows), default=1)
     tables = [draw_table(table) for panel in panels for table in tables_of(panel)]
     return "".join(
@@ -64,6 +64,13 @@ def tables_of(panel: Any) -> list[Table]:
         )
         return [Table(f"{panel.value_label}: {panel.title}".rstrip(": "), (_corner(panel), *map(str, panel.x)), rows)]
     return [table_of_bars(panel)] if is_bars(panel) else _table_of_unknown(panel)
+
+
+def _is_measured(panel: Any) -> bool:
+    """Whether what it shows was measured, whatever else its caption says was predicted."""
+    if isinstance(panel, Chart):
+        return any(trace.style == "points" for trace in panel.traces)
+    return is_bars(panel) and not is_predicted(panel.label)
 
 
 def _corner(heat_map: HeatMap) -> str:
@@ -151,8 +158,9 @@ def _panel(panel: Any) -> str:
             f'<p class="key"><span class="swatch low"></span>below 1 <span class="swatch middle"></span>1 '
             f'<span class="swatch high"></span>above 1: {text(panel.value_label)}</p>'
         )
-        width = least_width(panel)
-        return _live(panel.title, map_in_words(panel), draw_map(panel), data, key, width)
+        # Cells that grow beyond this only push the next figure off the screen.
+        style = f"min-width:{least_width(panel)}px;max-width:{2 * least_width(panel)}px"
+        return _live(panel.title, map_in_words(panel), draw_map(panel), data, key, style)
     if is_bars(panel):
         marks = f", {text(panel.mark_label)} as a line" if panel.mark_label else ""
         key = f'<p class="key">Bars: {text(panel.label)}{marks}</p>'
@@ -160,10 +168,10 @@ def _panel(panel: Any) -> str:
     return "".join(f'<div class="panel">{draw_table(table)}</div>' for table in tables_of(panel))
 
 
-def _live(title: str, words: str, still: str, data: dict[str, Any], key: str, least_width: int = 0) -> str:
-    """`least_width` in pixels, below which the picture scrolls in its frame instead of growing smaller."""
+def _live(title: str, words: str, still: str, data: dict[str, Any], key: str, style: str = "") -> str:
+    """`style` bounds the picture's width: below the least it scrolls in its frame instead of growing smaller."""
     heading = f"<h5>{text(title)}</h5>" if title else ""
-    wide = f' style="min-width:{least_width}px"' if least_width else ""
+    wide = f' style="{style}"' if style else ""
     return (
         f'<div class="panel">{heading}<div class="picture-frame"><div class="picture"{wide} role="img" '
         f'aria-label="{text(words)}">{still}</div></div>{key}'

@@ -91,6 +91,8 @@ def test_a_heat_map_names_its_best_and_worst_cell_and_leaves_none_for_what_there
 def test_a_map_of_predictions_is_marked_and_a_measured_one_is_not() -> None:
     assert "predicted, not measured" in drawn(MAP, caption="Predicted; all else as asked.")
     assert "predicted, not measured" not in drawn(MAP, caption="Measured.")
+    bars = Bars("", "TFLOP/s", (Bar("TP 2", 3.5),), "measured", "predicted")
+    assert "predicted, not measured" not in drawn(bars, caption="Bars: measured; line: predicted.")
 
 
 def test_bars_are_drawn_with_their_values_and_the_reason_where_there_is_none() -> None:
