@@ -30,6 +30,7 @@ from pyperf_suite.doctor_command import doctor
 from pyperf_suite.errors import UserError
 from pyperf_suite.history_commands import export, history, prune
 from pyperf_suite.layout_command import layout
+from pyperf_suite.report_command import report
 from pyperf_suite.selfcheck_command import selfcheck
 from pyperf_suite.track_command import track
 
@@ -113,6 +114,7 @@ for each in (
     history,
     layout,
     prune,
+    report,
     selfcheck,
     size,
     track,

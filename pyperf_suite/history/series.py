@@ -17,7 +17,8 @@ class Benchmark:
     """What the store holds of one case of one probe on one machine.
 
     `metric` is "time", or the name of an exact figure of a kernel's machine code, as in "registers"; `kind` is the
-    record's: timing, static or sentinel. `count` is of runs that measured it, the first and last at those times.
+    record's: timing, static or sentinel. `count` is of runs that measured it, the first and last at those times;
+    `constant` is 1 where all its values are one, as an exact figure's are while nobody changes the kernel.
     """
 
     machine: str
@@ -30,6 +31,7 @@ class Benchmark:
     count: int = 0
     first: str = ""
     last: str = ""
+    constant: int = 0
 
     @property
     def key(self) -> tuple[str, str, str, str]:

@@ -97,7 +97,7 @@ class Store:
         """
         found = self._ask(
             "SELECT b.machine, b.probe, b.case_id, b.metric, b.label, b.kind, b.unit, "
-            "count(DISTINCT r.run_id), min(o.started_at), max(o.started_at) "
+            "count(DISTINCT r.run_id), min(o.started_at), max(o.started_at), min(o.value) = max(o.value) "
             "FROM observations o JOIN benchmarks b ON b.id = o.benchmark JOIN runs r ON r.id = o.run "
             "WHERE o.outcome = 'ok' GROUP BY o.benchmark"
         )

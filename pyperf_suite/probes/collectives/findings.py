@@ -12,7 +12,7 @@ from pyperf_suite.probes.collectives.algorithms import with_algorithms
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, Setting, curves_of, plain
 from pyperf_suite.probes.collectives.figure import figures_of
 from pyperf_suite.probes.collectives.nccl_text import nccl_tests_text
-from pyperf_suite.probes.collectives.pairs import pair_maps, pair_sentence, pair_table
+from pyperf_suite.probes.collectives.pairs import pair_figure, pair_maps, pair_sentence, pair_table
 from pyperf_suite.probes.collectives.peaks import nodes_of, peak_for
 from pyperf_suite.probes.collectives.sizes import readable
 from pyperf_suite.probes.collectives.soak import soak_figure, soak_sentences, soak_table, soaked_of
@@ -52,7 +52,7 @@ def explain(records: Sequence[Record], training: Training | None = None) -> Find
         *map(pair_table, maps),
     ]
     tables += [soak_table(soaked)] if soaked else []
-    figures = (*figures_of(sweeps), *([soak_figure(soaked)] if soaked else []))
+    figures = (*figures_of(sweeps), *map(pair_figure, maps), *([soak_figure(soaked)] if soaked else []))
     return Findings(tuple(sentences), tuple(tables), figures, (nccl_tests_text(curves),))
 
 

@@ -5,6 +5,8 @@ Every pair of ranks has its own time in a record, so a map is read from pairs me
 
 from __future__ import annotations
 
+import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +15,7 @@ from itertools import combinations
 from pyperf_suite.laws.communication import algbw
 from pyperf_suite.probes.collectives.curves import Curve, Point
 from pyperf_suite.probes.collectives.sizes import readable
-from pyperf_suite.probes.findings import Table
+from pyperf_suite.probes.findings import Figure, HeatMap, Table
 
 # A link that carries less than this share of what the median link of its kind does is slow.
 SLOW = 0.8
@@ -119,6 +121,30 @@ def pair_table(found: PairMap) -> Table:
         rows.append((f"rank {row}", *("-" if rate is None else f"{rate:.3g}" for rate in rates)))
     title = f"GB/s between ranks: {found.how}, {readable(found.size_bytes)}"
     return Table(title, ("", *(str(rank) for rank in met)), tuple(rows))
+
+
+def pair_figure(found: PairMap) -> Figure:
+    """The map in colours: each pair over the median of those wired alike; white is as fast as that."""
+    met = sorted({rank for pair in found.rates for rank in pair})
+    shares = {pair: found.share(pair) for pair in found.rates}
+    values = tuple(tuple(shares.get((min(row, column), max(row, column)), math.nan) for column in met) for row in met)
+    size = readable(found.size_bytes)
+    stem = re.sub(r"[^a-z0-9]+", "_", f"{found.how} {size}".lower())
+    heat_map = HeatMap(
+        f"{found.how}, {size}",
+        "rank",
+        "rank",
+        "rate over the median pair's",
+        tuple(met),
+        tuple(met),
+        values,
+    )
+    alike = " wired alike" if found.paths else ""
+    caption = (
+        f"Measured, in one direction; 1 is the median of the pairs{alike}, of all pairs {found.median:.3g} GB/s. "
+        "Grey: not measured."
+    )
+    return Figure(f"pair_map_{stem}", f"Map of pairs: {found.ranks} ranks", caption, ((heat_map,),))
 
 
 def all_pairs(ranks: int) -> list[Pair]:
