@@ -24,10 +24,10 @@ LAYERS = (
     ("runner",),
     ("probes",),
     ("history", "advise", "report"),
-    ("model_options", "outcome"),
+    ("measuring_command", "model_options", "outcome", "slurm_script", "study_options"),
     (
         *("ab_command", "advise_commands", "calibrate_command", "compare_command", "history_commands"),
-        *("layout_command", "selfcheck_command", "track_command", "pytest_run"),
+        *("layout_command", "selfcheck_command", "study_command", "track_command", "pytest_run"),
     ),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),
