@@ -23,7 +23,7 @@ def draw_bars(axes: Axes, bars: Bars) -> None:
     axes.barh(
         shown,
         [bars.bars[place].value for place in shown],
-        xerr=[[_finite(bars.bars[place].error) for place in shown]] * 2,
+        xerr=[bars.bars[place].error for place in shown],
         color=_BLUE,
         alpha=0.75,
         height=0.62,

@@ -19,7 +19,7 @@ from pyperf_suite.runner.record import Record
 
 # 2.7 B parameters on 16 A100 of Polaris, samples/s over 5 steps, in decreasing order: ZeRO 1 with flash attention, ZeRO
 # 1 without, ZeRO 2, ZeRO 3, pipelines; what is checkpointed is behind all that is not.
-SEED = "Megatron-DeepSpeed performance study, GPT of 2.7 B on 16 GPUs of Polaris, 2023"
+SEED = "Megatron-DeepSpeed performance study, 2.7 B parameters on 16 GPUs, 2023"
 FLASH = Claim("flash attention before none", SEED, low=1.0)
 ZERO_2 = Claim("ZeRO 1 before ZeRO 2", SEED, low=1.0)
 ZERO_3 = Claim("ZeRO 2 before ZeRO 3", SEED, low=1.0)
@@ -131,7 +131,7 @@ def _where(pairs: Pairs) -> str:
 def _claimed(claim: Claim, subject: str, pairs: Pairs) -> Iterator[str]:
     ratio = mean_speedup([(slow.reading, fast.reading) for slow, fast in pairs if slow.reading and fast.reading])
     if ratio is not None:
-        yield claim.sentence(subject, ratio, _where(pairs))
+        yield claim.sentence(subject, ratio, _where(pairs), "--experiments 3 has three")
 
 
 def _said(subject: str, pairs: Pairs, turned: bool = False) -> Iterator[str]:

@@ -59,7 +59,7 @@ def _refuse_too_many(grid: Mapping[str, tuple[Any, ...]], blocks: Sequence[Mappi
     for name, values in [*grid.items(), *(each for own in blocks for each in own.items())]:
         if not values:
             raise UserError(f"{name} is an empty list: give it a value, or leave it out.")
-    count = sum(math.prod(len(values) for values in (grid | own).values()) for own in blocks)
+    count = sum(math.prod(len(values) for values in {**grid, **own}.values()) for own in blocks)
     if count > MOST_CONFIGURATIONS:
         raise UserError(
             f"The grid crosses to {count} configurations, and a study takes {MOST_CONFIGURATIONS} at most: shorten its "
@@ -80,11 +80,14 @@ def _cross(axes: Mapping[str, tuple[Any, ...]], asked: Mapping[str, tuple[Any, .
             continue
         possible.append(combination)
         yield case
+    if not possible:
+        firsts = {name: values[0] for name, values in axes.items()}
+        raise next((reason for combination, reason in refused if combination == firsts), refused[0][1])
     for name, values in asked.items():
         for value in values:
             if not any(combination[name] == value for combination in possible):
-                reason = _nearest_refusal(refused, axes, name, value)
-                raise UserError(f"{_written(name, value)} combines with nothing else asked for: {reason}")
+                why = _nearest_refusal(refused, axes, name, value)
+                raise UserError(f"{name}={value} combines with nothing else asked for: {why}")
 
 
 def _nearest_refusal(
@@ -97,10 +100,6 @@ def _nearest_refusal(
         return sum(each[0][other] == values[0] for other, values in axes.items())
 
     return max(concerned, key=firsts)[1]
-
-
-def _written(name: str, value: Any) -> str:
-    return f"{name}={value}"
 
 
 def case_of(combination: Combination) -> Case:

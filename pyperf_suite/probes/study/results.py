@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pyperf_suite.errors import UserError
@@ -96,13 +97,9 @@ def results_of(records: Iterable[Record], predictor: Predictor | None = None) ->
     found = [_result(list(visits.values())) for visits in latest.values()]
     if predictor is not None and found:
         told = predictor([each.case for each in found], [visit for each in latest.values() for visit in each.values()])
-        found = [_with(each, told.get(each.case.case_id)) for each in found]
+        found = [replace(each, prediction=told.get(each.case.case_id)) for each in found]
     timed = sorted((each for each in found if each.rate), key=lambda each: -each.rate.mean if each.rate else 0.0)
     return timed + [each for each in found if not each.rate]
-
-
-def _with(result: Result, prediction: Prediction | None) -> Result:
-    return Result(**{**vars(result), "prediction": prediction})
 
 
 def _result(visits: Sequence[Record]) -> Result:
@@ -113,7 +110,7 @@ def _result(visits: Sequence[Record]) -> Result:
     return Result(
         case=case,
         rate=throughput(case.parameters.global_batch, [visit.kept_seconds for visit in timed]) if timed else None,
-        reading=readings(timed)[0] if timed else None,
+        reading=_reading(timed) if timed else None,
         memory_bytes=_memory(timed),
         outcome="ok" if timed else lost[0].outcome if lost else "ok",
         reason=lost[0].reason if lost else "",
@@ -121,6 +118,18 @@ def _result(visits: Sequence[Record]) -> Result:
         visits=len(visits),
         gpu=str(identity.get("model", "")) if identity.get("kind") == "cuda" else "",
     )
+
+
+def _reading(timed: Sequence[Record]) -> Reading:
+    """Each experiment by the mean of its steps, as its samples per second are counted."""
+    usual = readings(timed)[0]
+    by_process = {visit.process: statistics.fmean(visit.kept_seconds) for visit in timed}
+    seconds = statistics.median(by_process.values())
+    if len(by_process) == 1:
+        half = (usual.high - usual.low) / 2
+        return replace(usual, seconds=seconds, low=seconds - half, high=seconds + half, by_process=by_process)
+    low, high = min(by_process.values()), max(by_process.values())
+    return replace(usual, seconds=seconds, low=low, high=high, by_process=by_process)
 
 
 def _memory(visits: Sequence[Record]) -> Mapping[str, float]:

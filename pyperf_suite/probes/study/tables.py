@@ -47,7 +47,7 @@ def tables_of(found: Sequence[Result]) -> list[Table]:
             str(p.ranks),
             f"{p.batch} x {p.micro_batches}",
             _with_error(rate.mean, rate.standard_error),
-            f"{rate.median:.4g} [{rate.low:.4g}, {rate.high:.4g}]",
+            f"{rate.median:.4g}" + (f" [{rate.low:.4g}, {rate.high:.4g}]" if rate.confidence else ""),
             f"{each.tokens_per_s:,.0f}",
         ]
         row += [f"{100 * each.mfu:.1f} %" if each.mfu else "-"] if utilized else []
