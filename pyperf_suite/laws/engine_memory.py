@@ -59,7 +59,7 @@ def held_by_rank(weights: Sequence[Weight], engine: Engine, ranks: int, storage:
     if engine == "fsdp":
         return tuple(_sharded(weights, ranks, rank, storage) for rank in range(ranks))
     elements = sum(weight.elements for weight in weights)
-    shares = _dealt_out(weights, ranks) if engine == "zero_optimizer" else [weights] * ranks
+    shares = dealt_out(weights, ranks) if engine == "zero_optimizer" else [weights] * ranks
     kept = (storage.weight + storage.master) * elements
     return tuple(Held(kept, storage.gradient * elements, _states(share, storage)) for share in shares)
 
@@ -68,7 +68,7 @@ def _states(weights: Sequence[Weight], storage: Storage) -> int:
     return sum(storage.optimizer * weight.elements + storage.step for weight in weights)
 
 
-def _dealt_out(weights: Sequence[Weight], ranks: int) -> list[list[Weight]]:
+def dealt_out(weights: Sequence[Weight], ranks: int) -> list[list[Weight]]:
     """Largest first, each to the rank that has the least so far, as ZeroRedundancyOptimizer does."""
     shares: list[list[Weight]] = [[] for _ in range(ranks)]
     sizes = [0] * ranks
