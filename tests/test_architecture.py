@@ -56,6 +56,7 @@ ONLY_INSIDE_FUNCTIONS = {"PIL", "matplotlib", "plotly", "pyarrow", "pynvml", "ru
 # Modules of torch's own classes: whoever prepares a case imports them, inside a function.
 OF_TORCH = {
     "pyperf_suite.operators.training.gpt",
+    "pyperf_suite.operators.training.parallel.part",
     "pyperf_suite.operators.training.peak_bytes",
     "pyperf_suite.operators.training.saved_bytes",
 }

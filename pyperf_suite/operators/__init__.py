@@ -17,6 +17,7 @@ from pyperf_suite.operators.training.input_pipeline import InputPipeline
 from pyperf_suite.operators.training.layer_pass import LayerPass
 from pyperf_suite.operators.training.optimizer_update import OptimizerUpdate
 from pyperf_suite.operators.training.overlap import Overlap
+from pyperf_suite.operators.training.parallel.parallel_step import ParallelStep
 from pyperf_suite.operators.training.precision_step import PrecisionStep
 from pyperf_suite.operators.training.saved_memory import TrainingMemory
 from pyperf_suite.operators.training.topology import Topology
@@ -34,6 +35,7 @@ OPERATORS: dict[str, Subject[Any]] = {
         Topology(),
         DataParallel(),
         Overlap(),
+        ParallelStep(),
         TrainingMemory(),
         BlockPart(),
         LayerPass(),

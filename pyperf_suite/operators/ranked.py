@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,8 @@ class Ranked(Subject[Parameters]):
     """A subject whose cases are run by a group of processes."""
 
     implementations: Mapping[str, RankedImplementation[Parameters]]
+    # Whether each visit of a case starts a group of its own, which ends with it.
+    fresh_ranks: ClassVar[bool] = False
 
     @abstractmethod
     def ranks(self, parameters: Parameters) -> int:

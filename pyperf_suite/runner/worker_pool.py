@@ -34,7 +34,8 @@ class Workers(Protocol):
 class WorkerPool:
     """Processes that stay alive between cases. Use as a context manager.
 
-    A case that several ranks compute together gets a group of its own number of ranks and its own environment.
+    A case that several ranks compute together gets a group of its own number of ranks and its own environment, and
+    a group of its own each time where its operator asks for fresh ranks.
     """
 
     def __init__(self, device: Device, deadline_s: float = DEADLINE_S) -> None:
@@ -60,7 +61,8 @@ class WorkerPool:
         except WorkerLost as lost:
             del self._workers[key]
             return {"outcome": "failed", "reason": str(lost)}
-        if answer.pop("fatal", False):
+        is_fresh = isinstance(operator, Ranked) and operator.fresh_ranks
+        if answer.pop("fatal", False) or is_fresh:
             self._workers.pop(key).close()
         return answer
 

@@ -54,12 +54,12 @@ class Attention(nn.Module):
             self.register_buffer("hidden_keys", hidden_keys, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, seq, hidden = x.shape
+        batch, seq, _ = x.shape
         q, k, v = (
             part.view(batch, seq, -1, self.head_dim).transpose(1, 2) for part in self.qkv(x).split(self.split, dim=-1)
         )
         attend = self._explicit if self.explicit else self._sdpa
-        return self.out(attend(q, k, v).transpose(1, 2).reshape(batch, seq, hidden))
+        return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
 
     def _sdpa(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         dropout = self.dropout if self.training else 0.0

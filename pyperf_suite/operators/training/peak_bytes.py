@@ -66,14 +66,17 @@ class _Watch(TorchDispatchMode):
 
 def _storages(values: Any) -> Iterable[Any]:
     return (
-        plain.untyped_storage() for each in tree_leaves(values) if isinstance(each, Tensor) for plain in _plain(each)
+        plain.untyped_storage()
+        for each in tree_leaves(values)
+        if isinstance(each, Tensor)
+        for plain in plain_tensors(each)
     )
 
 
-def _plain(tensor: Tensor) -> list[Tensor]:
+def plain_tensors(tensor: Tensor) -> list[Tensor]:
     """The tensors that a wrapper, as of quantized values, is made of; else itself."""
     made_of: Any = tensor
     if not is_traceable_wrapper_subclass(made_of):
         return [tensor]
     names, _ = made_of.__tensor_flatten__()
-    return [plain for name in names for plain in _plain(getattr(made_of, name))]
+    return [plain for name in names for plain in plain_tensors(getattr(made_of, name))]

@@ -7,26 +7,20 @@ other ranks' bit for bit.
 from __future__ import annotations
 
 import copy
-import hashlib
 import importlib
 import inspect
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pyperf_suite.laws.communication import bus_factor
 from pyperf_suite.operators.operator import Checked, Kernel
 from pyperf_suite.operators.ranked import RankTimes, Transfers
+from pyperf_suite.operators.training.gradients import GRADIENT_LIMIT, off_in_norm, same_on_all, seed_of, summed
+from pyperf_suite.operators.training.rank_steps import timed_by_events, timed_by_host
 
 if TYPE_CHECKING:
     from pyperf_suite.operators.training.data_parallel import DataParallelParameters
-
-# Relative norm of an averaged gradient against the single process's: the same kernels gave both, so there is the order
-# of a few sums, and in bfloat16 each sum and each division is rounded to 8 bits. A rank left out of n is 1 / n.
-GRADIENT_LIMIT = {"float32": 1e-5, "bfloat16": 3e-2}
 
 
 class Replica(Transfers):
@@ -49,15 +43,7 @@ class Replica(Transfers):
         self.model.zero_grad(set_to_none=True)
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
-        arrived_ns, done_ns = [0] * iterations, [0] * iterations
-        stamp = time.monotonic_ns
-        self._meet()
-        for index in range(iterations):
-            arrived_ns[index] = stamp()
-            self.step()
-            done_ns[index] = stamp()
-        arrived, done = np.array(arrived_ns, dtype=np.int64), np.array(done_ns, dtype=np.int64)
-        return RankTimes(np.asarray((done - arrived) * 1e-9, dtype=np.float64), arrived, done)
+        return timed_by_host(self.step, iterations, self._meet)
 
     def step(self) -> None:
         """Forward and backward of every micro-batch, with the exchange that was asked for."""
@@ -71,12 +57,8 @@ class Replica(Transfers):
         self._due = self._due or self._single_process()
         wrong = []
         for (name, weight), due in zip(self.model.named_parameters(), self._due, strict=True):
-            if weight.grad is None:
-                wrong.append(f"{name} has no gradient")
-                continue
-            error = float((weight.grad.detach().to(due.dtype) - due).norm() / due.norm())
-            if not error <= limit:
-                wrong.append(f"the gradient of {name} is {error:.2g} off in norm, and {limit:g} is allowed")
+            if said := off_in_norm(name, weight.grad, due, limit):
+                wrong.append(said)
         if self._parameters.exchange in ("ddp", "after") and not self._same_on_all():
             wrong.append("gradients differ between ranks")
         wrong += self._other_buckets()
@@ -188,10 +170,7 @@ class Replica(Transfers):
         return list(range(self._parameters.ranks)) if self._parameters.exchange == "dp" else [self._rank]
 
     def _micro_batches(self, ranks: Sequence[int]) -> list[tuple[tuple[Any, ...], Any]]:
-        """Inputs of each micro-batch of those ranks together, and the gradient that comes from above; None of a loss.
-
-        Which rank draws what is fixed by its number, so that any process can make any rank's.
-        """
+        """Inputs of each micro-batch of those ranks together, and the gradient from above; None of a loss."""
         from pyperf_suite.operators.training import gpt
 
         p, dtype = self._parameters, getattr(self.torch, self._parameters.dtype)
@@ -202,7 +181,7 @@ class Replica(Transfers):
 
         found = []
         for micro in range(p.accumulate):
-            seeds = [1 + rank * p.accumulate + micro for rank in ranks]
+            seeds = [seed_of(rank, micro, p.accumulate) for rank in ranks]
             drawn = [gpt.inputs(p, seed) for seed in seeds]
             upstream = None
             if not p.vocab:
@@ -214,31 +193,19 @@ class Replica(Transfers):
     def _single_process(self) -> list[Any]:
         """Each weight's gradient: the mean over ranks, each rank's being this process's own work.
 
-        By autograd.grad, which fills no gradient and so wakes no hook of DDP's. In float64, or on a GPU, whose models
+        In float64, or on a GPU, whose models
         are large, where they are in float32: what is told apart is far above its rounding.
         """
         wide = self.torch.float64 if self._place == "cpu" else self.torch.float32
         everyone = range(self._parameters.ranks) if self._parameters.exchange != "none" else [self._rank]
         weights = list(self.model.parameters())
-        due = [self.torch.zeros_like(each, dtype=wide, requires_grad=False) for each in weights]
-        for rank in everyone:
-            for inputs, upstream in self._micro_batches([rank]):
-                result = self.model(*inputs)
-                for total, found in zip(due, self.torch.autograd.grad(result, weights, upstream), strict=True):
-                    total += found.detach().to(wide) / len(everyone)
-        return due
+        batches = (batch for rank in everyone for batch in self._micro_batches([rank]))
+        return summed(self.model, weights, batches, len(everyone), wide)
 
     def _same_on_all(self) -> bool:
         """Whether every rank holds the same bits."""
-        torch = self.torch
-        digest = hashlib.sha256()
-        for each in self.model.parameters():
-            if each.grad is not None:
-                digest.update(each.grad.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        mine = torch.tensor([int.from_bytes(digest.digest()[:7], "little")], dtype=torch.int64, device=self._place)
-        found = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(self._group))]
-        torch.distributed.all_gather(found, mine, group=self._group)
-        return len({int(each) for each in found}) == 1
+        gradients = (each.grad for each in self.model.parameters() if each.grad is not None)
+        return same_on_all(gradients, self._group, self._place)
 
     def _meet(self) -> None:
         """Ranks learn of a block one after the other; what is timed begins for all at once."""
@@ -250,21 +217,7 @@ class GpuReplica(Replica):
     """The same on a GPU, timed by events around each step on torch's stream, which waits for the exchange."""
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
-        torch, stamp = self.torch, time.monotonic_ns
-        torch.cuda.set_device(self._place)
-        arrived_ns, done_ns, seconds = [0] * iterations, [0] * iterations, [0.0] * iterations
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._meet()
-        torch.cuda.synchronize()
-        for index in range(iterations):
-            arrived_ns[index] = stamp()
-            begin.record()
-            self.step()
-            end.record()
-            end.synchronize()
-            done_ns[index] = stamp()
-            seconds[index] = begin.elapsed_time(end) * 1e-3
-        return RankTimes(np.array(seconds), np.array(arrived_ns, dtype=np.int64), np.array(done_ns, dtype=np.int64))
+        return timed_by_events(self.step, iterations, self._meet, self._place)
 
 
 def _backward(result: Any, upstream: Any) -> None:

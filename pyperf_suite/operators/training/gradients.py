@@ -1,0 +1,57 @@
+"""Gradients of a step that ranks share, against a single process that sees all of their micro-batches.
+
+Which rank draws what is fixed by its number, so that any process can make any rank's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+# Relative norm of an averaged gradient against the single process's: the same kernels gave both, so there is the order
+# of a few sums, and in bfloat16 each sum and each division is rounded to 8 bits. A rank left out of n is 1 / n.
+GRADIENT_LIMIT = {"float32": 1e-5, "bfloat16": 3e-2}
+
+
+def seed_of(rank: int, micro: int, micro_batches: int) -> int:
+    """The seed of micro-batch number `micro` of that rank, of `micro_batches` that each has."""
+    return 1 + rank * micro_batches + micro
+
+
+def summed(
+    model: Any, weights: Sequence[Any], batches: Iterable[tuple[tuple[Any, ...], Any]], count: int, wide: Any
+) -> list[Any]:
+    """Each weight's gradient in the type `wide`: of all batches together, divided by `count`.
+
+    A batch is the model's inputs and the gradient that comes from above, None of a loss. By autograd.grad, which fills
+    no gradient and so wakes no hook of DDP's.
+    """
+    torch: Any = importlib.import_module("torch")
+    total = [torch.zeros_like(each, dtype=wide, requires_grad=False) for each in weights]
+    for inputs, upstream in batches:
+        result = model(*inputs)
+        for due, found in zip(total, torch.autograd.grad(result, weights, upstream), strict=True):
+            due += found.detach().to(wide) / count
+    return total
+
+
+def off_in_norm(name: str, gradient: Any, due: Any, limit: float) -> str:
+    """What to say of a gradient that is missing or differs from the one that is due; empty where it is right."""
+    if gradient is None:
+        return f"{name} has no gradient"
+    error = float((gradient.detach().to(due.device, due.dtype) - due).norm() / due.norm())
+    return "" if error <= limit else f"the gradient of {name} is {error:.2g} off in norm, and {limit:g} is allowed"
+
+
+def same_on_all(tensors: Iterable[Any], group: Any, place: str) -> bool:
+    """Whether every rank of the group holds the same bits."""
+    torch: Any = importlib.import_module("torch")
+    digest = hashlib.sha256()
+    for each in tensors:
+        digest.update(each.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    mine = torch.tensor([int.from_bytes(digest.digest()[:7], "little")], dtype=torch.int64, device=place)
+    found = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(found, mine, group=group)
+    return len({int(each) for each in found}) == 1

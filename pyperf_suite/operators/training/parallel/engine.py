@@ -1,0 +1,193 @@
+"""One rank of a training step that is cut by data, tensor and pipeline: built, stepped, and compared with one process.
+
+Ranks lie as (pipeline, data, tensor), tensor innermost. The whole model is drawn from one seed on every rank, which
+then keeps its own part.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from typing import Any
+
+from pyperf_suite.operators.operator import Checked, Kernel
+from pyperf_suite.operators.ranked import RankTimes, Transfers
+from pyperf_suite.operators.training.gradients import GRADIENT_LIMIT, off_in_norm, same_on_all, seed_of, summed
+from pyperf_suite.operators.training.parallel.data_cut import SHARDED_FROM_STAGE, cut_by_data, local
+from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.operators.training.parallel.pipeline_cut import Pipeline, stages_of
+from pyperf_suite.operators.training.parallel.tensor_cut import (
+    FUSED,
+    cut_by_tensor,
+    loss_cut_by_vocabulary,
+    rows_by_rank,
+)
+from pyperf_suite.operators.training.rank_steps import timed_by_events, timed_by_host
+from pyperf_suite.operators.training.shape import Checkpointing
+
+# Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
+WHOLE_BYTES = 4 + 4 + 4
+
+
+class ParallelSteps(Transfers):
+    """Iterations of one rank on a CPU, timed by the host's clock: gradients are exchanged when one returns."""
+
+    def __init__(self, parameters: ParallelStepParameters, rank: int, place: str) -> None:
+        """Of torch's default process group."""
+        torch: Any = importlib.import_module("torch")
+        from torch.distributed.device_mesh import init_device_mesh
+
+        self.torch, self._parameters, self._rank, self._place = torch, parameters, rank, place
+        p = parameters
+        shape = (p.pipeline, p.data, p.tensor)
+        self._mesh = init_device_mesh(torch.device(place).type, shape, mesh_dim_names=("pp", "dp", "tp"))
+        self.parts = self._own_parts()
+        self.data = cut_by_data(self.parts, p, self._mesh)
+        self._pipeline = Pipeline(self.data.calls, p, self._mesh, place) if p.pipeline > 1 else None
+        drawn = [self._drawn(self._mesh["dp"].get_local_rank(), micro) for micro in range(p.micro_batches)]
+        self._batches = drawn
+        self._all_tokens, self._all_targets = (torch.cat(kind) for kind in zip(*drawn, strict=True))
+        self._seeded = [local(each.detach()).cpu().clone() for each in self.data.weights]
+        self._due: list[Any] = []
+        self.kernel = Kernel("parallel_step", self._path, self._details())
+
+    def fill(self) -> None:
+        """Put back the seeded weights and an optimizer that has seen no step; gradients are made anew in each."""
+        with self.torch.no_grad():
+            for weight, seeded in zip(self.data.weights, self._seeded, strict=True):
+                local(weight).copy_(seeded)
+            for _, state in self.data.moments():
+                state.zero_()
+        self.data.clear()
+
+    def time(self, iterations: int, deadline_s: float) -> RankTimes:
+        return timed_by_host(self.step, iterations, self._meet)
+
+    def step(self) -> None:
+        """One iteration: every micro-batch forward and backward, exchange, update."""
+        self.data.clear()
+        with loss_cut_by_vocabulary(self._parameters):
+            if self._pipeline is not None:
+                self._pipeline.run(self._all_tokens, self._all_targets)
+            else:
+                for index, (tokens, targets) in enumerate(self._batches):
+                    with self.data.micro_batch(index == len(self._batches) - 1):
+                        loss = self.data.calls[0](tokens, targets).sum()
+                        (loss / len(self._batches)).backward()
+        self.data.finish()
+
+    def check(self) -> Checked:
+        """Each gradient of this rank's parts against the single process's, and weights against those of other ranks."""
+        limit = GRADIENT_LIMIT[self._parameters.dtype]
+        self._due = self._due or self._single_process()
+        wrong = []
+        for (name, weight), due in zip(self._named_weights(), self._due, strict=True):
+            if said := off_in_norm(name, self._whole(weight.grad), due, limit):
+                wrong.append(said)
+        if self._parameters.zero_stage < SHARDED_FROM_STAGE and not self._same_weights():
+            wrong.append("updated weights differ between data-parallel ranks")
+        return Checked(len(wrong), len(self._due) + 1, wrong[0] if wrong else "")
+
+    def close(self) -> None:
+        self._pipeline = None
+        self.parts, self._batches, self._due, self._seeded = [], [], [], []
+        del self.data
+
+    @property
+    def _path(self) -> str:
+        p = self._parameters
+        words = [self.data.path]
+        words += ["DTensor tensor parallel, sequence parallel"] if p.tensor > 1 else []
+        words += ["1F1B" if p.chunks == 1 else "interleaved 1F1B"] if p.pipeline > 1 else []
+        return ", ".join(words)
+
+    def _details(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"torch": self.torch.__version__}
+        if self._place == "cpu":
+            found["threads"] = self.torch.get_num_threads()
+        return found
+
+    def _own_parts(self) -> list[Any]:
+        """The parts of this rank's stages, on its device, cut over tensor-parallel ranks where there are several."""
+        from pyperf_suite.operators.training import gpt
+        from pyperf_suite.operators.training.parallel.part import Part
+
+        p = self._parameters
+        dtype = getattr(self.torch, p.dtype if p.zero_stage < SHARDED_FROM_STAGE else "float32")
+        each = p.layers // (p.pipeline * p.chunks)
+        parts = []
+        for stage in stages_of(p, self._mesh["pp"].get_local_rank()):
+            part = Part(gpt.build(p), stage * each, (stage + 1) * each, p.layers).to(self._place, dtype)
+            if p.tensor > 1:
+                cut_by_tensor(part, p, self._mesh["tp"])
+            parts.append(part)
+        return parts
+
+    def _named_weights(self) -> list[tuple[str, Any]]:
+        return [named for part in self.parts for named in part.named_weights()]
+
+    def _drawn(self, data_rank: int, micro: int) -> tuple[Any, ...]:
+        """Tokens and targets of a micro-batch of those data-parallel ranks, the same on each."""
+        from pyperf_suite.operators.training import gpt
+
+        p = self._parameters
+        return tuple(each.to(self._place) for each in gpt.inputs(p, seed_of(data_rank, micro, p.micro_batches)))
+
+    def _whole(self, tensor: Any) -> Any:
+        """All of a DTensor, gathered from the ranks that have it."""
+        return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+    def _single_process(self) -> list[Any]:
+        """Gradients of this rank's weights over the global batch, each rank having computed its share of it whole.
+
+        Of the plain model, in float64 where ranks compute in float32 on a CPU, else in their own type; float64 sums.
+        """
+        from pyperf_suite.operators.training import gpt
+
+        torch, p = self.torch, self._parameters
+        place = self._room_for_whole()
+        exact = torch.float64 if (p.dtype, self._place) == ("float32", "cpu") else getattr(torch, p.dtype)
+        model = gpt.build(replace(p, attention="sdpa", checkpointing=Checkpointing())).to(place, exact)
+        pairs = [(rank, micro) for rank in range(p.data) for micro in range(p.micro_batches)]
+        batches = (
+            (tuple(each.to(place) for each in self._drawn(*pair)), None) for pair in pairs[self._rank :: p.ranks]
+        )
+        names, weights = zip(*model.named_parameters(), strict=True)
+        wide = torch.float64 if place == "cpu" else torch.float32
+        order = rows_by_rank(p, torch) if p.tensor > 1 else None
+        own = {name for name, _ in self._named_weights()}
+        found = {}
+        for name, mine in zip(names, summed(model, weights, batches, len(pairs), wide), strict=True):
+            everyones = mine.to(self._place)
+            torch.distributed.all_reduce(everyones)
+            if name in own:
+                due = everyones.cpu()
+                found[name] = due if order is None or FUSED not in name else due[order]
+        return [found[name] for name, _ in self._named_weights()]
+
+    def _room_for_whole(self) -> str:
+        """Where the whole model can be beside what is there: on a GPU only if that has room on every rank."""
+        return self._place
+
+    def _same_weights(self) -> bool:
+        return same_on_all((local(each) for each in self.data.weights), self._mesh["dp"].get_group(), self._place)
+
+    def _meet(self) -> None:
+        """Ranks learn of a block one after the other; what is timed begins for all at once."""
+        self.torch.distributed.barrier()
+
+
+class GpuParallelSteps(ParallelSteps):
+    """The same on a GPU, timed by events around each iteration on torch's stream, which waits for the exchange."""
+
+    def time(self, iterations: int, deadline_s: float) -> RankTimes:
+        return timed_by_events(self.step, iterations, self._meet, self._place)
+
+    def _room_for_whole(self) -> str:
+        """On the CPU where weights, gradients and their float32 sums would take over half of what is free there."""
+        torch = self.torch
+        torch.cuda.empty_cache()
+        needed = WHOLE_BYTES * self._parameters.dimensions.parameters
+        fits = torch.tensor([int(2 * needed < torch.cuda.mem_get_info(self._place)[0])], device=self._place)
+        torch.distributed.all_reduce(fits, op=torch.distributed.ReduceOp.MIN)
+        return self._place if int(fits) else "cpu"

@@ -1,0 +1,84 @@
+"""A whole training iteration of a GPT cut over data-, tensor- and pipeline-parallel ranks, by torch's own engine.
+
+Forward and backward of all micro-batches, exchange of gradients, AdamW's update. Every case has ranks of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators.collective.gloo import RANKS_A_CORE
+from pyperf_suite.operators.collective.torch_group import process_group
+from pyperf_suite.operators.ranked import Ranked, RankedImplementation, Transfers
+from pyperf_suite.operators.training.parallel.engine import GpuParallelSteps, ParallelSteps
+from pyperf_suite.operators.training.parallel.parameters import DTYPES, ParallelStepParameters
+from pyperf_suite.ranks.environment import rank_environment
+from pyperf_suite.ranks.group import Group
+
+
+class ParallelStep(Ranked[ParallelStepParameters]):
+    """Iterations of all ranks together; each compares its gradients with those of a single process."""
+
+    name = "parallel_step"
+    parameters_type = ParallelStepParameters
+    # What one layout leaves allocated, or breaks, is not to be seen in the next.
+    fresh_ranks = True
+
+    def __init__(self) -> None:
+        self.implementations: Mapping[str, RankedImplementation[ParallelStepParameters]] = {
+            each.name: each for each in (OverGloo(), OverNccl())
+        }
+
+    def validate(self, parameters: ParallelStepParameters) -> None:
+        """Raise UserError for a transformer or a way to cut it that cannot be."""
+        parameters.validate()
+
+    def ranks(self, parameters: ParallelStepParameters) -> int:
+        """Of all groups together."""
+        return parameters.ranks
+
+    def bytes_moved(self, parameters: ParallelStepParameters) -> int:
+        """Bytes of the whole model's gradients, which data-parallel ranks exchange."""
+        return DTYPES[parameters.dtype] * parameters.dimensions.parameters if parameters.data > 1 else 0
+
+
+class OverGloo(RankedImplementation[ParallelStepParameters]):
+    """Ranks on CPU cores that exchange over gloo; each computes on as many threads as OMP_NUM_THREADS says, or one."""
+
+    name = "gloo"
+    device_kind = "cpu"
+
+    def validate(self, parameters: ParallelStepParameters) -> None:
+        """Raise UserError for more ranks than this machine's cores can keep alive."""
+        most = RANKS_A_CORE * cpu.detect().usable_cores
+        if not rank_environment().launched and parameters.ranks > most:
+            raise UserError(f"{parameters.ranks} ranks were asked for: this machine's cores keep {most} alive at most.")
+
+    def prepare(self, parameters: ParallelStepParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+        """Join gloo's process group and build this rank's part. Raises Unsupported for what torch cannot combine."""
+        _require_torch()
+        process_group(group, "gloo", deadline_s)
+        return ParallelSteps(parameters, group.rank, "cpu")
+
+
+class OverNccl(RankedImplementation[ParallelStepParameters]):
+    """One GPU a rank, exchanging over NCCL."""
+
+    name = "nccl"
+    device_kind = "cuda"
+
+    def prepare(self, parameters: ParallelStepParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+        """Join NCCL's process group and build this rank's part on its GPU. Raises Unsupported as gloo's does."""
+        _require_torch()
+        place = f"cuda:{device.index}"
+        process_group(group, "nccl", deadline_s, device=place)
+        return GpuParallelSteps(parameters, group.rank, place)
+
+
+def _require_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise Unsupported("torch is not installed.")
