@@ -99,8 +99,24 @@ class _EngineStep:
     cores: int
 
     @property
+    def tensor(self) -> int:
+        return int(self.plan.tensor)
+
+    @property
+    def data(self) -> int:
+        return int(self.plan.data)
+
+    @property
+    def stages(self) -> int:
+        return int(self.plan.pipeline)
+
+    @property
+    def chunks(self) -> int:
+        return int(self.plan.chunks)
+
+    @property
     def ranks(self) -> int:
-        return int(self.plan.tensor * self.plan.data * self.plan.pipeline)
+        return self.tensor * self.data * self.stages
 
     @property
     def is_sharded(self) -> bool:
@@ -108,11 +124,11 @@ class _EngineStep:
 
     def time(self) -> StepTime:
         plan, crowd = self.plan, self.constants.crowded(self.ranks, self.cores)
-        layers, m = self.model.layers // plan.pipeline, int(plan.micro_batches)
+        layers, m = self.model.layers // self.stages, int(plan.micro_batches)
         step = StepConstants(self.constants.slowdown, 0.0)
         layer = work_of_layer(self.model, plan.piece, self.prices, step)
         ends = work_of_ends(self.model, plan.piece, self.prices, step)
-        stage = rank_weights(self.model, plan.tensor, plan.pipeline, plan.chunks, plan.pipeline - 1)
+        stage = rank_weights(self.model, self.tensor, self.stages, self.chunks, self.stages - 1)
         host_s = self.constants.host_s_per_layer * plan.piece.passes / 3
         parts: dict[str, Any] = {
             "products": crowd * m * (layers * layer.products + ends.products),
@@ -121,7 +137,7 @@ class _EngineStep:
             "host": crowd * m * (layers * host_s + self.constants.host_s_at_ends),
             "tensor": m * self._tensor_s(layers, crowd),
         }
-        if plan.pipeline > 1:
+        if self.stages > 1:
             played = self._played_s(sum(parts.values()) / crowd, ends.seconds - ends.tensor, m)
             parts["bubble"] = played - sum(parts.values())
         parts["gradients"], parts["parameters"] = self._exchanged_s(stage, m, crowd)
@@ -138,7 +154,7 @@ class _EngineStep:
 
         DTensor keeps what it gathered for backward, which Megatron-LM gathers again.
         """
-        ranks, piece = int(self.plan.tensor), self.plan.piece
+        ranks, piece = self.tensor, self.plan.piece
         if ranks == 1:
             return 0.0
         size = float(piece.element_bytes * piece.tokens * self.model.hidden)
@@ -150,12 +166,12 @@ class _EngineStep:
     def _played_s(self, stage_s: float, ends_s: float, m: int) -> float:
         """The schedule played through, `stage_s` being all micro-batches' computation of the last stage, alone."""
         plan = self.plan
-        chunks, others = int(plan.chunks), int(plan.tensor * plan.data)
+        chunks, others = self.chunks, self.tensor * self.data
         ends_s += self.constants.host_s_at_ends
         chunk_s = (stage_s / m - ends_s) / chunks
         size = float(plan.element_bytes * plan.piece.tokens * self.model.hidden / plan.piece.sequence_ranks)
         send_s = float(self.prices.collective("send_receive", size, 2, 2, None))
-        last = int(plan.pipeline) * chunks - 1
+        last = self.stages * chunks - 1
 
         def work_s(action: Action) -> float:
             share = BACKWARD_SHARE if action.backward else 1 - BACKWARD_SHARE
@@ -164,16 +180,16 @@ class _EngineStep:
             return computed + self.constants.action_s + (send_s if is_sent else 0.0)
 
         orders = [
-            one_forward_one_backward(stage, plan.pipeline, m)
+            one_forward_one_backward(stage, self.stages, m)
             if chunks == 1
-            else interleaved(stage, plan.pipeline, chunks, m)
-            for stage in range(plan.pipeline)
+            else interleaved(stage, self.stages, chunks, m)
+            for stage in range(self.stages)
         ]
         return played_s(orders, work_s, lambda active: self.constants.crowded(active * others, self.cores))
 
     def _exchanged_s(self, stage: Sequence[Weight], m: int, crowd: float) -> tuple[float, float]:
         """Of gradients and of parameters over data-parallel ranks, and what adds gradients of micro-batches up."""
-        plan, ranks = self.plan, int(self.plan.data)
+        plan, ranks = self.plan, self.data
         gradient_bytes = float(plan.gradient_bytes * sum(weight.elements for weight in stage))
         if self.is_sharded:
             return self._sharded_s(stage, m, crowd)
@@ -193,13 +209,13 @@ class _EngineStep:
 
     def _sharded_s(self, stage: Sequence[Weight], m: int, crowd: float) -> tuple[float, float]:
         """FSDP2: every layer a unit, and all else another; stage 3 gathers twice a micro-batch, stage 2 once in all."""
-        plan, ranks = self.plan, int(self.plan.data)
+        plan, ranks = self.plan, self.data
         units: dict[int, int] = {}
         for weight in stage:
             unit = LAST if weight.place in (FIRST, LAST) else weight.place
             units[unit] = units.get(unit, 0) + weight.elements
-        gathers = 2 * m if plan.zero_stage == 3 and plan.pipeline == 1 else 1
-        scatters = m if plan.pipeline == 1 else 1
+        gathers = 2 * m if plan.zero_stage == 3 and self.stages == 1 else 1
+        scatters = m if self.stages == 1 else 1
         gradients = parameters = 0.0
         for elements in units.values():
             gathered, scattered = float(plan.element_bytes * elements), float(plan.gradient_bytes * elements)
@@ -218,7 +234,7 @@ class _EngineStep:
 
     def _update_s(self, stage: Sequence[Weight]) -> float:
         """Of the rank that has most to update."""
-        ranks, elements = int(self.plan.data), sum(weight.elements for weight in stage)
+        ranks, elements = self.data, sum(weight.elements for weight in stage)
         if self.is_sharded:
             return self.prices.update(len(stage), elements / ranks)
         if self.plan.zero_stage == 1:
