@@ -5,6 +5,8 @@ Front ends print a `UserError` as one sentence and exit with code 2; the worker 
 
 from __future__ import annotations
 
+import re
+
 
 class UserError(Exception):
     """Something was asked for that cannot be: the message says what was asked, what was found, what to do."""
@@ -12,6 +14,22 @@ class UserError(Exception):
 
 class Unsupported(Exception):
     """This machine or implementation cannot run the case; the message is the reason kept in its record."""
+
+
+# How such a reason begins, and how torch's allocators say it: the CPU's is a plain RuntimeError.
+OUT_OF_MEMORY = "Out of memory: "
+_ALLOCATORS = ("can't allocate memory", "out of memory")
+
+
+def out_of_memory(error: BaseException | None) -> str:
+    """`Out of memory: …` and what was asked for, where that is why `error`, or its cause, was raised; else empty."""
+    while error is not None:
+        lines = str(error).strip().splitlines() or [""]
+        if isinstance(error, MemoryError) or any(words in lines[0] for words in _ALLOCATORS):
+            asked = re.search(r"tried to allocate [0-9.,]+ \w+", lines[0], re.IGNORECASE)
+            return f"{OUT_OF_MEMORY}{asked[0].lower() if asked else lines[0][:200] or type(error).__name__}"
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 class TornJournal(UserWarning):

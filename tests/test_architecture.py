@@ -24,10 +24,10 @@ LAYERS = (
     ("runner",),
     ("probes",),
     ("history", "advise", "report"),
-    ("model_options", "outcome"),
+    ("measuring_command", "model_options", "outcome", "slurm_script", "study_options"),
     (
         *("ab_command", "advise_commands", "calibrate_command", "compare_command", "history_commands"),
-        *("layout_command", "selfcheck_command", "track_command", "pytest_run"),
+        *("layout_command", "selfcheck_command", "study_command", "track_command", "pytest_run"),
     ),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),
@@ -56,6 +56,7 @@ ONLY_INSIDE_FUNCTIONS = {"PIL", "matplotlib", "plotly", "pyarrow", "pynvml", "ru
 # Modules of torch's own classes: whoever prepares a case imports them, inside a function.
 OF_TORCH = {
     "pyperf_suite.operators.training.gpt",
+    "pyperf_suite.operators.training.parallel.allocations",
     "pyperf_suite.operators.training.parallel.part",
     "pyperf_suite.operators.training.peak_bytes",
     "pyperf_suite.operators.training.saved_bytes",

@@ -26,15 +26,16 @@ class Keeping:
 
     `element_bytes` are of the results of matrix products, `stream_bytes` of the residual stream and the norms: the
     same but under autocast, where the stream stays in float32. `attention` "sdpa" is the fused kernel, which keeps no
-    scores, "explicit" the written-out one. `checkpointing` "every" drops all but the inputs of groups of `every`
-    layers, "selective" all but each layer's input and the results of products and attention. `ends` says whether there
-    are embeddings, last norm, logits and loss. Raises UserError for a kind of checkpointing that there is not.
+    scores, "math" torch's own that writes them out, "explicit" the model's. `checkpointing` "every" drops all but the
+    inputs of groups of `every` layers, "selective" all but each layer's input and the results of products and
+    attention. `ends` says whether there are embeddings, last norm, logits and loss. Raises UserError for a kind of
+    checkpointing that there is not.
     """
 
     element_bytes: int = FLOAT
     stream_bytes: int = FLOAT
     dropout: bool = False
-    attention: Literal["sdpa", "explicit"] = "sdpa"
+    attention: Literal["sdpa", "math", "explicit"] = "sdpa"
     checkpointing: str = "none"
     every: int = 1
     ends: bool = True
@@ -55,7 +56,7 @@ class Keeping:
     @property
     def written_out(self) -> bool:
         """Whether scores are kept: torch has no fused kernel with dropout on a CPU."""
-        return self.attention == "explicit" or (self.device == "cpu" and self.dropout)
+        return self.attention != "sdpa" or (self.device == "cpu" and self.dropout)
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def _attention(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -
     if not keeping.written_out:
         return element * (projected + result), FLOAT * heads, 0.0
     # Not fused, torch's own attention computes in float32 and scales copies of queries and keys.
-    fallback = keeping.attention == "sdpa"
+    fallback = keeping.attention != "explicit"
     inner = FLOAT if fallback else element
     shared = model.kv_heads != heads
     operands = inner * 3 * result
@@ -172,7 +173,7 @@ def _selected(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) ->
     projected, result = (heads + 2 * model.kv_heads) * model.head_dim, heads * model.head_dim
     statistics = 0.0
     if keeping.written_out:
-        inner = FLOAT if keeping.attention == "sdpa" else element
+        inner = FLOAT if keeping.attention != "explicit" else element
         attention = inner * (heads * seq + result)
     else:
         attention, statistics = element * result, float(FLOAT * heads)

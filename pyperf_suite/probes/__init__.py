@@ -14,6 +14,7 @@ from pyperf_suite.probes.calibration.steps import StepCalibration
 from pyperf_suite.probes.collectives.probe import Collectives
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.static_kernels import StaticKernels
+from pyperf_suite.probes.study.probe import Study
 from pyperf_suite.probes.tile_wave.probe import TileWave
 from pyperf_suite.probes.training.backward import Backward
 from pyperf_suite.probes.training.block import Block
@@ -49,6 +50,7 @@ PROBES: dict[str, Probe] = {
         TransferProbe(),
         OptimizerProbe(),
         CheckpointingProbe(),
+        Study(),
     )
 }
 

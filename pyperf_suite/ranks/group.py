@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, out_of_memory
 from pyperf_suite.ranks.environment import RankEnvironment, rank_environment
 from pyperf_suite.ranks.store import connect
 from pyperf_suite.ranks.watchdog import STORE_GONE, Watchdog
@@ -122,10 +122,14 @@ class Group:
 
         It names who is gone, and where nobody is, this rank with its error; all ranks end with that sentence.
         """
-        said = (
+        memory = out_of_memory(error)
+        said = memory or (
             f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}" if str(error).strip() else repr(error)
         )
         alone = f"Rank {self.rank} failed in {doing!r} ({said}): these ranks are ended and what was measured is kept."
+        if memory:
+            # First of all, for whoever reads outcomes: the model does not fit, and nothing is broken.
+            alone = f"{memory} by rank {self.rank} in {doing!r}: these ranks are ended and what was measured is kept."
         if self.count == 1:
             return RanksMissing(alone)
         self.watchdog.hand_over()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import OUT_OF_MEMORY, Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.gpu_telemetry import around_gpu
 from pyperf_suite.measure.median import median_and_quantiles, median_interval
@@ -68,20 +68,21 @@ def _prepare(
         return None, ("unsupported", str(reason))
     except RanksMissing:
         raise
-    except MemoryError:
-        return None, ("failed", "Out of memory while the case was prepared.")
     except Exception as error:
-        return None, ("failed", f"{type(error).__name__}: {error}")
+        return None, ("failed", out_of_memory(error) or f"{type(error).__name__}: {error}")
 
 
 def _agreed_trouble(troubles: Sequence[Sequence[str] | None]) -> dict[str, Any] | None:
     """One outcome for all ranks where any has trouble; a reason that is not everyone's names its rank."""
-    found = [(rank, *trouble) for rank, trouble in enumerate(troubles) if trouble is not None]
+    found = [(rank, str(trouble[0]), str(trouble[1])) for rank, trouble in enumerate(troubles) if trouble is not None]
     if not found:
         return None
     rank, outcome, reason = next((each for each in found if each[1] == "failed"), found[0])
     everyone = len(found) == len(troubles) and len({each[2] for each in found}) == 1
-    return {"outcome": outcome, "reason": reason if everyone else f"Rank {rank}: {reason}"}
+    # What is for outcomes to be told by stands first.
+    if everyone or reason.startswith(OUT_OF_MEMORY):
+        return {"outcome": outcome, "reason": reason if everyone else f"{reason} on rank {rank}"}
+    return {"outcome": outcome, "reason": f"Rank {rank}: {reason}"}
 
 
 @dataclass

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -20,6 +24,7 @@ from torch.utils.checkpoint import (
     noop_context_fn,
 )
 
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.operators.training.shape import TransformerShape
 
 # What selective checkpointing keeps: results that cost most to compute again for the bytes they take
@@ -36,6 +41,9 @@ KEPT_BY_SELECTIVE = frozenset(
     }
 )
 
+# By the names that shapes have for them.
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
+
 
 class Attention(nn.Module):
     """Causal self-attention with shared key-value heads: x[batch, seq, hidden] to the same."""
@@ -45,6 +53,7 @@ class Attention(nn.Module):
         self.heads, self.kv_heads = shape.heads, shape.key_value_heads
         self.head_dim = shape.hidden // shape.heads
         self.dropout, self.explicit = shape.dropout, shape.attention == "explicit"
+        self.backend = BACKENDS.get(shape.attention)
         keys = self.kv_heads * self.head_dim
         self.split = (shape.hidden, keys, keys)
         self.qkv = nn.Linear(shape.hidden, shape.hidden + 2 * keys, bias=not shape.gated)
@@ -64,7 +73,10 @@ class Attention(nn.Module):
     def _sdpa(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         shared = self.kv_heads != self.heads
-        return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=shared)
+        with sdpa_kernel(self.backend) if self.backend is not None else nullcontext():
+            return functional.scaled_dot_product_attention(
+                q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=shared
+            )
 
     def _explicit(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         group = self.heads // self.kv_heads
@@ -158,6 +170,25 @@ def build(shape: TransformerShape, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Gpt(shape) if shape.vocab else Blocks(shape)
+
+
+def require_attention(shape: TransformerShape, device: torch.device | str, dtype: torch.dtype) -> None:
+    """Raise Unsupported where the backend that attention is pinned to cannot take the shape there, in torch's words."""
+    if shape.attention not in BACKENDS:
+        return
+    attention = Attention(replace(shape, batch=1)).to(device, dtype)
+    x = torch.zeros(1, shape.seq, shape.hidden, device=device, dtype=dtype)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            attention(x).sum().backward()
+        except RuntimeError as error:
+            reasons = [str(each.message).split("(Triggered")[0].strip() for each in warned]
+            said = next((each for each in reasons if each and not each.endswith("because:")), str(error))
+            raise Unsupported(
+                f"torch's {shape.attention} attention cannot take heads of {attention.head_dim} in {dtype} on this "
+                f"{torch.device(device).type} ({said}): ask for sdpa, which chooses among those that can."
+            ) from None
 
 
 def inputs(shape: TransformerShape, seed: int = 0) -> tuple[Tensor, ...]:

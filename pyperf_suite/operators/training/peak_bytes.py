@@ -74,9 +74,10 @@ def _storages(values: Any) -> Iterable[Any]:
 
 
 def plain_tensors(tensor: Tensor) -> list[Tensor]:
-    """The tensors that a wrapper, as of quantized values, is made of; else itself."""
+    """The tensors that a wrapper, as of quantized values or a DTensor, is made of; else itself."""
     made_of: Any = tensor
     if not is_traceable_wrapper_subclass(made_of):
         return [tensor]
     names, _ = made_of.__tensor_flatten__()
-    return [plain for name in names for plain in plain_tensors(getattr(made_of, name))]
+    inner = (getattr(made_of, name) for name in names)
+    return [plain for each in inner if isinstance(each, Tensor) for plain in plain_tensors(each)]

@@ -31,6 +31,7 @@ class Replica(Transfers):
 
         torch: Any = importlib.import_module("torch")
         self.torch, self._parameters, self._rank, self._group, self._place = torch, parameters, rank, group, place
+        gpt.require_attention(parameters, place, getattr(torch, parameters.dtype))
         # Equal on all ranks, as they are built from one seed.
         self.model: Any = gpt.build(parameters).to(place, getattr(torch, parameters.dtype))
         self._batches = self._micro_batches(self._ranks_here())

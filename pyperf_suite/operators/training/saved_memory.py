@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -20,6 +20,13 @@ from pyperf_suite.operators.training.shape import TransformerShape
 from pyperf_suite.operators.training.training_step import PRECISIONS
 
 HALF = 2
+# What the law knows of what attention keeps: torch itself chooses a fused kernel.
+ATTENTIONS_KEPT: Mapping[str, Literal["sdpa", "math", "explicit"]] = {
+    "sdpa": "sdpa",
+    "flash": "sdpa",
+    "math": "math",
+    "explicit": "explicit",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class TrainingMemoryParameters(TransformerShape):
             element_bytes=FLOAT if self.element in ("float32", "tfloat32") else HALF,
             stream_bytes=FLOAT if self.weights == "float32" else HALF,
             dropout=self.dropout > 0,
-            attention="sdpa" if self.attention == "sdpa" else "explicit",
+            attention=ATTENTIONS_KEPT[self.attention],
             checkpointing=self.checkpointing.kind,
             every=self.checkpointing.every,
             ends=bool(self.vocab),
@@ -122,6 +129,7 @@ class _Step:
 
         self.torch, self.device, self._parameters = torch, device, parameters
         weights = getattr(torch, parameters.weights)
+        gpt.require_attention(parameters, device, getattr(torch, parameters.element.replace("tfloat", "float")))
         self.model = gpt.build(parameters).to(device, weights)
         self._inputs = tuple(
             each.to(device, weights if each.is_floating_point() else each.dtype) for each in gpt.inputs(parameters)

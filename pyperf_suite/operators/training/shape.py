@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.dimensions import ModelDimensions
 
-ATTENTIONS = ("sdpa", "explicit")
+# torch's scaled_dot_product_attention as torch chooses, pinned to one of its backends, or written out.
+ATTENTIONS = ("sdpa", "flash", "math", "explicit")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class TransformerShape:
     `gated` is Llama's block (SwiGLU, RMSNorm, no biases), else GPT-2's (GELU, LayerNorm, biases). With `vocab` 0 it is
     a stack of blocks alone, without embeddings, logits and loss. `kv_heads` 0 is as many as heads, `ffn` 0 is
     4 x hidden, or the multiple of 64 next above 8/3 x hidden where gated. `attention` "sdpa" is torch's own
-    scaled_dot_product_attention, "explicit" writes the scores out.
+    scaled_dot_product_attention, "flash" and "math" the same with that backend alone, "explicit" writes the scores out.
     """
 
     hidden: int = 256

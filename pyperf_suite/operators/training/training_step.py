@@ -111,6 +111,7 @@ class TorchSteps(Steps):
             torch.set_float32_matmul_precision("high" if parameters.element == "tfloat32" else "highest")
         elif parameters.element == "tfloat32":
             raise Unsupported("A CPU has no tfloat32.")
+        gpt.require_attention(parameters, where.device, getattr(torch, parameters.element.replace("tfloat", "float")))
         self.model = gpt.build(parameters, seed).to(where.device, getattr(torch, parameters.weights))
         self.inputs = tuple(self._placed(each) for each in gpt.inputs(parameters, seed))
         if parameters.compiled:

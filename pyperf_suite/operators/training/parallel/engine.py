@@ -1,7 +1,10 @@
 """One rank of a training step that is cut by data, tensor and pipeline: built, stepped, and compared with one process.
 
 Ranks lie as (pipeline, data, tensor), tensor innermost. The whole model is drawn from one seed on every rank, which
-then keeps its own part.
+then keeps its own part. The first check counts what is allocated: the kernel's details then have, as the most of any
+rank and for each under `rank_bytes`, `parameter_bytes`, `gradient_bytes`, `bucket_bytes`, `optimizer_bytes` and
+`counter_bytes` (see allocations.allocated), and `saved_activation_bytes` (allocations.most_saved), or on a GPU
+`peak_bytes`, the allocator's most of a whole iteration.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import importlib
 from dataclasses import replace
 from typing import Any
 
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.operators.operator import Checked, Kernel
 from pyperf_suite.operators.ranked import RankTimes, Transfers
 from pyperf_suite.operators.training.gradients import GRADIENT_LIMIT, off_in_norm, same_on_all, seed_of, summed
@@ -27,6 +31,24 @@ from pyperf_suite.operators.training.shape import Checkpointing
 
 # Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
 WHOLE_BYTES = 4 + 4 + 4
+
+# The same where tensor parallelism cuts the sums of products: in bfloat16 each share is rounded before they are added,
+# of which layer after layer makes more (compare training_step.GRADIENT_LIMIT, which is against float64).
+CUT_LIMIT = {"float32": 1e-5, "bfloat16": 0.15}
+
+
+def require_possible(parameters: ParallelStepParameters, place: str) -> None:
+    """Raise Unsupported for what torch cannot combine, naming the nearest that works."""
+    from pyperf_suite.operators.training import gpt
+
+    torch: Any = importlib.import_module("torch")
+    p = parameters
+    gpt.require_attention(p, place, getattr(torch, p.dtype))
+    if p.pipeline > 1 and p.micro_batches < p.pipeline:
+        raise Unsupported(
+            f"torch's 1F1B needs as many micro-batches as stages, but there are {p.micro_batches} for {p.pipeline}: "
+            f"ask for micro_batches={p.pipeline}."
+        )
 
 
 class ParallelSteps(Transfers):
@@ -49,6 +71,7 @@ class ParallelSteps(Transfers):
         self._all_tokens, self._all_targets = (torch.cat(kind) for kind in zip(*drawn, strict=True))
         self._seeded = [local(each.detach()).cpu().clone() for each in self.data.weights]
         self._due: list[Any] = []
+        self._observed = False
         self.kernel = Kernel("parallel_step", self._path, self._details())
 
     def fill(self) -> None:
@@ -79,6 +102,8 @@ class ParallelSteps(Transfers):
     def check(self) -> Checked:
         """Each gradient of this rank's parts against the single process's, and weights against those of other ranks."""
         limit = GRADIENT_LIMIT[self._parameters.dtype]
+        if self._parameters.tensor > 1:
+            limit = max(limit, CUT_LIMIT[self._parameters.dtype])
         self._due = self._due or self._single_process()
         wrong = []
         for (name, weight), due in zip(self._named_weights(), self._due, strict=True):
@@ -86,6 +111,9 @@ class ParallelSteps(Transfers):
                 wrong.append(said)
         if self._parameters.zero_stage < SHARDED_FROM_STAGE and not self._same_weights():
             wrong.append("updated weights differ between data-parallel ranks")
+        if not self._observed:
+            self._observed = True
+            self.kernel = replace(self.kernel, details={**self.kernel.details, **self._everyones(self._allocations())})
         return Checked(len(wrong), len(self._due) + 1, wrong[0] if wrong else "")
 
     def close(self) -> None:
@@ -106,6 +134,21 @@ class ParallelSteps(Transfers):
         if self._place == "cpu":
             found["threads"] = self.torch.get_num_threads()
         return found
+
+    def _allocations(self) -> dict[str, int]:
+        """Bytes on this rank after an iteration, and what one more iteration keeps for backward at most."""
+        from pyperf_suite.operators.training.parallel.allocations import allocated, most_saved
+
+        return allocated(self.data) | {"saved_activation_bytes": most_saved(self.parts, self.step)}
+
+    def _everyones(self, mine: dict[str, int]) -> dict[str, Any]:
+        """Of each figure the most of any rank, and under `rank_bytes` every rank's, in order."""
+        torch = self.torch
+        row = torch.tensor(list(mine.values()), dtype=torch.int64, device=self._place)
+        rows = [torch.empty_like(row) for _ in range(self._parameters.ranks)]
+        torch.distributed.all_gather(rows, row)
+        columns = dict(zip(mine, torch.stack(rows).T.tolist(), strict=True))
+        return {**{name: max(column) for name, column in columns.items()}, "rank_bytes": columns}
 
     def _own_parts(self) -> list[Any]:
         """The parts of this rank's stages, on its device, cut over tensor-parallel ranks where there are several."""
@@ -147,7 +190,7 @@ class ParallelSteps(Transfers):
         torch, p = self.torch, self._parameters
         place = self._room_for_whole()
         exact = torch.float64 if (p.dtype, self._place) == ("float32", "cpu") else getattr(torch, p.dtype)
-        model = gpt.build(replace(p, attention="sdpa", checkpointing=Checkpointing())).to(place, exact)
+        model = gpt.build(replace(p, checkpointing=Checkpointing())).to(place, exact)
         pairs = [(rank, micro) for rank in range(p.data) for micro in range(p.micro_batches)]
         batches = (
             (tuple(each.to(place) for each in self._drawn(*pair)), None) for pair in pairs[self._rank :: p.ranks]
@@ -182,6 +225,15 @@ class GpuParallelSteps(ParallelSteps):
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
         return timed_by_events(self.step, iterations, self._meet, self._place)
+
+    def _allocations(self) -> dict[str, int]:
+        from pyperf_suite.operators.training.parallel.allocations import allocated
+
+        cuda, found = self.torch.cuda, allocated(self.data)
+        cuda.reset_peak_memory_stats(self._place)
+        self.step()
+        cuda.synchronize(self._place)
+        return found | {"peak_bytes": int(cuda.max_memory_allocated(self._place))}
 
     def _room_for_whole(self) -> str:
         """On the CPU where weights, gradients and their float32 sums would take over half of what is free there."""

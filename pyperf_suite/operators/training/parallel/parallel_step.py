@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators.collective.agreement import agree, connect_together
 from pyperf_suite.operators.collective.gloo import RANKS_A_CORE
 from pyperf_suite.operators.collective.torch_group import process_group
 from pyperf_suite.operators.ranked import Ranked, RankedImplementation, Transfers
-from pyperf_suite.operators.training.parallel.engine import GpuParallelSteps, ParallelSteps
+from pyperf_suite.operators.training.parallel.engine import GpuParallelSteps, ParallelSteps, require_possible
 from pyperf_suite.operators.training.parallel.parameters import DTYPES, ParallelStepParameters
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.ranks.group import Group
@@ -60,9 +61,7 @@ class OverGloo(RankedImplementation[ParallelStepParameters]):
 
     def prepare(self, parameters: ParallelStepParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
         """Join gloo's process group and build this rank's part. Raises Unsupported for what torch cannot combine."""
-        _require_torch()
-        process_group(group, "gloo", deadline_s)
-        return ParallelSteps(parameters, group.rank, "cpu")
+        return _prepared(ParallelSteps, "gloo", parameters, group, "cpu", deadline_s)
 
 
 class OverNccl(RankedImplementation[ParallelStepParameters]):
@@ -73,12 +72,20 @@ class OverNccl(RankedImplementation[ParallelStepParameters]):
 
     def prepare(self, parameters: ParallelStepParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
         """Join NCCL's process group and build this rank's part on its GPU. Raises Unsupported as gloo's does."""
-        _require_torch()
-        place = f"cuda:{device.index}"
-        process_group(group, "nccl", deadline_s, device=place)
-        return GpuParallelSteps(parameters, group.rank, place)
+        return _prepared(GpuParallelSteps, "nccl", parameters, group, f"cuda:{device.index}", deadline_s)
 
 
-def _require_torch() -> None:
+def _prepared(
+    steps: type[ParallelSteps],
+    backend: str,
+    parameters: ParallelStepParameters,
+    group: Group,
+    place: str,
+    deadline_s: float,
+) -> Transfers:
+    """All ranks join, agree that torch can do it, and build their parts together."""
     if importlib.util.find_spec("torch") is None:
         raise Unsupported("torch is not installed.")
+    process_group(group, backend, deadline_s, device=place)
+    agree(group, "look for what torch can combine", lambda: require_possible(parameters, place), deadline_s)
+    return connect_together(group, "build parts", lambda: steps(parameters, group.rank, place), deadline_s)
