@@ -10,6 +10,7 @@ from pyperf_suite.probes.attention_heads.probe import AttentionHeads
 from pyperf_suite.probes.axes import parse_overrides
 from pyperf_suite.probes.baseline import Baseline
 from pyperf_suite.probes.calibration.probe import Calibration
+from pyperf_suite.probes.calibration.steps import StepCalibration
 from pyperf_suite.probes.collectives.probe import Collectives
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.static_kernels import StaticKernels
@@ -36,6 +37,7 @@ PROBES: dict[str, Probe] = {
         AttentionHeads(),
         Collectives(),
         Calibration(),
+        StepCalibration(),
         StaticKernels(),
         Topology(),
         Memory(),
