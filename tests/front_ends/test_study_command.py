@@ -185,6 +185,7 @@ def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path) ->
         (("--tell",), "There is no run of the same cases"),
         (("--device", "tpu"), "There is no device 'tpu'"),
         (("--data", "4096", "--global-batch", "8192"), "this machine's cores keep"),
+        (("--calibration", "nowhere.npz"), "nowhere.npz"),
         (("--seq", "1000000000"), "positions = 1000000000 is beyond"),
         (("--seq", "16777216"), "bytes more than it has of"),
         (("--print-slurm",), "--print-slurm needs a grid that says how steps are cut"),
