@@ -298,7 +298,7 @@ def _list(cases: Sequence[Case]) -> None:
         p = case.parameters
         ranks = "1 rank" if p.ranks == 1 else f"{p.ranks} ranks"
         click.echo(
-            f"{number:{width}}  {p.name}  ({ranks}, {p.micro_batches} x {p.batch} sequences, {case.implementation})"
+            f"{number:{width}}  {p.name}  ({ranks}, {p.micro_batches} micro-batches of {p.batch}, {case.implementation})"
         )
 
 
