@@ -6,8 +6,12 @@ Everything heavy is imported inside the command that needs it, so that `--help` 
 from __future__ import annotations
 
 import itertools
+import signal
+import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +22,10 @@ from pyperf_suite import __version__
 from pyperf_suite.ab_command import ab
 from pyperf_suite.advise_commands import explain, size
 from pyperf_suite.calibrate_command import calibrate
+from pyperf_suite.command_group import Suite
 from pyperf_suite.compare_command import compare
+from pyperf_suite.completion_command import completion
+from pyperf_suite.doctor_command import doctor
 from pyperf_suite.errors import UserError
 from pyperf_suite.history_commands import export, history, prune
 from pyperf_suite.layout_command import layout
@@ -45,17 +52,37 @@ class Spoken(click.ClickException):
     exit_code = 2
 
 
-class SpokenErrors(click.Group):
+class SpokenErrors(Suite):
     """A UserError from any command is one sentence on standard error and exit code 2, click's own for bad usage."""
 
     def invoke(self, ctx: click.Context) -> Any:
         warnings.showwarning = _speak_warning
         try:
-            return super().invoke(ctx)
+            with _signals_interrupt():
+                return super().invoke(ctx)
         except UserError as error:
             from pyperf_suite.history.outputs.words import printable
 
             raise Spoken(printable(str(error))) from error
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM, as batch systems send it, and SIGHUP of a closed terminal end a command as Ctrl-C does.
+
+    By default they end this process at once, and its workers and ranks work on alone until their case is over. Whoever
+    had them ignored, as nohup does, keeps that.
+    """
+    taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        taken = []
+    for each in taken:
+        signal.signal(each, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -68,7 +95,22 @@ def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""
 
 
-for each in (ab, calibrate, compare, explain, export, history, layout, prune, selfcheck, size, study, track):
+for each in (
+    ab,
+    calibrate,
+    compare,
+    completion,
+    doctor,
+    explain,
+    export,
+    history,
+    layout,
+    prune,
+    selfcheck,
+    size,
+    study,
+    track,
+):
     main.add_command(each)
 
 

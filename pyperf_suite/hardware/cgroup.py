@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_integer
 
 MOUNT = PurePosixPath("sys/fs/cgroup")
+NO_LIMIT_BYTES = 1 << 60
 
 
 def cpu_quota_cores(files: KernelFiles) -> float | None:
@@ -21,6 +22,18 @@ def cpu_quota_cores(files: KernelFiles) -> float | None:
         if quota is not None and period is not None and quota > 0 and period > 0
     ]
     return min(quotas, default=None)
+
+
+def memory_limit_bytes(files: KernelFiles) -> int | None:
+    """The narrowest limit on this process's memory; None where there is none."""
+    limits = [
+        limit
+        for folder in _groups(files, "memory")
+        for name in ("memory.max", "memory.limit_in_bytes")
+        if (limit := files.integer(f"{folder}/{name}")) is not None
+    ]
+    # Version 1 writes "no limit" as the largest number of pages.
+    return min((limit for limit in limits if limit < NO_LIMIT_BYTES), default=None)
 
 
 def memory_available_bytes(files: KernelFiles) -> int | None:

@@ -38,6 +38,13 @@ class KernelFiles:
         except OSError:
             return []
 
+    def resolved(self, path: str) -> str:
+        """The file that a path leads to once links are followed; the path itself where they lead nowhere."""
+        try:
+            return str((self.root / path).resolve())
+        except (OSError, RuntimeError):
+            return str(self.root / path)
+
     def exists(self, path: str) -> bool:
         """Whether there is such a file or folder that can be seen."""
         try:

@@ -30,6 +30,17 @@ PCIE_FIGURES = {
     "slot_width": "nvmlDeviceGetMaxPcieLinkWidth",
     "card_generation": "nvmlDeviceGetGpuMaxPcieLinkGeneration",
 }
+# NVML_P2P_CAPS_INDEX_READ and _WRITE, and nvmlGpuP2PStatus_t in words; 6 is that the driver does not know.
+DIRECT_READS, DIRECT_WRITES = 0, 1
+ALLOWED = "allowed"
+DIRECT_COPIES = {
+    0: ALLOWED,
+    1: "the chipset has no way for them",
+    2: "the GPU's kind has none",
+    3: "the bridges between the two pass none",
+    4: "switched off in the driver",
+    5: "not supported",
+}
 # nvmlClocksEventReasons*. Idle and clocks that were asked for are no throttling.
 THROTTLE_REASONS = {
     0x04: "power cap",
@@ -39,6 +50,13 @@ THROTTLE_REASONS = {
     0x40: "thermal slowdown by hardware",
     0x80: "power brake",
 }
+
+
+COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+SLOWDOWN_THRESHOLD = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+UNCORRECTED, VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED; since the driver was loaded
+INSUFFICIENT_SIZE = 7
+MOST_PROCESSES = 64
 
 
 class FieldValue(ctypes.Structure):
@@ -52,6 +70,17 @@ class FieldValue(ctypes.Structure):
         ("value_type", ctypes.c_int),
         ("code", ctypes.c_int),
         ("value", ctypes.c_ulonglong),
+    )
+
+
+class ProcessInfo(ctypes.Structure):
+    """`nvmlProcessInfo_t`: a process that has a context on a GPU."""
+
+    _fields_ = (
+        ("process", ctypes.c_uint),
+        ("memory_bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
     )
 
 
@@ -117,6 +146,51 @@ class Nvml:
         }
         return {name: value for name, value in told.items() if value is not None}
 
+    def health(self, uuid: str) -> dict[str, Any]:
+        """Modes, limits and errors of the GPU that decide whether it can be measured; what it does not tell is absent.
+
+        `compute_mode` in words, `default_power_limit_w`, `default_sm_clock_mhz` (of applications), `mig` (whether the
+        GPU is cut into slices), `uncorrected_errors` since the driver was loaded, `remapping` (memory rows wait for a
+        reset, or could not be replaced), `slowdown_celsius`.
+        """
+        device = self._physical(uuid)
+        if device is None:
+            return {}
+        mode = self._unsigned("nvmlDeviceGetComputeMode", device)
+        default_mw = self._unsigned("nvmlDeviceGetPowerManagementDefaultLimit", device)
+        mig = self._unsigned("nvmlDeviceGetMigMode", device, after=(ctypes.byref(ctypes.c_uint()),))
+        errors = ctypes.c_ulonglong()
+        counted = self._call("nvmlDeviceGetTotalEccErrors", device, UNCORRECTED, VOLATILE, ctypes.byref(errors))
+        told = {
+            "compute_mode": None if mode is None else COMPUTE_MODES.get(mode, str(mode)),
+            "default_power_limit_w": None if default_mw is None else default_mw / 1000,
+            "default_sm_clock_mhz": self._unsigned("nvmlDeviceGetDefaultApplicationsClock", device, SM_CLOCK),
+            "mig": None if mig is None else bool(mig),
+            "uncorrected_errors": errors.value if counted else None,
+            "remapping": self._remapping(device),
+            "slowdown_celsius": self._unsigned("nvmlDeviceGetTemperatureThreshold", device, SLOWDOWN_THRESHOLD),
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    def _remapping(self, device: ctypes.c_void_p) -> str | None:
+        """`pending` where replaced rows of memory wait for a reset, `failed` where none were left, else `none`."""
+        corrected, uncorrected, pending, failed = (ctypes.c_uint() for _ in range(4))
+        answers = (ctypes.byref(each) for each in (corrected, uncorrected, pending, failed))
+        if not self._call("nvmlDeviceGetRemappedRows", device, *answers):
+            return None
+        return "failed" if failed.value else "pending" if pending.value else "none"
+
+    def processes(self, uuid: str) -> tuple[tuple[int, int], ...] | None:
+        """(process, bytes it holds) of each that computes on the GPU; None where that is not told."""
+        device, count, found = self._physical(uuid), ctypes.c_uint(MOST_PROCESSES), (ProcessInfo * MOST_PROCESSES)()
+        function = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
+        if device is None or function is None:
+            return None
+        code = int(function(device, ctypes.byref(count), found))
+        if code not in (0, INSUFFICIENT_SIZE):
+            return None
+        return tuple((each.process, each.memory_bytes) for each in found[: min(count.value, MOST_PROCESSES)])
+
     def _throttle_reasons(self, device: ctypes.c_void_p) -> list[str] | None:
         """Why clocks are below what was asked for, in words; the call has a newer name since driver 535."""
         mask = ctypes.c_ulonglong()
@@ -172,6 +246,21 @@ class Nvml:
             return {}
         told = {name: self._unsigned(function, device) for name, function in PCIE_FIGURES.items()}
         return {name: value for name, value in told.items() if value is not None}
+
+    def pcie_replays(self, uuid: str) -> int | None:
+        """Packets that the GPU's PCIe link had to send again since its driver was loaded; None where none counts."""
+        device = self._physical(uuid)
+        return None if device is None else self._unsigned("nvmlDeviceGetPcieReplayCounter", device)
+
+    def direct_copies(self, uuid: str, other: str) -> str | None:
+        """ALLOWED where one GPU may read and write the other's memory, else why not in words; None where not told."""
+        ends = self._physical(uuid), self._physical(other)
+        if None in ends:
+            return None
+        told = [self._unsigned("nvmlDeviceGetP2PStatus", *ends, way) for way in (DIRECT_READS, DIRECT_WRITES)]
+        if any(status not in DIRECT_COPIES for status in told):
+            return None
+        return next((DIRECT_COPIES[status] for status in told if status), ALLOWED)
 
     def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None:
         """Bytes of payload that the GPU sent and received over its NVLinks so far; None where it does not count."""

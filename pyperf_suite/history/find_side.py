@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.sides import RECORDS, Side, read_run_or_file
+from pyperf_suite.nearest import nearest
 
 _LATEST = re.compile(r"latest(?:~(\d{1,6}))?")
 
@@ -27,9 +28,11 @@ def _find(name: str, results: Path, machine: str | None) -> Path:
         return Path(name)
     runs = [run for run in _runs(results, machine) if run.name == name]
     if not runs:
+        near = nearest(name, {run.name for run in _runs(results, machine)})
         raise UserError(
-            f"There is no run, folder or file {name[:80]!r}, neither here nor in {results}: name a run's folder or its "
-            "name, a records.jsonl, a pytest-benchmark JSON file, or latest."
+            f"There is no run, folder or file {name[:80]!r}, neither here nor in {results}: "
+            + (f"did you mean {' or '.join(near)}? Else " if near else "")
+            + "name a run's folder or its name, a records.jsonl, a pytest-benchmark JSON file, or latest."
         )
     if len(runs) > 1:
         raise UserError(f"Several machines have a run {name}: name the folder, one of {', '.join(map(str, runs))}.")

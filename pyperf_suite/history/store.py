@@ -16,6 +16,7 @@ from pyperf_suite.history.build_series import Row, build_series
 from pyperf_suite.history.index_file import IndexFile
 from pyperf_suite.history.index_update import IndexUpdate
 from pyperf_suite.history.series import TIME, Benchmark, Series
+from pyperf_suite.nearest import nearest, offer
 
 # Machine, probe, case_id and metric.
 BenchmarkKey = tuple[str, ...]
@@ -129,8 +130,12 @@ class Store:
     def why_nothing(self, pattern: str | None = None, machine: str | None = None) -> str:
         """The sentence to say where `benchmarks` found none: what was asked, what there is, what to do."""
         where = f"{self.results}" + (f" for machine {machine}" if machine else "")
-        if pattern is not None and self.benchmarks(None, machine):
-            return f"No benchmark in {where} matches {pattern!r}: `pyperf-suite history` lists those there are."
+        if pattern is not None and (there := self.benchmarks(None, machine)):
+            near = nearest(pattern, {each.label for each in there})
+            meant = f"did you mean {' or '.join(near)}? " if near else ""
+            return f"No benchmark in {where} matches {pattern!r}: {meant}`pyperf-suite history` lists those there are."
+        if machine is not None and (machines := {each.machine for each in self.benchmarks(None)}):
+            return f"No measured run was found in {where}: {offer(machine, sorted(machines))}"
         if self.damage:
             more = f" {len(self.damage) - 1} more such." if len(self.damage) > 1 else ""
             return f"No measured run that can be read was found in {where}: {self.damage[0].rstrip('.')}.{more}"

@@ -236,6 +236,8 @@ def _extrapolated(kernels: AttentionKernels, shape: AttentionShape, head_dim: Ar
     if kernels.transferred:
         return np.ones(head_dim.shape, dtype=bool)
     beyond = ~np.isin(padded(head_dim), list(kernels.by_head_dim)) | (shape.seq_q != shape.seq_k)
+    # A kernel's width is read off heads that fill it; how little of it a narrower head can use was not measured.
+    beyond |= head_dim < min(kernels.by_head_dim)
     sizes = {"batch": shape.batch, "seq": shape.seq_k, "heads": shape.heads, "kv_heads": shape.kv_heads}
     for name, size in sizes.items():
         low, high = kernels.fitted_range[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.nearest import offer
 from pyperf_suite.probes.alignment.probe import Alignment
 from pyperf_suite.probes.attention_heads.probe import AttentionHeads
 from pyperf_suite.probes.axes import parse_overrides
@@ -66,7 +67,7 @@ def overrides_of(texts: Iterable[str]) -> dict[str, str]:
 
 
 def find_probe(name: str) -> Probe:
-    """The probe of that name. Raises UserError that names those there are."""
+    """The probe of that name. Raises UserError that names the nearest, or those there are."""
     if name not in PROBES:
-        raise UserError(f"Unknown probe {name!r}: choose from {', '.join(PROBES)}.")
+        raise UserError(f"Unknown probe {name[:80]!r}: {offer(name, PROBES)}")
     return PROBES[name]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.nearest import offer
 
 Axes = TypeVar("Axes")
 
@@ -43,7 +44,7 @@ def replace_axes(axes: Axes, overrides: Mapping[str, str]) -> Axes:
     replaced: dict[str, Any] = {}
     for name, text in overrides.items():
         if name not in hints:
-            raise UserError(f"There is no axis {name!r} here: choose from {', '.join(hints)}.")
+            raise UserError(f"There is no axis {name[:80]!r} here: {offer(name, hints)}")
         element = typing.get_args(hints[name])[0]
         replaced[name] = tuple(_parse(name, element, value) for value in text.split(","))
     return dataclasses.replace(axes, **replaced)  # type: ignore[type-var]

@@ -167,6 +167,8 @@ def _draw_panel(  # type: ignore[no-untyped-def]
         axes.set_xscale("log")
         axes.set_xticks(*zip(*panel.x_ticks, strict=True))
         axes.minorticks_off()
+    elif all(float(place).is_integer() for series in panel.series for place in series.x):
+        axes.xaxis.get_major_locator().set_params(integer=True)  # there is no quarter of a loader
     axes.spines[["top", "right"]].set_visible(False)
     if titled:
         axes.set_title(panel.title, fontsize=10)

@@ -10,6 +10,7 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.nearest import offer
 
 # Clocks under a power cap settle within this; so long a GPU works before a sustained measurement begins.
 SUSTAINED_S = 2.0
@@ -91,7 +92,7 @@ PROFILES = {profile.name: profile for profile in (QUICK, STANDARD, FULL)}
 
 
 def find_profile(name: str) -> Profile:
-    """The profile of that name. Raises UserError that names those there are."""
+    """The profile of that name. Raises UserError that names the nearest, or those there are."""
     if name not in PROFILES:
-        raise UserError(f"Unknown profile {name!r}: choose from {', '.join(PROFILES)}.")
+        raise UserError(f"Unknown profile {name[:80]!r}: {offer(name, PROFILES)}")
     return PROFILES[name]

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators import scratch
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 
@@ -51,7 +52,10 @@ class WorkerProcess:
         """
         self._device = device
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        self._scratch = tempfile.TemporaryDirectory(prefix="pyperf_worker_", ignore_cleanup_errors=True)
         self._unread = b""
+        # Where torchrun keeps its logs: a folder of its own, which it leaves behind, unless it is given one.
+        folders = {scratch.VARIABLE: self._scratch.name, "PET_LOG_DIR": self._scratch.name}
         inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
         self._process = subprocess.Popen(
             command,
@@ -59,7 +63,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             start_new_session=True,
-            env=inherited | dict(environment or {}),
+            env=inherited | folders | dict(environment or {}),
         )
 
     def measure(self, case: Case, effort: Effort | None, deadline_s: float, patience_s: float = 0.0) -> dict[str, Any]:
@@ -106,6 +110,7 @@ class WorkerProcess:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._log.close()
+        self._scratch.cleanup()
 
     def _read_line(self, deadline_s: float) -> bytes:
         assert self._process.stdout is not None

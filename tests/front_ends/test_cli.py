@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
 from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.session import Session
 
 SMALL = ("-a", "tile=32x32x32", "-a", "k=40", "-a", "workers=1", "-a", "schedule=data_parallel,stream_k")
 
@@ -79,7 +82,7 @@ def test_a_torn_last_line_is_a_plain_warning_and_the_run_goes_on(tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("run", "tile_weave"), "Unknown probe 'tile_weave': choose from tile_wave, baseline"),
+        (("run", "tile_weave"), "Unknown probe 'tile_weave': did you mean tile_wave?"),
         (("run", "tile_wave", "--profile", "slow"), "Unknown profile 'slow'"),
         (("run", "tile_wave", "--device", "tpu"), "tpu"),
         (("run", "tile_wave", "--device", "cuda:31"), "cuda:31"),
@@ -155,3 +158,39 @@ def test_a_model_whose_training_cannot_be_judged_is_refused_before_anything_is_m
     assert result.exit_code == 2
     assert "The model 'layers=2,depth=3' knows no depth" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, usual = [], Session.close
+
+    def close(session: Session) -> None:
+        closed.append(session)
+        usual(session)
+
+    monkeypatch.setattr(Session, "measure", lambda session, planned: os.kill(os.getpid(), getattr(signal, name)))
+    monkeypatch.setattr(Session, "close", close)
+    result = invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path))
+    assert result.exit_code == 2
+    assert "Interrupted; 1 records are kept in" in result.stderr, "the sentinel's"
+    assert "Go on with --resume" in result.stderr
+    assert len(closed) == 1
+    assert signal.getsignal(getattr(signal, name)) is signal.SIG_DFL
+
+
+def test_who_ignores_the_end_of_a_terminal_keeps_ignoring_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def measure(session: Session, planned: object) -> None:
+        seen.append(signal.getsignal(signal.SIGHUP))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Session, "measure", measure)
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path)).exit_code == 2
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+    assert seen == [signal.SIG_IGN]

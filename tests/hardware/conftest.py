@@ -74,10 +74,11 @@ class FakeCuda:
 
 
 class FakeNvml:
-    """A libnvidia-ml whose GPUs have a number of active NVLinks and the settings of an H200."""
+    """A libnvidia-ml whose GPUs have a number of active NVLinks, a status of copies, and an H200's settings."""
 
-    def __init__(self, links: int = 18) -> None:
+    def __init__(self, links: int = 18, peers: tuple[int, int] = (0, 0)) -> None:
         self.links = links
+        self.peers = peers  # nvmlGpuP2PStatus_t of reads and writes between any two
 
     def nvmlInit_v2(self) -> int:
         return 0
@@ -126,6 +127,14 @@ class FakeNvml:
         generation._obj.value = 5
         return 0
 
+    def nvmlDeviceGetPcieReplayCounter(self, device: ctypes.c_void_p, count: Any) -> int:
+        count._obj.value = {7: 12, 8: 3}[device.value or 0]
+        return 0
+
+    def nvmlDeviceGetP2PStatus(self, one: ctypes.c_void_p, other: ctypes.c_void_p, way: int, status: Any) -> int:
+        status._obj.value = self.peers[way]
+        return 0
+
     def nvmlDeviceGetEnforcedPowerLimit(self, device: ctypes.c_void_p, milliwatts: Any) -> int:
         milliwatts._obj.value = {7: 700_000, 8: 650_000}[device.value or 0]
         return 0
@@ -155,6 +164,37 @@ class FakeNvml:
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: ctypes.c_void_p, mask: Any) -> int:
         mask._obj.value = 0x4 | 0x1  # power cap, and idle, which is none
+        return 0
+
+    def nvmlDeviceGetComputeMode(self, device: ctypes.c_void_p, mode: Any) -> int:
+        mode._obj.value = 3
+        return 0
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, device: ctypes.c_void_p, milliwatts: Any) -> int:
+        milliwatts._obj.value = 700_000
+        return 0
+
+    def nvmlDeviceGetMigMode(self, device: ctypes.c_void_p, current: Any, pending: Any) -> int:
+        current._obj.value = 1
+        return 0
+
+    def nvmlDeviceGetTotalEccErrors(self, device: ctypes.c_void_p, kind: int, counter: int, errors: Any) -> int:
+        errors._obj.value = {(1, 0): 3}[(kind, counter)]
+        return 0
+
+    def nvmlDeviceGetRemappedRows(self, device: ctypes.c_void_p, *answers: Any) -> int:
+        for answer, value in zip(answers, (2, 1, 1, 0), strict=True):
+            answer._obj.value = value
+        return 0
+
+    def nvmlDeviceGetTemperatureThreshold(self, device: ctypes.c_void_p, threshold: int, celsius: Any) -> int:
+        celsius._obj.value = {1: 87}[threshold]
+        return 0
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: ctypes.c_void_p, count: Any, found: Any) -> int:
+        count._obj.value = 2
+        found[0].process, found[0].memory_bytes = 41, 1 << 30
+        found[1].process, found[1].memory_bytes = 42, 1 << 20
         return 0
 
     def nvmlDeviceGetNvLinkState(self, device: ctypes.c_void_p, link: int, active: Any) -> int:

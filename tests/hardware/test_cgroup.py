@@ -97,3 +97,10 @@ def test_memory_without_a_limit_is_not_limited(machine):
         {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/memory.current": "5"}
     )
     assert cgroup.memory_available_bytes(files) is None
+
+
+def test_the_narrowest_memory_limit_holds_and_no_limit_of_version_1_is_none(machine):
+    files = {"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/job/memory.max": "4096"}
+    assert cgroup.memory_limit_bytes(machine(files)) == 4096
+    files = {"proc/self/cgroup": "3:memory:/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": NO_LIMIT_V1}
+    assert cgroup.memory_limit_bytes(machine(files)) is None

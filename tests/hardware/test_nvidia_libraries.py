@@ -96,3 +96,20 @@ def test_what_went_over_nvlinks_is_told_in_bytes_and_not_where_nothing_counts(fa
     assert Nvml(fake_nvml()).nvlink_bytes("GPU-1") == (5 * 1024, 7 * 1024)
     assert Nvml(fake_nvml(links=0)).nvlink_bytes("GPU-1") is None
     assert Nvml(fake_nvml()).nvlink_bytes("unknown") is None
+
+
+def test_a_gpus_health_is_told_in_words_and_units_and_what_is_not_told_is_absent(fake_nvml):
+    assert Nvml(fake_nvml()).health("GPU-1") == {
+        "compute_mode": "exclusive process",
+        "default_power_limit_w": 700.0,
+        "mig": True,
+        "uncorrected_errors": 3,
+        "remapping": "pending",
+        "slowdown_celsius": 87,
+    }
+    assert Nvml(fake_nvml()).health("unknown") == {}
+
+
+def test_processes_on_a_gpu_are_told_with_the_memory_they_hold(fake_nvml):
+    assert Nvml(fake_nvml()).processes("GPU-1") == ((41, 1 << 30), (42, 1 << 20))
+    assert Nvml(fake_nvml()).processes("unknown") is None

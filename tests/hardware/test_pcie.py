@@ -109,3 +109,32 @@ def test_nvml_tells_a_gpus_place_its_link_and_each_nvlink(fake_nvml):
     }
     assert manager.nvlink_states("GPU-1") == (*(True,) * 17, False)
     assert (manager.pci_address("?"), manager.pcie("?"), manager.nvlink_states("?")) == (None, {}, ())
+
+
+def test_packets_sent_again_are_counted_by_the_driver(fake_nvml):
+    manager = Nvml(fake_nvml())
+    assert (manager.pcie_replays("GPU-1"), manager.pcie_replays("MIG-1"), manager.pcie_replays("?")) == (12, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("peers", "words"),
+    [
+        ((0, 0), "allowed"),
+        ((0, 3), "the bridges between the two pass none"),
+        ((4, 0), "switched off in the driver"),
+        ((6, 0), None),
+        ((0, 99), None),
+    ],
+)
+def test_direct_copies_are_allowed_where_reads_and_writes_are(fake_nvml, peers, words):
+    manager = Nvml(fake_nvml(peers=peers))
+    assert manager.direct_copies("GPU-1", "GPU-2") == words
+    assert manager.direct_copies("GPU-1", "?") is None
+
+
+def test_a_driver_too_old_to_tell_of_replays_and_copies_tells_nothing(fake_nvml):
+    class Old(fake_nvml):
+        nvmlDeviceGetPcieReplayCounter = nvmlDeviceGetP2PStatus = None  # noqa: N815
+
+    manager = Nvml(Old())
+    assert (manager.pcie_replays("GPU-1"), manager.direct_copies("GPU-1", "GPU-2")) == (None, None)

@@ -19,7 +19,7 @@ BASE = TrainingMemoryParameters(hidden=32, heads=4, layers=3, seq=12, batch=2, v
 CROSSED = [
     replace(BASE, gated=gated, attention=attention, dropout=dropout, checkpointing=Checkpointing.parse(text))
     for gated, attention, dropout, text in itertools.product(
-        (False, True), ("sdpa", "explicit"), (0.0, 0.1), ("none", "every:1", "every:2", "selective")
+        (False, True), ("sdpa", "math", "explicit"), (0.0, 0.1), ("none", "every:1", "every:2", "selective")
     )
 ]
 CHANGES = [
@@ -31,6 +31,12 @@ CHANGES = [
     {"seq": 31},
     {"kv_heads": 1},
     {"kv_heads": 2, "attention": "explicit", "dropout": 0.1},
+    {"batch": 1, "kv_heads": 2, "attention": "math"},
+    {"batch": 1, "attention": "math"},
+    {"kv_heads": 2, "attention": "math", "dropout": 0.1},
+    {"precision": "bfloat16", "attention": "math"},
+    {"precision": "autocast_bfloat16", "attention": "math", "dropout": 0.1},
+    {"attention": "flash"},
     {"ffn": 40},
     {"vocab": 0},
     {"vocab": 0, "checkpointing": Checkpointing("every", 2)},

@@ -84,6 +84,8 @@ def test_shapes_beyond_what_was_measured_are_marked():
     assert marked(seq_q=131072, seq_k=131072)
     assert marked(seq_q=1)
     assert marked(head_dim=96)
+    assert marked(head_dim=1)
+    assert not marked(head_dim=120)
     assert marked(gpu="GH200")
 
 

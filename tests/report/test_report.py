@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from pyperf_suite.probes.findings import Figure, Findings, HeatMap, Panel, Series, Table
-from pyperf_suite.report.picture import _line_colour, draw
+from pyperf_suite.report.picture import _draw_panel, _line_colour, draw
 from pyperf_suite.report.run_report import draw_all
 from pyperf_suite.report.terminal import cautions, print_findings
 from pyperf_suite.runner.record import Metric, Record
@@ -152,3 +152,11 @@ def test_a_sound_run_needs_no_caution() -> None:
 def test_what_makes_figures_doubtful_is_said(records: list[Record], words: str) -> None:
     (caution,) = cautions(records)
     assert re.search(words, caution)
+
+
+@pytest.mark.parametrize(("places", "whole"), [([0, 1, 2], True), ([0.0, 0.5, 1.0], False)])
+def test_what_comes_in_whole_numbers_has_no_quarters_on_its_axis(places: list[float], whole: bool) -> None:
+    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
+    panel = Panel("loaders", "loaders", "iterations/s", (Series("measured", places, [1.0, 2.0, 3.0], "line"),))
+    _draw_panel(axes, panel, {}, first=True, titled=True, last=True)
+    assert all(float(place).is_integer() for place in axes.get_xticks()) is whole

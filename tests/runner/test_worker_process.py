@@ -139,3 +139,36 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+WRITER = """
+    import json, os, pathlib, sys
+    for line in sys.stdin:
+        (pathlib.Path(os.environ["PYPERF_SCRATCH"]) / "files" ).mkdir()
+        print(json.dumps({"outcome": "ok", "reason": os.environ["PYPERF_SCRATCH"]}), flush=True)
+        os.kill(os.getpid(), 9)
+    """
+
+
+def test_what_a_killed_worker_wrote_is_removed() -> None:
+    worker = double(WRITER)
+    folder = Path(worker.measure(CASE, EFFORT, 30)["reason"])
+    assert (folder / "files").is_dir()
+    worker.close()
+    assert not folder.exists()
+
+
+def test_torchrun_keeps_its_logs_where_they_are_removed() -> None:
+    pytest.importorskip("torch.distributed.run")
+    worker = WorkerProcess(CPU, (sys.executable, "-c", "import os; os.write(1, os.environ['PET_LOG_DIR'].encode())"))
+    from torch.distributed.run import parse_args
+
+    try:
+        assert worker._process.stdout is not None
+        folder = worker._process.stdout.read().decode()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PET_LOG_DIR", folder)
+            assert parse_args(["a_script"]).log_dir == folder
+    finally:
+        worker.close()
+    assert not Path(folder).exists()

@@ -13,6 +13,7 @@ from pyperf_suite.operators.cores import require_cores
 from pyperf_suite.operators.operator import Checked, Kernel, Work
 from pyperf_suite.operators.torch_device import TorchDevice
 from pyperf_suite.operators.training.shape import TransformerShape
+from pyperf_suite.operators.training.trained_shape import require_for_reference
 from pyperf_suite.operators.workload import Steps, Workload, WorkloadImplementation
 
 # In the order of a block; "activation" is GELU, or SiLU times up where gated.
@@ -73,6 +74,10 @@ class BlockPart(Workload[BlockPartParameters]):
         for name, allowed in (("part", BLOCK_PARTS), ("dtype", PART_DTYPES)):
             if getattr(parameters, name) not in allowed:
                 raise UserError(f"Unknown {name} {getattr(parameters, name)!r}: choose from {', '.join(allowed)}.")
+
+    def footprint_bytes(self, parameters: BlockPartParameters) -> int:
+        """Operands and results."""
+        return self.work(parameters).bytes
 
     def work(self, parameters: BlockPartParameters) -> Work:
         """FLOPs of products, causal pairs alone; bytes of operands and results once each."""
@@ -169,6 +174,8 @@ class PartSteps(Steps):
 
     def _attention_written_out(self, projected: Any) -> Any:
         torch, p = self._where.torch, self._p
+        # Scores before the mask, behind it, and as weights.
+        require_for_reference(3 * projected.element_size() * p.batch * p.heads * p.seq**2)
         q, k, v = self._heads(projected)
         group = p.heads // p.key_value_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)

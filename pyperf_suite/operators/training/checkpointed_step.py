@@ -63,6 +63,10 @@ class CheckpointedStep(Workload[CheckpointedStepParameters]):
         if parameters.compiled:
             raise UserError("What a compiled step holds cannot be watched: leave compiled off.")
 
+    def footprint_bytes(self, parameters: CheckpointedStepParameters) -> int:
+        """Of weights, gradients and moments alone: a batch that does not fit is what is looked for."""
+        return parameters.state_bytes(updated=parameters.part == "train")
+
     def work(self, parameters: CheckpointedStepParameters) -> Work:
         """Model FLOPs of the part; what checkpointing computes again is no work done."""
         return self._step.work(parameters)

@@ -10,23 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.collective.gloo import RANKS_A_CORE
+from pyperf_suite.laws.activations import Keeping, kept_bytes
 from pyperf_suite.operators.collective.torch_group import process_group
 from pyperf_suite.operators.ranked import Ranked, RankedImplementation, Transfers
+from pyperf_suite.operators.training import on_ranks
+from pyperf_suite.operators.training.on_ranks import DTYPES, MOST_RANKS
 from pyperf_suite.operators.training.replica import GpuReplica, Replica
 from pyperf_suite.operators.training.shape import TransformerShape
-from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.ranks.group import Group
 
 # "ddp" exchanges buckets while backward goes on; "after" all gradients at once when it is over; "none" not at all, so
 # that its time is what the others add to; "dp" is torch's DataParallel, one process whose threads drive all GPUs.
 EXCHANGES = ("ddp", "after", "none", "dp")
-DTYPES = {"float32": 4, "bfloat16": 2}
 # torch's own default.
 BUCKET_BYTES = 25 * 2**20
-MOST_RANKS, MOST_MICRO_BATCHES = 1 << 15, 1 << 10
+MOST_MICRO_BATCHES = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,15 @@ class DataParallelParameters(TransformerShape):
         return DTYPES[self.dtype] * (counted if self.vocab else counted - self.dimensions.outer_parameters)
 
     @property
+    def footprint_bytes(self) -> int:
+        """Of one rank: weights, gradients and the single process's to compare them with, and what forward keeps."""
+        width = DTYPES[self.dtype]
+        kind, every = self.checkpointing.kind, self.checkpointing.every
+        keeping = Keeping(width, width, checkpointing=kind, every=every, ends=bool(self.vocab))
+        activations = kept_bytes(self.dimensions, self.batch, self.seq, keeping).total
+        return 3 * self.gradient_bytes + int(activations)
+
+    @property
     def exchanges(self) -> int:
         """How many times a step all gradients are exchanged."""
         return 0 if self.exchange == "none" else 1 if self.no_sync or self.exchange != "ddp" else self.accumulate
@@ -61,12 +69,8 @@ class DataParallelParameters(TransformerShape):
     def validate(self) -> None:
         """Raise UserError for what cannot be, whoever implements it."""
         super().validate()
-        for name, allowed in (("exchange", EXCHANGES), ("dtype", tuple(DTYPES))):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"Unknown {name} {getattr(self, name)!r}: choose from {', '.join(allowed)}.")
-        for name, most in (("ranks", MOST_RANKS), ("accumulate", MOST_MICRO_BATCHES)):
-            if not 1 <= getattr(self, name) <= most:
-                raise UserError(f"{name}={getattr(self, name)} was asked for: ask for 1 to {most}.")
+        on_ranks.require_words(self, {"exchange": EXCHANGES, "dtype": tuple(DTYPES)})
+        on_ranks.require_within(self, {"ranks": (1, MOST_RANKS), "accumulate": (1, MOST_MICRO_BATCHES)})
         if self.bucket_bytes < 1:
             raise UserError(f"Buckets of {self.bucket_bytes} bytes were asked for: ask for at least 1.")
         if self.dropout:
@@ -105,12 +109,16 @@ class DataParallel(Ranked[DataParallelParameters]):
         return 1 if parameters.exchange == "dp" else parameters.ranks
 
     def environment(self, parameters: DataParallelParameters) -> Mapping[str, str]:
-        """NCCL reads once, when it is loaded, whether to use direct copies between GPUs."""
-        return {} if parameters.peer_to_peer else {"NCCL_P2P_DISABLE": "1"}
+        """What NCCL must be told before it is loaded."""
+        return on_ranks.environment(parameters.peer_to_peer)
 
     def bytes_moved(self, parameters: DataParallelParameters) -> int:
         """Bytes of gradients that one rank hands over in a step."""
         return parameters.exchanges * parameters.gradient_bytes
+
+    def footprint_bytes(self, parameters: DataParallelParameters) -> int:
+        """Of one rank."""
+        return parameters.footprint_bytes
 
 
 class OverGloo(RankedImplementation[DataParallelParameters]):
@@ -122,15 +130,13 @@ class OverGloo(RankedImplementation[DataParallelParameters]):
     def validate(self, parameters: DataParallelParameters) -> None:
         """Raise UserError for DataParallel, for what is NCCL's, and for more ranks than cores can keep alive."""
         _refuse_dp(parameters, self.name)
-        if not parameters.peer_to_peer:
-            raise UserError("gloo moves data between CPUs over TCP: peer_to_peer is NCCL's alone.")
-        most = RANKS_A_CORE * cpu.detect().usable_cores
-        if not rank_environment().launched and parameters.ranks > most:
-            raise UserError(f"{parameters.ranks} ranks were asked for: this machine's cores keep {most} alive at most.")
+        on_ranks.require_for_gloo(parameters.ranks, parameters.peer_to_peer)
 
     def prepare(self, parameters: DataParallelParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
-        """Join gloo's process group and build this rank's model and batches."""
-        return Replica(parameters, group.rank, process_group(group, "gloo", deadline_s), "cpu")
+        """Join gloo's process group and build this rank's model and batches. Raises Unsupported for want of memory."""
+        joined = process_group(group, "gloo", deadline_s)
+        on_ranks.require_memory(group, parameters.footprint_bytes)
+        return Replica(parameters, group.rank, joined, "cpu")
 
 
 class OverNccl(RankedImplementation[DataParallelParameters]):
@@ -144,7 +150,11 @@ class OverNccl(RankedImplementation[DataParallelParameters]):
         _refuse_dp(parameters, self.name)
 
     def prepare(self, parameters: DataParallelParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
-        """Join NCCL's process group and build this rank's model and batches on its GPU."""
+        """Join NCCL's process group and build this rank's model and batches on its GPU.
+
+        Raises Unsupported for ranks that go without direct copies and were started with them.
+        """
+        on_ranks.require_started_so(parameters.peer_to_peer)
         place = f"cuda:{device.index}"
         return GpuReplica(parameters, group.rank, process_group(group, "nccl", deadline_s, device=place), place)
 

@@ -41,8 +41,11 @@ def off_in_norm(name: str, gradient: Any, due: Any, limit: float) -> str:
     """What to say of a gradient that is missing or differs from the one that is due; empty where it is right."""
     if gradient is None:
         return f"{name} has no gradient"
-    error = float((gradient.detach().to(due.device, due.dtype) - due).norm() / due.norm())
-    return "" if error <= limit else f"the gradient of {name} is {error:.2g} off in norm, and {limit:g} is allowed"
+    off, norm = float((gradient.detach().to(due.device, due.dtype) - due).norm()), float(due.norm())
+    # A gradient of zeros, as before a norm over a single element, has no relative error.
+    if off <= limit * norm:
+        return ""
+    return f"the gradient of {name} is {off / norm if norm else off:.2g} off in norm, and {limit:g} is allowed"
 
 
 def same_on_all(tensors: Iterable[Any], group: Any, place: str) -> bool:

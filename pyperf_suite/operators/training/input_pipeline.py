@@ -16,6 +16,7 @@ from typing import Any
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators import scratch
 from pyperf_suite.operators.operator import Checked, Kernel, Work
 from pyperf_suite.operators.torch_device import TorchDevice
 from pyperf_suite.operators.training.data_files import KINDS, DataFiles, wrong_samples
@@ -28,6 +29,16 @@ MODELS = ("device", "host")
 STARTS = ("fork", "forkserver", "spawn")
 
 MOST_LOADERS = 256
+
+# The least and the most of each number: files are written first, and a case has minutes for all it does.
+BOUNDS = {
+    "loaders": (0, MOST_LOADERS),
+    "prefetch": (1, 1024),
+    "step_us": (0, 10_000_000),
+    "batch": (1, 1 << 14),
+    "files": (1, 1 << 14),
+    "iterations": (1, 1024),
+}
 
 # The last ones are told of; a standard visit sees far fewer.
 MOST_TOLD = 4096
@@ -74,12 +85,11 @@ class InputPipeline(Workload[InputPipelineParameters]):
         for name, allowed in (("data", tuple(KINDS)), ("model", MODELS), ("start", STARTS)):
             if getattr(parameters, name) not in allowed:
                 raise UserError(f"Unknown {name} {getattr(parameters, name)!r}: choose from {', '.join(allowed)}.")
-        least = {"loaders": 0, "prefetch": 1, "step_us": 0, "batch": 1, "files": 1, "iterations": 1}
-        for name, bound in least.items():
-            if getattr(parameters, name) < bound:
-                raise UserError(f"A loader needs {name} of at least {bound}, not {getattr(parameters, name)}.")
-        if parameters.loaders > MOST_LOADERS:
-            raise UserError(f"{parameters.loaders} loaders were asked for: ask for at most {MOST_LOADERS}.")
+        for name, (least, most) in BOUNDS.items():
+            if getattr(parameters, name) < least:
+                raise UserError(f"A loader needs {name} of at least {least}, not {getattr(parameters, name)}.")
+            if getattr(parameters, name) > most:
+                raise UserError(f"{name}={getattr(parameters, name)} was asked for: ask for at most {most}.")
         if parameters.files < parameters.batch:
             raise UserError(f"{parameters.files} files do not fill a batch of {parameters.batch}: ask for more files.")
 
@@ -112,7 +122,8 @@ class LoaderSteps(Steps):
     def __init__(self, parameters: InputPipelineParameters, seed: int, where: TorchDevice) -> None:
         self._parameters, self._where = parameters, where
         self._held = ExitStack()
-        folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="pyperf_input_pipeline_"))
+        made = tempfile.TemporaryDirectory(prefix="pyperf_input_pipeline_", dir=scratch.folder())
+        folder = self._held.enter_context(made)
         try:
             self._files: DataFiles = KINDS[parameters.data](Path(folder), parameters.files, seed)
             self._model = Model(where, parameters.model, parameters.step_us * 1e-6)

@@ -48,6 +48,10 @@ class LayerPass(Workload[LayerPassParameters]):
         """Raise UserError for a layer or pass that cannot be."""
         parameters.validate()
 
+    def footprint_bytes(self, parameters: LayerPassParameters) -> int:
+        """One set of operands and results, with gradients where they are asked for."""
+        return parameters.elements * parameters.element_bytes * (1 if parameters.phase == "forward" else 2)
+
     def work(self, parameters: LayerPassParameters) -> Work:
         """FLOPs of the products and compulsory bytes (see layers.work)."""
         return layers.work(parameters)
@@ -94,8 +98,8 @@ class LayerSteps(Steps):
         if where.is_gpu:
             torch.set_float32_matmul_precision("high" if p.dtype == "tfloat32" else "highest")
             torch.backends.cudnn.allow_tf32 = p.dtype == "tfloat32"
-        elements = sum(math.prod(shape) for shape in (*p.inputs, *p.weights, p.output, p.output))
-        wanted = math.ceil(CACHE_TURNOVER * cache_bytes / (elements * p.element_bytes))
+        set_elements = p.elements + math.prod(p.output)  # the result's gradient beside it
+        wanted = math.ceil(CACHE_TURNOVER * cache_bytes / (set_elements * p.element_bytes))
         self._sets = [self._set(seed + number) for number in range(min(wanted, MOST_SETS))]
         details = {
             "operand_sets": len(self._sets),

@@ -93,6 +93,11 @@ class LayerPassParameters:
             return (self.batch, self.features, self.side, self.side)
         return (self.tokens, self.features) if self.layer == "linear" else first
 
+    @property
+    def elements(self) -> int:
+        """Of what comes in, weights and result."""
+        return sum(math.prod(shape) for shape in (*self.inputs, *self.weights, self.output))
+
     def validate(self) -> None:
         """Raise UserError for a layer or pass that cannot be."""
         for name, allowed in (("layer", LAYERS), ("phase", PASSES), ("dtype", DTYPES)):

@@ -31,6 +31,8 @@ WEIGHT_SCALE = 0.02
 CHECKED_ELEMENTS = 1 << 20
 # How often an update has to touch each element: weight, gradient and state read, weight and state written.
 TOUCHES = {"AdamW": 7, "SGD": 5, "Adafactor": 3}
+# States as large as the weight.
+STATES = {"AdamW": 2, "SGD": 1, "Adafactor": 0}
 MOST_ELEMENTS = 1 << 33
 
 
@@ -94,6 +96,11 @@ class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
                 raise UserError(f"Unknown {name} {getattr(parameters, name)!r}: choose from {', '.join(allowed)}.")
         if parameters.tensors.elements > MOST_ELEMENTS:
             raise UserError(f"{parameters.tensors} are more than {MOST_ELEMENTS} elements: take fewer or smaller ones.")
+
+    def footprint_bytes(self, parameters: OptimizerUpdateParameters) -> int:
+        """Weights, gradients and states."""
+        width, _ = DTYPES[parameters.dtype]
+        return (2 + STATES[parameters.optimizer]) * width * parameters.tensors.elements
 
     def work(self, parameters: OptimizerUpdateParameters) -> Work:
         """Bytes that have to be read and written once; arithmetic is beside that nothing, and not counted."""

@@ -8,20 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.collective.gloo import RANKS_A_CORE
 from pyperf_suite.operators.collective.torch_group import process_group
 from pyperf_suite.operators.ranked import Ranked, RankedImplementation, Transfers
+from pyperf_suite.operators.training import on_ranks
+from pyperf_suite.operators.training.on_ranks import DTYPES, MOST_RANKS
 from pyperf_suite.operators.training.side_by_side import OnCpu, OnGpu
-from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.ranks.group import Group
 
 # What is timed. "product_beside" times products while all_reduces go on throughout, "all_reduce_beside" the other way.
 RUNS = ("product", "all_reduce", "in_turn", "together", "product_beside", "all_reduce_beside")
-DTYPES = {"float32": 4, "bfloat16": 2}
-MOST_SIZE, MOST_BYTES, MOST_RANKS = 1 << 17, 1 << 40, 1 << 15
+MOST_SIZE, MOST_BYTES = 1 << 17, 1 << 40
+# Of the float64 copies by which products and means are compared.
+WIDE_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,11 @@ class OverlapParameters:
         return self.bytes // DTYPES[self.dtype]
 
     @property
+    def footprint_bytes(self) -> int:
+        """Of one rank: operands and product, the message, and of each what it is compared with."""
+        return (3 * DTYPES[self.dtype] + WIDE_BYTES) * self.size**2 + self.bytes + 2 * WIDE_BYTES * self.count
+
+    @property
     def has_product(self) -> bool:
         """Whether a product runs."""
         return self.run != "all_reduce"
@@ -52,13 +56,9 @@ class OverlapParameters:
 
     def validate(self) -> None:
         """Raise UserError for what cannot be, whoever implements it."""
-        for name, allowed in (("run", RUNS), ("dtype", tuple(DTYPES))):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"Unknown {name} {getattr(self, name)!r}: choose from {', '.join(allowed)}.")
+        on_ranks.require_words(self, {"run": RUNS, "dtype": tuple(DTYPES)})
         least = DTYPES[self.dtype]
-        for name, low, high in (("size", 1, MOST_SIZE), ("bytes", least, MOST_BYTES), ("ranks", 1, MOST_RANKS)):
-            if not low <= getattr(self, name) <= high:
-                raise UserError(f"{name}={getattr(self, name)} was asked for: ask for {low} to {high}.")
+        on_ranks.require_within(self, {"size": (1, MOST_SIZE), "bytes": (least, MOST_BYTES), "ranks": (1, MOST_RANKS)})
 
 
 class Overlap(Ranked[OverlapParameters]):
@@ -81,12 +81,16 @@ class Overlap(Ranked[OverlapParameters]):
         return parameters.ranks
 
     def environment(self, parameters: OverlapParameters) -> Mapping[str, str]:
-        """NCCL reads once, when it is loaded, whether to use direct copies between GPUs."""
-        return {} if parameters.peer_to_peer else {"NCCL_P2P_DISABLE": "1"}
+        """What NCCL must be told before it is loaded."""
+        return on_ranks.environment(parameters.peer_to_peer)
 
     def bytes_moved(self, parameters: OverlapParameters) -> int:
         """Bytes of the message, where there is one."""
         return parameters.bytes if parameters.has_all_reduce else 0
+
+    def footprint_bytes(self, parameters: OverlapParameters) -> int:
+        """Of one rank."""
+        return parameters.footprint_bytes
 
 
 class BesideGloo(RankedImplementation[OverlapParameters]):
@@ -97,15 +101,13 @@ class BesideGloo(RankedImplementation[OverlapParameters]):
 
     def validate(self, parameters: OverlapParameters) -> None:
         """Raise UserError for what is NCCL's, and for more ranks than cores can keep alive."""
-        if not parameters.peer_to_peer:
-            raise UserError("gloo moves data between CPUs over TCP: peer_to_peer is NCCL's alone.")
-        most = RANKS_A_CORE * cpu.detect().usable_cores
-        if not rank_environment().launched and parameters.ranks > most:
-            raise UserError(f"{parameters.ranks} ranks were asked for: this machine's cores keep {most} alive at most.")
+        on_ranks.require_for_gloo(parameters.ranks, parameters.peer_to_peer)
 
     def prepare(self, parameters: OverlapParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
-        """Join gloo's process group and make this rank's operands."""
-        return OnCpu(parameters, group.rank, process_group(group, "gloo", deadline_s), "cpu")
+        """Join gloo's process group and make this rank's operands. Raises Unsupported for want of memory."""
+        joined = process_group(group, "gloo", deadline_s)
+        on_ranks.require_memory(group, parameters.footprint_bytes)
+        return OnCpu(parameters, group.rank, joined, "cpu")
 
 
 class BesideNccl(RankedImplementation[OverlapParameters]):
@@ -115,6 +117,10 @@ class BesideNccl(RankedImplementation[OverlapParameters]):
     device_kind = "cuda"
 
     def prepare(self, parameters: OverlapParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
-        """Join NCCL's process group and make this rank's operands on its GPU."""
+        """Join NCCL's process group and make this rank's operands on its GPU.
+
+        Raises Unsupported for ranks that go without direct copies and were started with them.
+        """
+        on_ranks.require_started_so(parameters.peer_to_peer)
         place = f"cuda:{device.index}"
         return OnGpu(parameters, group.rank, process_group(group, "nccl", deadline_s, device=place), place)

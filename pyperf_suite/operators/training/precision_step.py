@@ -56,6 +56,10 @@ class PrecisionStep(Workload[PrecisionStepParameters]):
         if parameters.cast_cache != "iteration" and not parameters.precision.startswith("autocast_"):
             raise UserError(f"{parameters.precision} casts no weights: leave cast_cache={parameters.cast_cache} out.")
 
+    def footprint_bytes(self, parameters: PrecisionStepParameters) -> int:
+        """Weights, gradients, and what forward keeps of a micro-batch."""
+        return TrainingStep().footprint_bytes(parameters)
+
     def work(self, parameters: PrecisionStepParameters) -> Work:
         """Model FLOPs of all micro-batches."""
         return Work(parameters.micro_batches * TrainingStep().work(parameters).flop, 0)

@@ -97,7 +97,7 @@ class Replica(Transfers):
         """Bytes of every bucket of one whole step, in order, as a communication hook gets them.
 
         Of a copy and before anything is timed: a hook in Python takes time. The first step shows DDP the order in which
-        gradients are made, by which it cuts its buckets anew.
+        gradients are made, by which it cuts its buckets anew; with a static graph the second one does.
         """
         sizes: list[int] = []
         count, group = self._parameters.ranks, self._group
@@ -112,7 +112,8 @@ class Replica(Transfers):
         counting.__annotations__ = {}
         counted = self._wrapped(copy.deepcopy(self.model))
         counted.register_comm_hook(None, counting)
-        self._run(counted)
+        for _ in range(2 if self._parameters.static_graph else 1):
+            self._run(counted)
         sizes.clear()
         self._run(counted)
         return sizes

@@ -9,54 +9,18 @@ import importlib.util
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
-from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.laws.activations import FLOAT, Keeping
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.operators.operator import Inspected, InspectingImplementation, Inspection, Kernel
-from pyperf_suite.operators.training.shape import TransformerShape
-from pyperf_suite.operators.training.training_step import PRECISIONS
-
-HALF = 2
-# What the law knows of what attention keeps: torch itself chooses a fused kernel.
-ATTENTIONS_KEPT: Mapping[str, Literal["sdpa", "math", "explicit"]] = {
-    "sdpa": "sdpa",
-    "flash": "sdpa",
-    "math": "math",
-    "explicit": "explicit",
-}
+from pyperf_suite.operators.training.trained_shape import TrainedShape
 
 
 @dataclass(frozen=True)
-class TrainingMemoryParameters(TransformerShape):
-    """A transformer that AdamW trains in that precision (see training_step)."""
-
-    precision: str = "float32"
-
-    @property
-    def element(self) -> str:
-        """The type that products are computed in."""
-        return self.precision.removeprefix("autocast_")
-
-    @property
-    def weights(self) -> str:
-        """The type that weights are kept in."""
-        return self.precision if self.precision in ("bfloat16", "float16") else "float32"
-
-    def keeping(self, device: str) -> Keeping:
-        """The same for the law of kept activations, on a "cpu" or a "cuda"."""
-        return Keeping(
-            element_bytes=FLOAT if self.element in ("float32", "tfloat32") else HALF,
-            stream_bytes=FLOAT if self.weights == "float32" else HALF,
-            dropout=self.dropout > 0,
-            attention=ATTENTIONS_KEPT[self.attention],
-            checkpointing=self.checkpointing.kind,
-            every=self.checkpointing.every,
-            ends=bool(self.vocab),
-            device="cuda" if device == "cuda" else "cpu",
-        )
+class TrainingMemoryParameters(TrainedShape):
+    """A transformer that AdamW trains."""
 
 
 class TrainingMemory(Inspected[TrainingMemoryParameters]):
@@ -73,8 +37,10 @@ class TrainingMemory(Inspected[TrainingMemoryParameters]):
     def validate(self, parameters: TrainingMemoryParameters) -> None:
         """Raise UserError for a transformer or precision that cannot be."""
         parameters.validate()
-        if parameters.precision not in PRECISIONS:
-            raise UserError(f"Unknown precision {parameters.precision!r}: choose from {', '.join(PRECISIONS)}.")
+
+    def footprint_bytes(self, parameters: TrainingMemoryParameters) -> int:
+        """Weights, gradients, moments, and what forward keeps."""
+        return parameters.step_bytes(updated=True)
 
 
 class Storages(InspectingImplementation[TrainingMemoryParameters]):

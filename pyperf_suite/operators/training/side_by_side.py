@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyperf_suite.operators import scratch
 from pyperf_suite.operators.operator import Checked, Kernel
 from pyperf_suite.operators.ranked import RankTimes, Transfers
 
@@ -278,7 +279,7 @@ def _blocks_of_nccl(torch: Any, all_reduce: Any) -> int | None:
     with torch.profiler.profile(activities=activities) as profile:
         all_reduce()
         torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
         trace = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text()).get("traceEvents", [])

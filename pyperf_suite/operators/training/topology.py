@@ -9,8 +9,9 @@ import contextlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
@@ -102,11 +103,24 @@ def gpu_details(files: KernelFiles) -> dict[str, Any]:
     manager, graph = nvml(), topology.read()
     return {
         "gpus": [_gpu(gpu, manager, files) for gpu in present],
+        "direct_copies": _direct_copies(present, manager),
         "matrix": None if isinstance(graph, Unavailable) else graph.to_json(),
         "unavailable": [str(each) for each in (manager, graph) if isinstance(each, Unavailable)],
         "nccl": {name: value for name in NCCL_SWITCHES if (value := os.environ.get(name)) is not None},
         **_placement(read_layout(files)),
     }
+
+
+def _direct_copies(present: Sequence[Gpu], manager: Nvml | Unavailable) -> dict[str, str]:
+    """For every two GPUs by CUDA's numbers, as in `0-3`, what NVML says of copies between them; of slices nothing."""
+    whole = [gpu for gpu in present if not gpu.uuid.startswith("MIG-")]
+    if isinstance(manager, Unavailable):
+        return {}
+    told = {
+        f"{one.index}-{other.index}": manager.direct_copies(one.uuid, other.uuid)
+        for one, other in combinations(whole, 2)
+    }
+    return {pair: words for pair, words in told.items() if words is not None}
 
 
 def _placement(layout: CpuLayout) -> dict[str, Any]:
@@ -153,6 +167,7 @@ def _gpu(gpu: Gpu, manager: Nvml | Unavailable, files: KernelFiles) -> dict[str,
         "slot": str(slot) if slot else None,
         "card": str(card) if card else None,
         "nvlinks": list(manager.nvlink_states(gpu.uuid)),
+        "pcie_replays": manager.pcie_replays(gpu.uuid),
     }
 
 

@@ -17,11 +17,9 @@ from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.operators.cores import require_cores
 from pyperf_suite.operators.operator import Checked, Kernel, Work
 from pyperf_suite.operators.torch_device import TorchDevice
-from pyperf_suite.operators.training.shape import TransformerShape
+from pyperf_suite.operators.training.trained_shape import TrainedShape
 from pyperf_suite.operators.workload import Steps, Workload, WorkloadImplementation
 
-# How weights are kept and how products are computed: "autocast" keeps float32 weights and casts at each product.
-PRECISIONS = ("float32", "tfloat32", "bfloat16", "float16", "autocast_bfloat16", "autocast_float16")
 # Forward alone, with what backward needs being kept; with backward; with AdamW's update as well.
 PARTS = ("forward", "step", "train")
 
@@ -31,23 +29,12 @@ GRADIENT_LIMIT = {"float32": 1e-3, "tfloat32": 3e-2, "bfloat16": 0.15, "float16"
 
 
 @dataclass(frozen=True)
-class TrainingStepParameters(TransformerShape):
+class TrainingStepParameters(TrainedShape):
     """A transformer, the precision it is trained in, the part of a step that is timed, and the CPU cores it may use."""
 
-    precision: str = "float32"
     part: str = "step"
     compiled: bool = False
     workers: int = 1
-
-    @property
-    def element(self) -> str:
-        """The type that products are computed in."""
-        return self.precision.removeprefix("autocast_")
-
-    @property
-    def weights(self) -> str:
-        """The type that weights are kept in."""
-        return self.precision if self.precision in ("bfloat16", "float16") else "float32"
 
 
 class TrainingStep(Workload[TrainingStepParameters]):
@@ -62,9 +49,12 @@ class TrainingStep(Workload[TrainingStepParameters]):
     def validate(self, parameters: TrainingStepParameters) -> None:
         """Raise UserError for a transformer, precision or part that cannot be."""
         parameters.validate()
-        for name, allowed in (("precision", PRECISIONS), ("part", PARTS)):
-            if getattr(parameters, name) not in allowed:
-                raise UserError(f"Unknown {name} {getattr(parameters, name)!r}: choose from {', '.join(allowed)}.")
+        if parameters.part not in PARTS:
+            raise UserError(f"Unknown part {parameters.part!r}: choose from {', '.join(PARTS)}.")
+
+    def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
+        """Weights, gradients, moments where they are updated, and what forward keeps."""
+        return parameters.step_bytes(updated=parameters.part == "train")
 
     def work(self, parameters: TrainingStepParameters) -> Work:
         """Model FLOPs of the part, causal pairs alone (laws/model_flops.py); what is recomputed is no work done."""
@@ -177,6 +167,7 @@ class TorchSteps(Steps):
         from pyperf_suite.operators.training import gpt
         from pyperf_suite.operators.training.shape import Checkpointing
 
+        self._parameters.require_reference()
         plain = replace(self._parameters, attention="explicit", checkpointing=Checkpointing(), dropout=0.0)
         model = gpt.build(plain).double()
         state = {name: each.detach().cpu().double() for name, each in self.model.state_dict().items()}

@@ -6,7 +6,6 @@ those of [grid] for the axes that it does not name.
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.nearest import offer
 from pyperf_suite.probes.study.axes import GRID, MODEL, Configuration, StudyAxes, read_value
 
 if sys.version_info >= (3, 11):
@@ -123,6 +123,4 @@ def _require_known(table: Mapping[str, Any], known: Iterable[str], what: str, wh
     known = tuple(known)
     for name in table:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=2, cutoff=0.4)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}."
-            raise UserError(f"{where} has no {what} {name!r}: {hint}")
+            raise UserError(f"{where} has no {what} {name[:60]!r}: {offer(name, known)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.ratio import Ratio, exactly
+from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.layers import (
     ACTIVATIONS,
     DTYPES,
@@ -322,11 +322,10 @@ def _reading(layer: LayerReadings) -> Iterator[str]:
     read = (layer.kept_bytes + tensor) / tensor
     ratio = layer.beside_forward("backward")
     time = "" if ratio is None else f" (and takes {ratio} x the time)"
-    # Counted, not timed: an exact ratio needs no interval beside it.
-    yield (
+    yield READS_MORE.counted(
         f"{layer.name} ({layer.where}) reads {_mb(tensor)} MB in forward and in backward {_mb(layer.kept_bytes)} MB "
-        f"that forward kept and {_mb(tensor)} MB of gradient, {read:.2f} x as much{time}; "
-        f"{READS_MORE.verdict(exactly(read))} ({READS_MORE.text}: {READS_MORE.source})."
+        f"that forward kept and {_mb(tensor)} MB of gradient, {read:.2f} x as much{time}",
+        read,
     )
 
 

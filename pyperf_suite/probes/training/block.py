@@ -11,7 +11,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.tiling import Schedule
-from pyperf_suite.measure.ratio import Ratio, exactly
+from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.operators.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
 from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
@@ -26,6 +26,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 
 FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSCIENCE, 0.9, 1.1)
+MODELS = ("block", "gpt")
 SWITCH = {"no": False, "yes": True}
 # Square products of these edges, the fastest of which stands for what the machine can multiply (MAMF); a GPU's data
 # sheet stands beside it.
@@ -51,6 +52,17 @@ class BlockAxes:
     vocab: tuple[int, ...]
     workers: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        """Raise UserError for a word there is not, or a size that cannot be."""
+        for name, allowed in (("model", MODELS), ("compiled", tuple(SWITCH)), ("part", BLOCK_PARTS)):
+            for value in getattr(self, name):
+                if value not in allowed:
+                    raise UserError(f"{name}={value} was asked for: choose from {', '.join(allowed)}.")
+        for name, least in (("layers", 1), ("vocab", 0)):
+            for number in getattr(self, name):
+                if number < least:
+                    raise UserError(f"{name}={number} was asked for, but {name} is at least {least}.")
+
 
 class Block(Probe):
     """Whole steps, the parts of a block, and products that both are held against."""
@@ -63,7 +75,7 @@ class Block(Probe):
         gpu, quick = device.kind == "cuda", profile == "quick"
         plain, dropped = Checkpointing(), Checkpointing("every")
         return BlockAxes(
-            model=("block",) if quick else ("block", "gpt"),
+            model=MODELS[:1] if quick else MODELS,
             compiled=("no", "yes") if profile == "full" or (gpu and not quick) else ("no",),
             checkpointing=(plain,) if quick else (plain, dropped),
             precision=("bfloat16",) if gpu else ("float32",),
@@ -80,11 +92,7 @@ class Block(Probe):
         )
 
     def sweep(self, axes: BlockAxes) -> list[Case]:
-        """Steps of every model, parts of every block, products of every precision. Raises UserError for a word."""
-        for name, allowed in (("model", ("block", "gpt")), ("compiled", tuple(SWITCH))):
-            for value in getattr(axes, name):
-                if value not in allowed:
-                    raise UserError(f"{name}={value} was asked for, but it is one of {', '.join(allowed)}.")
+        """Steps of every model, parts of every block, products of every precision."""
         cases: dict[str, Case] = {}
         for case in itertools.chain(_steps(axes), _parts(axes), _products(axes)):
             cases.setdefault(case.case_id, case)
@@ -146,45 +154,38 @@ def dtype_of(reading: Reading) -> str:
     return str(p.element if isinstance(p, TrainingStepParameters) else p.dtype)
 
 
-def _shape(axes: BlockAxes, model: str, checkpointing: Checkpointing) -> TransformerShape:
-    is_gpt = model == "gpt"
-    return TransformerShape(
-        hidden=axes.hidden[0],
-        heads=axes.heads[0],
-        layers=axes.layers[0] if is_gpt else 1,
-        seq=axes.seq[0],
-        batch=axes.batch[0],
-        vocab=axes.vocab[0] if is_gpt else 0,
-        checkpointing=checkpointing,
-    )
+def _shapes(axes: BlockAxes, model: str) -> Iterator[TransformerShape]:
+    """Blocks or GPTs of every size, which keep all that backward needs."""
+    sizes = (axes.hidden, axes.heads, axes.layers, axes.seq, axes.batch, axes.vocab)
+    for hidden, heads, layers, seq, batch, vocab in itertools.product(*sizes):
+        shape = TransformerShape(hidden=hidden, heads=heads, layers=1, seq=seq, batch=batch)
+        yield replace(shape, layers=layers, vocab=vocab) if model == "gpt" else shape
 
 
 def _steps(axes: BlockAxes) -> Iterator[Case]:
-    sizes = ("hidden", "heads", "layers", "seq", "batch", "vocab")
     kinds = (axes.model, axes.compiled, axes.checkpointing, axes.precision, axes.workers)
-    for model, compiled, dropped, precision, workers, *values in itertools.product(
-        *kinds, *(getattr(axes, name) for name in sizes)
-    ):
-        shape = _shape(
-            replace(axes, **{name: (value,) for name, value in zip(sizes, values, strict=True)}), model, dropped
-        )
-        # Dropped activations are of interest in a stack, compiled or not.
-        if dropped.kind != "none" and (model == "block" or SWITCH[compiled]):
+    for model, compiled, dropped, precision, workers in itertools.product(*kinds):
+        # Beside steps that drop nothing, dropped activations are of interest in a stack that is not compiled.
+        beside = dropped.kind != "none" and Checkpointing() in axes.checkpointing
+        if beside and (model == "block" or SWITCH[compiled]):
             continue
-        parameters = TrainingStepParameters(
-            **vars(shape), precision=precision, compiled=SWITCH[compiled], workers=workers
-        )
-        yield Case("training_step", parameters, "torch")
+        for shape in _shapes(axes, model):
+            parameters = TrainingStepParameters(
+                **vars(replace(shape, checkpointing=dropped)),
+                precision=precision,
+                compiled=SWITCH[compiled],
+                workers=workers,
+            )
+            yield Case("training_step", parameters, "torch")
 
 
 def _parts(axes: BlockAxes) -> Iterator[Case]:
-    for part, precision, workers in itertools.product(axes.part, axes.precision, axes.workers):
-        shape = _shape(axes, "block", Checkpointing())
+    kinds = (axes.part, axes.precision, axes.workers)
+    for part, precision, workers, shape in itertools.product(*kinds, _shapes(axes, "block")):
         dtype = precision.removeprefix("autocast_")
         if dtype in PART_DTYPES:
-            yield Case(
-                "block_part", BlockPartParameters(**vars(shape), part=part, dtype=dtype, workers=workers), "torch"
-            )
+            parameters = BlockPartParameters(**vars(shape), part=part, dtype=dtype, workers=workers)
+            yield Case("block_part", parameters, "torch")
 
 
 def _products(axes: BlockAxes) -> Iterator[Case]:
@@ -195,11 +196,15 @@ def _products(axes: BlockAxes) -> Iterator[Case]:
 
 
 def _name(p: TrainingStepParameters) -> str:
+    return f"{_size(p)}, {p.precision}{', compiled' if p.compiled else ''}"
+
+
+def _size(p: TransformerShape) -> str:
     what = f"a GPT of {p.layers} layers and {p.vocab} tokens of vocabulary" if p.vocab else "a block"
     if not p.vocab and p.layers > 1:
         what = f"{p.layers} blocks"
     dropped = "" if p.checkpointing.kind == "none" else f", checkpointing {p.checkpointing}"
-    return f"{what}, hidden {p.hidden}, {p.batch} x {p.seq}, {p.precision}{dropped}{', compiled' if p.compiled else ''}"
+    return f"{what}, hidden {p.hidden}, {p.batch} x {p.seq}{dropped}"
 
 
 def _parameters_of(reading: Reading) -> int:
@@ -221,11 +226,13 @@ def _step_sentences(steps: Sequence[Reading], peaks: _Peaks) -> Iterator[str]:
         if sheet is not None:
             told += f"; MFU {1e14 * rate / sheet:.1f} % of the data sheet's"
         yield told + "."
-    for each in steps:
-        p = each.case.parameters
-        counted = guides_flop(p, _parameters_of(each)) / computed_flop(p)
-        yield FORMULA.sentence(
-            "The guide's formula counts {} of the FLOPs that are computed", exactly(counted), f"({_name(p)})"
+    told_of: dict[TrainingStepParameters, Reading] = {}
+    for each in steps:  # FLOPs are the same in any precision, compiled or not
+        told_of.setdefault(replace(each.case.parameters, precision="float32", compiled=False), each)
+    for p, each in told_of.items():
+        share = guides_flop(p, _parameters_of(each)) / computed_flop(p)
+        yield FORMULA.counted(
+            f"The guide's formula counts {share:.2f} x the FLOPs that are computed ({_size(p)})", share
         )
 
 
@@ -235,19 +242,21 @@ def _compiled_sentences(steps: Sequence[Reading]) -> Iterator[str]:
         plain = eager.get(replace(each.case.parameters, compiled=False))
         ratio = speedup(plain, each) if each.case.parameters.compiled and plain is not None else None
         if ratio is not None and plain is not None:
-            yield f"torch.compile makes a step {ratio} x faster ({_name(plain.case.parameters)})."
+            yield f"With torch.compile a step runs {ratio} x as fast as without ({_name(plain.case.parameters)})."
 
 
 def _part_sentences(found: Sequence[Reading]) -> Iterator[str]:
     for parts in _blocks(found):
+        if len(parts) < 2:
+            continue
         whole = sum(each.seconds for each in parts)
         products = sum(each.seconds for each in parts if each.case.parameters.product)
         slowest = max(parts, key=lambda each: each.seconds)
         bandwidth = _best_bandwidth(parts)
         yield (
-            f"Forward of a block's parts, {dtype_of(slowest)}: products take {100 * products / whole:.0f} % of the "
-            f"time, {slowest.case.parameters.part} alone {100 * slowest.seconds / whole:.0f} %; parts without products "
-            f"reach up to {bandwidth / 1e9:.3g} GB/s."
+            f"Forward of the parts of {_size(slowest.case.parameters)}, {dtype_of(slowest)}: products take "
+            f"{100 * products / whole:.0f} % of the time, {slowest.case.parameters.part} alone "
+            f"{100 * slowest.seconds / whole:.0f} %; parts without products reach up to {bandwidth / 1e9:.3g} GB/s."
         )
 
 

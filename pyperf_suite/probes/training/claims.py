@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.ratio import Ratio, exactly
 
 Verdict = Literal["claim holds", "claim does not hold here", "undecided"]
 
@@ -50,3 +50,7 @@ class Claim:
         place = f" {where}" if where else ""
         alone = f" by one process, {several}" if measured.processes == 1 else ""
         return f"{told}{place}; {self.verdict(measured)}{alone} ({self.text}: {self.source})."
+
+    def counted(self, told: str, value: float) -> str:
+        """What was told of a value that is counted and not timed, as bytes are, and the verdict: it has no interval."""
+        return f"{told}; {self.verdict(exactly(value))} ({self.text}: {self.source})."

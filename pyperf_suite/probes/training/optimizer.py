@@ -32,7 +32,7 @@ MANY_SMALL = Claim(
     "multi-tensor significantly speeds up many small tensors, taken as 1.25 x or more", TRANSFORMERS, 1.25
 )
 # Two moments of 4 bytes; the guide's 8 of 18 bytes a parameter.
-ADAMW_STATE_BYTES, ADAMW_STATE_SOURCE = 8.0, BEKMAN
+ADAMW_STATE = Claim("AdamW's moments take 8 bytes a parameter", BEKMAN, 7.99, 8.01)
 # Below so many elements a tensor is small: a matrix of 256 x 256.
 SMALL_ELEMENTS = 1 << 16
 
@@ -159,12 +159,9 @@ def _memory(found: Sequence[Reading], held: Mapping[str, Mapping[str, float]]) -
             passing.setdefault((p.dtype, _named(way)), []).append(seen["passing"] / p.tensors.elements)
     for dtype in dict.fromkeys(dtype for dtype, _ in per_state):
         states = ", ".join(f"{name} {_span(each)}" for (kind, name), each in per_state.items() if kind == dtype)
+        told = f"State that stays, in bytes a parameter of {dtype}: {states}"
         adamw = per_state.get((dtype, "AdamW"))
-        claimed = ""
-        if adamw and dtype == "float32":
-            holds = "holds" if max(abs(each - ADAMW_STATE_BYTES) for each in adamw) < 0.01 else "does not hold here"
-            claimed = f"; claim {holds} (AdamW's moments take {ADAMW_STATE_BYTES:g}: {ADAMW_STATE_SOURCE})"
-        yield f"State that stays, in bytes a parameter of {dtype}: {states}{claimed}."
+        yield ADAMW_STATE.counted(told, max(adamw)) if adamw and dtype == "float32" else f"{told}."
     for dtype in dict.fromkeys(dtype for dtype, _ in passing):
         ways = ", ".join(f"{name} {_span(each)}" for (kind, name), each in passing.items() if kind == dtype)
         yield f"Beside it an update of {dtype} takes for as long as it works, in bytes a parameter: {ways}."

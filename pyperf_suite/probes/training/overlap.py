@@ -124,7 +124,8 @@ def _cuda_axes(profile: str) -> OverlapAxes:
 
 def _sentences(library: str, p: OverlapParameters, runs: dict[str, Reading]) -> Iterator[str]:
     direct = "" if p.peer_to_peer else " without direct copies"
-    what = f"{p.size}³ {p.dtype} beside an all_reduce of {readable(p.bytes)} ({p.ranks} ranks, {library}{direct})"
+    ranks = f"{p.ranks} rank{'' if p.ranks == 1 else 's'}"
+    what = f"{p.size}³ {p.dtype} beside an all_reduce of {readable(p.bytes)} ({ranks}, {library}{direct})"
     together, in_turn = runs.get("together"), runs.get("in_turn")
     if together and in_turn and (ratio := speedup(in_turn, together)) is not None:
         share = hidden_share(runs)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.precision_step import CAST_CACHES, PrecisionStepParameters
-from pyperf_suite.operators.training.training_step import PRECISIONS
+from pyperf_suite.operators.training.trained_shape import PRECISIONS
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.training.precision_findings import AUTOCAST, explain
@@ -130,10 +130,10 @@ def _cpu_axes(profile: str) -> PrecisionAxes:
 
 def _cuda_axes(profile: str) -> PrecisionAxes:
     """A hundred million parameters; float32 in full and in tfloat32, which torch leaves off unless it is asked."""
-    standard = PrecisionAxes(
+    standard = replace(
+        _cpu_axes("standard"),
         precision=("float32", "tfloat32", "autocast_bfloat16", "bfloat16", "autocast_float16", "float16"),
         beside=(),
-        batch=(1, 4, 16),
         seq=(1024,),
         hidden=(2048,),
         heads=(16,),
@@ -141,11 +141,6 @@ def _cuda_axes(profile: str) -> PrecisionAxes:
         vocab=(8192,),
         unaligned_hidden=(2047,),
         unaligned_heads=(23,),
-        unaligned_batch=(4,),
-        cast_cache=CAST_CACHES,
-        micro_batches=(4,),
-        cached_batch=(1,),
-        workers=(1,),
     )
     if profile == "quick":
         return replace(

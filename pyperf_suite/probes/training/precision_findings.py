@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyperf_suite.measure.ratio import Ratio, exactly
+from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.precision_step import CAST_CACHES, PrecisionStepParameters
-from pyperf_suite.operators.training.training_step import PRECISIONS
+from pyperf_suite.operators.training.trained_shape import PRECISIONS
 from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
 from pyperf_suite.probes.readings import Reading, readings
 from pyperf_suite.probes.speedups import speedup
@@ -179,8 +179,7 @@ def _memory(found: Model) -> Iterator[str]:
         pairs = [(found[batch, BASE], found[batch, precision]) for batch in batches]
         base, cast = pairs[-1]
         share = cast.seen["activations"] / base.seen["activations"]
-        yield _counted(
-            NOT_HALF,
+        yield NOT_HALF.counted(
             f"{precision} keeps {share:.2f} x the activations of {BASE} at batch {batches[-1]} ({cast.model})",
             share,
         )
@@ -198,7 +197,7 @@ def _memory(found: Model) -> Iterator[str]:
             if freed[-1] > 0
             else f"{precision} saves {saved}"
         )
-        yield _counted(GROWS, told, freed[-1] / freed[0] if freed[0] > 0 else 0.0)
+        yield GROWS.counted(told, freed[-1] / freed[0] if freed[0] > 0 else 0.0)
 
 
 def _alignment(by_model: Mapping[PrecisionStepParameters, Model]) -> Iterator[str]:
@@ -236,7 +235,7 @@ def _caches(steps: Sequence[Step]) -> Iterator[str]:
             f"casts of weights a step in one context around it, {iteration.seen['casts']:.0f} in one around each "
             f"forward{without}"
         )
-        yield _counted(CACHE_LASTS, told, iteration.seen["casts"] / expected)
+        yield CACHE_LASTS.counted(told, iteration.seen["casts"] / expected)
         for other, name in ((off, "without cache"), (iteration, "in a context around each forward pass")):
             ratio = None if other is None else speedup(other.reading, nested.reading)
             if ratio is not None:
@@ -256,11 +255,6 @@ def _is_aligned(step: Step) -> bool:
     """Whether every dimension is a multiple of 8; the batch is not one, for products see batch x seq."""
     p = step.parameters
     return all(size % MULTIPLE == 0 for size in (p.hidden, p.hidden // p.heads, p.width, p.vocab, p.seq))
-
-
-def _counted(claim: Claim, told: str, ratio: float) -> str:
-    """A sentence about a ratio that was counted, not timed: it needs no interval."""
-    return f"{told}; {claim.verdict(exactly(ratio))} ({claim.text}: {claim.source})."
 
 
 def _row(step: Step, found: Model) -> tuple[str, ...]:

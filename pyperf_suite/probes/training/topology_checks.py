@@ -11,7 +11,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
 from pyperf_suite.hardware.links import nvlinks_per_gpu, pcie_of
+from pyperf_suite.hardware.nvml import ALLOWED
 from pyperf_suite.hardware.pcie import PcieDevice, PcieLink
+from pyperf_suite.hardware.topology import LinkGraph
 
 # "could be more" is what was built or set that way; "below expectation" is what something is wrong with.
 Verdict = Literal["as expected", "could be more", "below expectation", "not told"]
@@ -75,7 +77,7 @@ def host_checks(host: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def gpu_checks(found: Mapping[str, Any]) -> Iterator[Check]:
-    """Of each GPU: its slot, its NVLinks, its distance to where this process runs; and what NCCL is denied."""
+    """Of each GPU its slot, its NVLinks, its distance to this process; of all the copies between them and NCCL's."""
     for gpu in found["gpus"]:
         who, capability = f"GPU {gpu['index']}", tuple(gpu["compute_capability"])
         spec = _catalogued(gpu["name"])
@@ -87,8 +89,10 @@ def gpu_checks(found: Mapping[str, Any]) -> Iterator[Check]:
             yield Check(who, "PCIe link", "not told", str(PcieLink(_made_for(capability), LANES)), "not told")
         else:
             yield link_check(who, now, slot, card, awake=gpu["awake"])
+        yield from _replays(who, gpu.get("pcie_replays"))
         yield from _nvlinks(who, gpu, spec, len(found["gpus"]))
         yield from _near(who, gpu, found)
+    yield from _direct_copies(found)
     for name, value in found["nccl"].items():
         yield Check(
             name,
@@ -191,6 +195,47 @@ def _nvlinks(who: str, gpu: Mapping[str, Any], spec: GpuSpec | None, count: int)
     else:
         told = f"{{who}} show{{s}} no active NVLink where {spec.name} takes a bridge of {has}"
         yield Check(who, "NVLink", found, f"{has} with a bridge", "could be more", told)
+
+
+def _replays(who: str, count: int | None) -> Iterator[Check]:
+    """Packets sent again: a link that is sound has next to none."""
+    if count is None:
+        return
+    told = (
+        f"{{who}} sent {count} PCIe packet{'' if count == 1 else 's'} again since the driver was loaded: a few over "
+        "weeks are harmless, a count that grows while data moves is a bad seat, riser or cable"
+    )
+    # A count without a time tells of no rate, so it alone is no fault.
+    verdict: Verdict = "not told" if count else "as expected"
+    yield Check(who, "PCIe packets sent again", str(count), "0", verdict, told if count else "")
+
+
+def _direct_copies(found: Mapping[str, Any]) -> Iterator[Check]:
+    """What is allowed between the GPUs, one check for all pairs of which the same is said."""
+    pairs: dict[tuple[str, bool], list[str]] = {}
+    for pair, said in found.get("direct_copies", {}).items():
+        linked = said != ALLOWED and _joined_by_nvlink(found, pair)
+        pairs.setdefault((said, linked), []).append(f"GPU {pair}")
+    for (said, linked), named in pairs.items():
+        what, who = "direct copies", _joined(named)
+        if said == ALLOWED:
+            who = f"{len(named)} pair{'' if len(named) == 1 else 's'} of GPUs"
+            yield Check(who, what, said, ALLOWED, "as expected")
+            continue
+        told = f"{{who}}: no direct copies ({said}), so that what they send each other goes through the host's memory"
+        if linked:
+            told = f"{{who}}: no direct copies ({said}), though NVLink joins them"
+        yield Check(who, what, said, ALLOWED, "below expectation" if linked else "could be more", told)
+
+
+def _joined_by_nvlink(found: Mapping[str, Any], pair: str) -> bool:
+    """Whether the matrix has NVLinks between two GPUs by CUDA's numbers."""
+    if not found["matrix"]:
+        return False
+    graph = LinkGraph.from_json(found["matrix"])
+    names = {str(gpu["index"]): gpu.get("smi") for gpu in found["gpus"]}
+    one, other = (names.get(number) for number in pair.split("-"))
+    return one in graph.gpus and other in graph.gpus and bool(graph.path(str(one), str(other)).nvlinks)
 
 
 def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Check]:

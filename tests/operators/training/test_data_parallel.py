@@ -69,6 +69,23 @@ def test_a_gradient_that_is_missing_or_of_another_step_is_seen(group_of_one):
     assert "has no gradient" in made.check().first
 
 
+def test_gradients_that_are_zero_where_they_must_be_are_right(group_of_one):
+    # A norm over a single element gives its bias whatever comes in, and no weight before it has a gradient.
+    made = replica(replace(SMALL, hidden=1, heads=1, ranks=1, exchange="none"))
+    assert made.check().wrong == 0
+    made.model.blocks[0].attention.qkv.weight.grad.add_(1.0)
+    assert made.check().wrong == 1
+
+
+def test_a_rank_counts_weights_gradients_and_what_forward_keeps():
+    assert SMALL.footprint_bytes > 3 * SMALL.gradient_bytes
+    longer = replace(SMALL, seq=160)
+    assert longer.footprint_bytes - SMALL.footprint_bytes > 9 * 34 * 16 * 2 * 64, "ten times the tokens"
+    dropped = replace(longer, checkpointing=Checkpointing("every", 1))
+    assert dropped.footprint_bytes < longer.footprint_bytes
+    assert DataParallel().footprint_bytes(replace(SMALL, hidden=6400, heads=100, layers=2000)) > 10e12
+
+
 def test_gradients_that_differ_between_ranks_are_seen(group_of_one, monkeypatch):
     made = replica(replace(SMALL, ranks=1))
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
@@ -82,9 +99,10 @@ def test_gradients_that_differ_between_ranks_are_seen(group_of_one, monkeypatch)
     assert (checked.wrong, checked.first) == (1, "gradients differ between ranks")
 
 
-def test_buckets_that_are_timed_are_those_that_were_counted(group_of_one):
-    made = replica(replace(SMALL, ranks=1, bucket_bytes=64 * 2**10))
-    made.time(2, 10.0)
+@pytest.mark.parametrize("static_graph", [False, True])
+def test_buckets_that_are_timed_are_those_that_were_counted(group_of_one, static_graph):
+    made = replica(replace(SMALL, ranks=1, bucket_bytes=64 * 2**10, static_graph=static_graph))
+    made.time(4, 10.0)
     counted = made.kernel.details["buckets"]
     assert len(counted) > 3
     assert made.check().wrong == 0

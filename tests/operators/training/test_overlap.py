@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.operators.training.overlap import RUNS, Overlap, OverlapParameters
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators.training.on_ranks import require_memory, require_started_so
+from pyperf_suite.operators.training.overlap import RUNS, BesideNccl, Overlap, OverlapParameters
 from pyperf_suite.operators.training.side_by_side import OnCpu, blocks_in_trace
 from pyperf_suite.runner.case import Case
 
 pytest.importorskip("torch")
 
 SMALL = OverlapParameters(96, 1 << 16)
+TWO_HERE: Any = SimpleNamespace(count=2, rank=0, environment=SimpleNamespace(nodes=1))
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -74,6 +79,28 @@ def test_blocks_of_nccl_are_read_from_a_trace():
 def test_environment_tells_nccl_to_go_without_direct_copies():
     assert Overlap().environment(replace(SMALL, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}
     assert Overlap().environment(SMALL) == {}
+
+
+def test_a_rank_counts_what_it_holds_and_what_it_compares_with():
+    assert replace(SMALL, size=1000, bytes=4000).footprint_bytes == 20 * 1000**2 + 4000 + 16 * 1000
+    assert Overlap().footprint_bytes(replace(SMALL, size=1 << 17, bytes=4)) > 300e9
+
+
+def test_ranks_that_do_not_fit_into_memory_together_are_refused(monkeypatch):
+    monkeypatch.setattr("pyperf_suite.operators.training.on_ranks.memory.available_bytes", lambda: 10**9)
+    need = "2 ranks on this machine need 1.2 GB, but 1.0 GB of memory are free: ask for fewer"
+    with pytest.raises(Unsupported, match=need):
+        require_memory(TWO_HERE, 600_000_000)
+    require_memory(TWO_HERE, 400_000_000)
+
+
+def test_ranks_started_with_direct_copies_are_not_timed_as_if_without(monkeypatch):
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    require_started_so(peer_to_peer=True)
+    with pytest.raises(Unsupported, match="start them with NCCL_P2P_DISABLE=1"):
+        BesideNccl().prepare(replace(SMALL, peer_to_peer=False), TWO_HERE, Device("cuda"), 1.0)
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    require_started_so(peer_to_peer=False)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,12 @@ class Manager:
     def nvlink_states(self, uuid: str) -> tuple[bool, ...]:
         return (True,) * 18
 
+    def pcie_replays(self, uuid: str) -> int:
+        return int(uuid[-1])
+
+    def direct_copies(self, uuid: str, other: str) -> str | None:
+        return {"GPU-0": "allowed", "GPU-1": "not supported"}.get(uuid)
+
 
 @pytest.fixture
 def eight_gpus(monkeypatch: pytest.MonkeyPatch):
@@ -79,6 +85,9 @@ def test_every_gpu_is_told_by_cudas_number_with_the_name_that_nvidia_smi_has_for
     first = found["gpus"][0]
     assert (first["now"], first["slot"], first["card"], first["awake"]) == (*("gen 5 x16",) * 3, True)
     assert sum(first["nvlinks"]) == 18
+    assert [gpu["pcie_replays"] for gpu in found["gpus"]] == list(range(8))
+    told = {f"0-{other}": "allowed" for other in range(1, 8)} | {f"1-{other}": "not supported" for other in range(2, 8)}
+    assert found["direct_copies"] == told, "pairs of which nothing is told are left out"
     assert found["matrix"]["paths"]["GPU0 GPU7"] == "NV18"
     assert json.loads(json.dumps(found)) == found
 

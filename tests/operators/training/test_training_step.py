@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
-from pyperf_suite.operators.training.training_step import PRECISIONS, TrainingStep, TrainingStepParameters
+from pyperf_suite.operators.training.trained_shape import PRECISIONS
+from pyperf_suite.operators.training.training_step import TrainingStep, TrainingStepParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 
@@ -38,6 +40,22 @@ def test_every_gradient_is_that_of_float64(parameters):
     checked = prepared(parameters).check()
     assert checked.compared > 10
     assert checked.wrong == 0, checked.first
+
+
+def test_without_a_compiler_a_compiled_step_is_unsupported(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    answer = measure_case(Case("training_step", replace(SMALL, compiled=True), "torch"), None, CPU)
+    assert answer["outcome"] == "unsupported"
+    assert "needs a C++ compiler" in answer["reason"]
+
+
+@pytest.mark.parametrize(("factor", "is_right"), [(1.0, True), (1.5, False)])
+def test_gradients_of_a_compiled_step_are_those_of_what_was_compiled(monkeypatch, factor, is_right):
+    monkeypatch.setenv("CXX", sys.executable)  # something that is there: what compiling takes is made up
+    monkeypatch.setattr(torch, "compile", lambda model: lambda *inputs: factor * model(*inputs))
+    steps = TrainingStep().implementation("torch").prepare(replace(SMALL, compiled=True), 0, CPU)
+    assert steps.kernel.path == "compiled"
+    assert (steps.check().wrong == 0) is is_right
 
 
 @pytest.mark.parametrize("precision", [each for each in PRECISIONS if each != "tfloat32"])
@@ -115,7 +133,7 @@ def test_a_case_of_a_step_is_measured_like_any_other():
         ({"hidden": 66}, "cannot be divided into 4 heads"),
         ({"kv_heads": 3}, "cannot share 3 key-value heads"),
         ({"dropout": 1.0}, "dropout is a share"),
-        ({"attention": "magic"}, "choose from sdpa, explicit"),
+        ({"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
         ({"precision": "int3"}, "choose from float32"),
         ({"part": "half"}, "choose from forward"),
         ({"layers": 0}, "layers of at least 1"),
@@ -132,3 +150,25 @@ def test_what_cannot_be_trained_says_so(change, sentence):
 def test_unknown_checkpointing_names_the_forms_there_are(text):
     with pytest.raises(UserError, match="none, every:K or selective"):
         Checkpointing.parse(text)
+
+
+@pytest.mark.parametrize("attention", ["flash", "math"])
+def test_attention_is_pinned_to_the_backend_that_was_asked_for(attention):
+    from pyperf_suite.operators.attention.torch_sdpa import backend_of, operators_seen
+    from pyperf_suite.operators.training import gpt
+
+    shape = TrainingStepParameters(hidden=32, heads=4, kv_heads=2, layers=1, seq=8, attention=attention)
+    gpt.require_attention(shape, "cpu", torch.float32)
+    model = gpt.build(shape)
+    with operators_seen() as seen:
+        model(*gpt.inputs(shape))
+    assert backend_of(seen) == attention
+
+
+def test_a_backend_that_cannot_take_the_shape_says_why():
+    from pyperf_suite.operators.training import gpt
+
+    # A CPU's fused kernel has no dropout.
+    shape = TrainingStepParameters(hidden=32, heads=4, layers=1, seq=8, attention="flash", dropout=0.5)
+    with pytest.raises(Unsupported, match="flash attention cannot take heads of 8"):
+        gpt.require_attention(shape, "cpu", torch.float32)

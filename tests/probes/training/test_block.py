@@ -16,10 +16,10 @@ from pyperf_suite.runner.record import Metric, Record
 CPU, GPU = Device("cpu"), Device("cuda")
 
 
-def records(seconds_of, profile="standard", processes=3):
+def records(seconds_of, profile="standard", processes=3, **overrides):
     """One for each case and process, whose time is what `seconds_of(case)` says."""
     made = []
-    for case in Block().cases(profile, CPU):
+    for case in Block().cases(profile, CPU, overrides):
         for process in range(processes):
             seconds = seconds_of(case) * (1 + 0.001 * process)
             fields = {
@@ -82,8 +82,36 @@ def test_compiled_steps_stand_beside_eager_ones():
 
 @pytest.mark.parametrize("overrides", [{"model": "bert"}, {"compiled": "maybe"}, {"part": "soul"}])
 def test_a_word_that_is_none_says_which_there_are(overrides):
-    with pytest.raises(UserError, match=r"one of|choose from"):
+    with pytest.raises(UserError, match="choose from"):
         Block().cases("standard", CPU, overrides)
+
+
+def test_parts_are_timed_of_every_block_that_is_asked_for():
+    cases = Block().cases("standard", CPU, {"hidden": "64,128", "seq": "32,64"})
+    parts = {(c.parameters.hidden, c.parameters.seq) for c in cases if c.operator == "block_part"}
+    assert parts == {(64, 32), (64, 64), (128, 32), (128, 64)}
+
+
+def test_dropped_activations_alone_are_measured_where_nothing_else_is_asked_for():
+    cases = Block().cases("quick", CPU, {"checkpointing": "every:1"})
+    assert [str(c.parameters.checkpointing) for c in cases if c.operator == "training_step"] == ["every:1"]
+
+
+def test_of_a_single_part_no_share_is_told():
+    said = Block().findings(records(at_one_gflop, part="norm")).sentences
+    assert not [sentence for sentence in said if "Forward of the parts" in sentence]
+
+
+@pytest.mark.parametrize("overrides", [{"layers": "0"}, {"vocab": "-1"}])
+def test_a_size_that_only_the_other_model_has_is_refused_too(overrides):
+    with pytest.raises(UserError, match="is at least"):
+        Block().cases("quick", CPU, overrides)
+
+
+def test_the_guides_formula_is_judged_once_for_steps_of_the_same_flops():
+    sentences = Block().findings(records(at_one_gflop, compiled="no,yes")).sentences
+    assert sum("The guide's formula" in sentence for sentence in sentences) == 3
+    assert sum("With torch.compile a step runs" in sentence for sentence in sentences) == 2
 
 
 def test_nothing_is_said_of_no_records():

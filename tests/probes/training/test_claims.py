@@ -35,6 +35,11 @@ def test_the_ratio_stands_where_the_subject_leaves_a_gap():
     assert told.startswith("every block dropped runs at 0.77 [0.76, 0.79] of the rate on 8 blocks; claim holds")
 
 
+def test_what_is_counted_is_judged_without_an_interval():
+    assert COSTS_A_FIFTH.counted("Keeps 0.77", 0.77) == f"Keeps 0.77; claim holds ({COSTS_A_FIFTH.text}: {BEKMAN})."
+    assert "claim does not hold here" in COSTS_A_FIFTH.counted("Keeps 0.9", 0.9)
+
+
 def test_what_one_process_timed_is_undecided_however_narrow_its_interval():
     told = COSTS_A_FIFTH.sentence("Throughput is", Ratio(0.77, 0.76, 0.78, processes=1))
     assert "undecided by one process, --profile standard has three (" in told

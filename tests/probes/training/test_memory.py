@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.activations import kept_bytes
 from pyperf_suite.operators.training.saved_memory import TrainingMemory, TrainingMemoryParameters
-from pyperf_suite.probes.training.memory import BYTES_A_PARAMETER, Memory
+from pyperf_suite.probes.training.memory import Memory
+from pyperf_suite.probes.training.memory_findings import BYTES_A_PARAMETER
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Metric, Record
@@ -96,12 +99,50 @@ def test_a_law_that_is_off_is_said_to_be_and_where():
     assert "furthest off: gpt, sdpa, float32, 2 x 16" in first
 
 
+def test_what_is_counted_has_no_interval():
+    mixed = TrainingMemoryParameters(**{**vars(SMALL), "precision": "autocast_bfloat16"})
+    assert not [s for s in Memory().findings([record(mixed)]).sentences if "[" in s]
+
+
+def test_batches_are_drawn_as_points_on_the_law():
+    batches = [TrainingMemoryParameters(**{**vars(SMALL), "batch": batch}) for batch in (4, 1, 2)]
+    laws = [kept_bytes(p.dimensions, p.batch, p.seq, p.keeping("cpu")).total for p in batches]
+    counted = [record(p, activations=law) for p, law in zip(batches, laws, strict=True)]
+    other = TrainingMemoryParameters(**{**vars(SMALL), "precision": "autocast_bfloat16"})  # stands first in the table
+    (figure,) = Memory().findings([record(other), *counted]).figures
+    (panel,) = figure.rows[0]
+    law, points = panel.series
+    assert list(points.x) == [1, 2, 4]
+    drawn = dict(zip(law.x, law.y, strict=True))
+    assert [drawn[x] for x in points.x] == pytest.approx(points.y)
+
+
+def test_one_size_alone_is_not_drawn():
+    assert Memory().findings([record(SMALL)]).figures == ()
+
+
+def test_ranks_and_recomputing_lower_the_need_by_the_law():
+    table = next(t for t in Memory().findings([record(SMALL)]).tables if "TP" in t.columns)
+    needs = {row[:3]: float(row[-1]) for row in table.rows}
+    assert len(needs) == 9
+    for cut in (("1", "no"), ("8", "no"), ("8", "yes")):
+        by_dropped = [need for key, need in needs.items() if key[:2] == cut]
+        assert by_dropped == sorted(by_dropped, reverse=True)
+    for dropped in {key[2] for key in needs}:
+        assert needs["1", "no", dropped] > needs["8", "no", dropped] > needs["8", "yes", dropped]
+
+
+def test_a_block_there_is_not_is_refused():
+    with pytest.raises(UserError, match="block=bert was asked for: choose from gpt, llama"):
+        Memory().cases("quick", CPU, {"block": "bert"})
+
+
 def test_nothing_is_said_of_no_records():
     assert Memory().findings([]).sentences == ()
 
 
 def test_every_row_of_every_table_has_a_figure_under_each_heading():
     tables = Memory().findings([record(SMALL)]).tables
-    assert len(tables) == 3
+    assert len(tables) == 4
     for table in tables:
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.title

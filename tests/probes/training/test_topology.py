@@ -190,6 +190,40 @@ def test_network_cards_and_disks_have_their_links_checked_too():
     assert ("0000:17:00.0", "PCIe link") not in checked
 
 
+def copies(said: str, count: int = 8) -> dict[str, str]:
+    return {f"{one}-{other}": said for one in range(count) for other in range(one + 1, count)}
+
+
+def test_copies_that_are_allowed_between_all_gpus_are_one_check():
+    found = found_in(gpus=h200() | {"direct_copies": copies("allowed")})
+    assert verdicts(found)["28 pairs of GPUs", "direct copies"] == "as expected"
+    assert "direct copies" not in "\n".join(found.sentences)
+
+
+def test_gpus_that_nvlink_joins_and_that_may_not_copy_directly_are_below_expectation():
+    said_of = copies("allowed") | {"0-3": "not supported", "2-5": "not supported"}
+    found = found_in(gpus=h200() | {"direct_copies": said_of})
+    sentence = "GPU 0-3 and GPU 2-5: no direct copies (not supported), though NVLink joins them (below expectation)."
+    assert sentence in found.sentences
+    assert verdicts(found)["26 pairs of GPUs", "direct copies"] == "as expected"
+
+
+def test_gpus_without_nvlink_whose_copies_go_through_the_host_are_told():
+    machine = gpus_of("4xl40s", "NVIDIA L40S", (8, 9), 0) | {"direct_copies": {"0-1": "switched off in the driver"}}
+    text = said(gpus=machine)
+    assert "GPU 0-1: no direct copies (switched off in the driver), so that what they send each other goes" in text
+    assert "through the host's memory (could be more)." in text
+
+
+def test_packets_that_were_sent_again_are_told_and_are_no_fault_by_themselves():
+    found = found_in(gpus=h200(pcie_replays={0: 0, 4: 1, 6: 250}))
+    text = "\n".join(found.sentences)
+    assert "GPU 4 sent 1 PCIe packet again since the driver was loaded" in text
+    assert "GPU 6 sent 250 PCIe packets again" in text
+    told = {who: verdict for (who, what), verdict in verdicts(found).items() if what == "PCIe packets sent again"}
+    assert told == {"GPU 0": "as expected", "GPU 4": "not told", "GPU 6": "not told"}
+
+
 def test_what_is_denied_to_nccl_and_what_was_not_told_is_said():
     silent = {"index": 0, "name": "a new GPU", "compute_capability": [9, 0]}
     found = {"gpus": [silent], "matrix": None, "unavailable": ["libnvidia-ml cannot be opened"], "nodes": TWO_NODES}

@@ -127,6 +127,8 @@ class ParallelSteps(Transfers):
         words = [self.data.path]
         words += ["DTensor tensor parallel, sequence parallel"] if p.tensor > 1 else []
         words += ["1F1B" if p.chunks == 1 else "interleaved 1F1B"] if p.pipeline > 1 else []
+        if p.dtype != "float32":
+            words += [f"{p.dtype} {'throughout' if p.zero_stage < SHARDED_FROM_STAGE else 'over float32 shards'}"]
         return ", ".join(words)
 
     def _details(self) -> dict[str, Any]:

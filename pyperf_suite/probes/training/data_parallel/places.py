@@ -25,7 +25,8 @@ class Setting:
 
     def __str__(self) -> str:
         direct = "" if self.peer_to_peer else " without direct copies between GPUs"
-        return f"{self.ranks} ranks over {self.library}{direct}, {self.dtype}"
+        ranks = f"{self.ranks} rank{'' if self.ranks == 1 else 's'}"
+        return f"{ranks} over {self.library}{direct}, {self.dtype}"
 
 
 @dataclass

@@ -1,0 +1,137 @@
+"""Ask in a process of its own what could crash, hang or take memory here, as opening a vendor's library may.
+
+A child runs this file's functions and answers with one line of JSON; what it does wrong is a finding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite.hardware.library_copies import mapped
+
+DEADLINE_S = 30.0
+ANSWER = "pyperf-suite doctor: "
+LONGEST_REASON = 200
+
+
+class Child:
+    """A process that was asked one question. It is started at once, so that several are answered side by side."""
+
+    def __init__(self, question: str, *arguments: str, command: Sequence[str] | None = None) -> None:
+        self._began = time.monotonic()
+        self._process: subprocess.Popen[str] | None
+        try:
+            self._process = subprocess.Popen(
+                # -B: a bytecode cache is a change too.
+                [*(command or (sys.executable, "-B", "-m", __name__)), question, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            self._process, self._reason = None, str(error)
+
+    def answer(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
+        """What it said; {"error": why} where it did not, the deadline counted from its start."""
+        if self._process is None:
+            return {"error": self._reason}
+        try:
+            spoken, complaints = self._process.communicate(
+                timeout=max(0.1, self._began + deadline_s - time.monotonic())
+            )
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            return {"error": f"no answer within {deadline_s:g} s"}
+        lines = [line for line in spoken.splitlines() if line.startswith(ANSWER)]
+        with contextlib.suppress(ValueError):
+            if lines:
+                return dict(json.loads(lines[-1].removeprefix(ANSWER)))
+        code = self._process.returncode
+        how = f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        last = (complaints.strip().splitlines() or ["nothing was said"])[-1]
+        return {"error": f"{how}: {last[:LONGEST_REASON]}"}
+
+
+def library(name: str, function: str) -> dict[str, Any]:
+    """Open a library by path or name and call `function(int*)`, `function(int*, int*)` for NVRTC, for its version."""
+    opened = ctypes.CDLL(name)
+    stem = Path(name).name.partition(".so")[0].partition("-")[0]
+    answers = (ctypes.c_int * 2)()
+    first, second = (ctypes.byref(answers, 4 * position) for position in (0, 1))
+    two = function == "nvrtcVersion"
+    asked = getattr(opened, function)
+    code = asked(first, second) if two else asked(first)
+    if code:
+        return {"error": f"{function} answered {code}"}
+    path = mapped(Path("/proc/self/maps").read_text("utf-8", "replace"), stem) or name
+    return {"path": path, "version": f"{answers[0]}.{answers[1]}" if two else nccl_version(answers[0])}
+
+
+def nccl_version(number: int) -> str:
+    """NCCL's version as people write it; minor and patch had one decimal and two before 2.9 (nccl.h).
+
+    >>> nccl_version(22705), nccl_version(2804)
+    ('2.27.5', '2.8.4')
+    """
+    if number >= 10000:
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
+
+
+def torch(use_gpu: str) -> dict[str, Any]:
+    """Torch's and triton's versions, what torch was built for, whether a sum on each GPU is right, what it opened."""
+    import torch as package
+
+    found: dict[str, Any] = {
+        "version": package.__version__,
+        "cuda": package.version.cuda,
+        "threads": package.get_num_threads(),
+        "triton": _version("triton"),
+    }
+    if use_gpu == "yes" and package.version.cuda:
+        found["devices"] = _devices(package)
+    maps = Path("/proc/self/maps").read_text("utf-8", "replace")
+    found["opened"] = {stem: path for stem in ("libnccl", "libnvrtc") if (path := mapped(maps, stem))}
+    return found
+
+
+def _devices(package: Any) -> list[str]:
+    """For each GPU `ok`, or why a sum on it failed."""
+    told = []
+    for index in range(package.cuda.device_count()):
+        try:
+            total = float(package.ones(1024, device=f"cuda:{index}").sum())
+            told.append("ok" if total == 1024 else f"1024 ones add up to {total:g}")
+        except Exception as error:
+            told.append(f"{type(error).__name__}: {str(error).splitlines()[0][:LONGEST_REASON]}")
+    return told
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+QUESTIONS = {"library": library, "torch": torch}
+
+if __name__ == "__main__":
+    try:
+        told = QUESTIONS[sys.argv[1]](*sys.argv[2:])  # type: ignore[operator]
+    except Exception as error:
+        words = (str(error).splitlines() or [""])[0]
+        told = {"error": f"{type(error).__name__}: {words[:LONGEST_REASON]}"}
+    print(ANSWER + json.dumps(told), flush=True)

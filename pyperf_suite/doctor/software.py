@@ -1,0 +1,272 @@
+"""Compilers, CUDA's libraries, torch and triton: which copies there are, which is opened, and whether they work."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyperf_suite.doctor.check import Check
+from pyperf_suite.doctor.children import Child
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware import library_copies, toolkits
+from pyperf_suite.hardware.kernel_files import KernelFiles
+from pyperf_suite.hardware.library_copies import Copy
+from pyperf_suite.kernels import nvrtc
+from pyperf_suite.operators.collective import nccl
+from pyperf_suite.operators.native import native_extension
+
+OLDEST_PYTHON = (3, 10)
+PLUGIN = "pytest-benchmark"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that is opened at run time: what it is for, and the names by which its versions are asked."""
+
+    name: str
+    stem: str
+    override: str
+    sonames: tuple[str, ...]
+    version_function: str
+    package: str
+    use: str
+
+
+NVRTC = Library(
+    "NVRTC", "libnvrtc", "PYPERF_LIBNVRTC", ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"),
+    "nvrtcVersion", "nvidia-cuda-nvrtc", "compiles the CUDA kernels",
+)  # fmt: skip
+NCCL = Library(
+    "NCCL", "libnccl", "PYPERF_LIBNCCL", ("libnccl.so.2",),
+    "ncclGetVersion", "nvidia-nccl-cu13", "runs collectives between GPUs",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A copy and what a process of its own made of it: {"version": ...} or {"error": ...}."""
+
+    copy: Copy
+    answer: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SoftwareReadings:
+    """What was found of the software; `torch` is None where it is not installed."""
+
+    extension: str | None  # why it does not load; None where it does
+    compiler: toolkits.Compiler | None
+    toolkits: tuple[toolkits.Toolkit, ...]
+    copies: Mapping[str, tuple[Opened, ...]]  # by the library's name, in the order in which they are tried
+    torch: Mapping[str, Any] | None
+    python: tuple[int, int, int]
+    packages: Mapping[str, str | None]
+    gpus: int
+
+
+def read_software(files: KernelFiles, gpus: int, environment: Mapping[str, str] | None = None) -> SoftwareReadings:
+    """Ask this machine; torch and each library are opened in processes of their own, side by side."""
+    environment = os.environ if environment is None else environment
+    torch = Child("torch", "yes" if gpus else "no") if _version("torch") else None
+    waiting = {
+        library.name: [
+            (copy, Child("library", copy.path, library.version_function))
+            for copy in library_copies.copies(files, library.sonames, library.override, wheels, environment)
+        ]
+        for library, wheels in ((NVRTC, list(nvrtc.wheels())), (NCCL, list(nccl.wheels())))
+    }
+    return SoftwareReadings(
+        extension=_why_no_extension(),
+        compiler=toolkits.compiler(environment),
+        toolkits=toolkits.toolkits(files, environment),
+        copies={
+            name: tuple(Opened(copy, child.answer()) for copy, child in children) for name, children in waiting.items()
+        },
+        torch=torch.answer() if torch else None,
+        python=sys.version_info[:3],
+        packages={name: _version(name) for name in ("pytest", PLUGIN, "triton")},
+        gpus=gpus,
+    )
+
+
+def _why_no_extension() -> str | None:
+    try:
+        native_extension()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def software_checks(readings: SoftwareReadings) -> tuple[Check, ...]:
+    """Every check of the software."""
+    return (
+        python(readings),
+        pytest_plugin(readings),
+        extension(readings),
+        compiler(readings),
+        cuda_toolkits(readings),
+        library(readings, NVRTC),
+        library(readings, NCCL),
+        torch(readings),
+        triton(readings),
+    )
+
+
+def python(readings: SoftwareReadings) -> Check:
+    """The interpreter."""
+    version = ".".join(map(str, readings.python))
+    if readings.python[:2] >= OLDEST_PYTHON:
+        return Check("Python", "ok", f"{platform.python_implementation()} {version}")
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    return Check("Python", "problem", version, f"Use Python {oldest} or newer.")
+
+
+def pytest_plugin(readings: SoftwareReadings) -> Check:
+    """What `pytest --benchmark-only` needs."""
+    missing = [name for name in ("pytest", PLUGIN) if readings.packages.get(name) is None]
+    if not missing:
+        told = ", ".join(f"{name} {readings.packages[name]}" for name in ("pytest", PLUGIN))
+        return Check(PLUGIN, "ok", told)
+    found = f"{' and '.join(missing)} not installed: `pytest --benchmark-only` does not run"
+    return Check(PLUGIN, "problem", found, "Install what is missing.", f"pip install {' '.join(missing)}")
+
+
+def extension(readings: SoftwareReadings) -> Check:
+    """The package's own C++."""
+    if readings.extension is None:
+        return Check("C++ extension", "ok", "loads")
+    return Check("C++ extension", "problem", readings.extension, "Build it in the checkout.", "pip install -e .")
+
+
+def compiler(readings: SoftwareReadings) -> Check:
+    """The C++ compiler, which an install and torch.compile on the CPU need."""
+    found = readings.compiler
+    command = "sudo apt install g++   # or clang++; or set CXX to a compiler's path"
+    if found is None:
+        return Check("C++ compiler", "warning", "none on the PATH: the extension cannot be built", "Get one.", command)
+    if found.version is None:
+        said = f"CXX={found.command}" if found.asked else found.command
+        return Check("C++ compiler", "warning", f"{said} cannot be run", "Correct or unset CXX.", command)
+    return Check("C++ compiler", "ok", f"{found.command}: {found.version}")
+
+
+def cuda_toolkits(readings: SoftwareReadings) -> Check:
+    """Toolkits, of which none is needed: NVRTC compiles."""
+    if not readings.toolkits:
+        return Check("CUDA toolkits", "not applicable", "none found, and none is needed: NVRTC compiles the kernels")
+    told = ", ".join(f"{each.version or 'of unknown version'} in {each.folder}" for each in readings.toolkits)
+    return Check("CUDA toolkits", "ok", f"{told}; none is needed: NVRTC compiles the kernels")
+
+
+def library(readings: SoftwareReadings, wanted: Library) -> Check:
+    """All copies of a library, which of them a run opens, and why that one."""
+    found = readings.copies.get(wanted.name, ())
+    chosen, why = _chosen(found, wanted, (readings.torch or {}).get("opened", {}))
+    told = "; ".join(_told(each, chosen) for each in found)
+    if chosen is not None:
+        if all(each.copy.path != chosen for each in found):
+            told = "; ".join(filter(None, (told, f"{chosen} (torch)")))
+        return Check(wanted.name, "ok", f"{told}. Opened: {chosen}, {why}")
+    broken = next((each for each in found if each.copy.found_by == wanted.override), None)
+    if broken is not None:
+        return Check(
+            wanted.name,
+            "problem",
+            f"{wanted.override}={broken.copy.path} does not open: "
+            f"{broken.answer.get('error', 'a run wants an absolute path')}",
+            "A variable that is set is never passed over: correct it or unset it.",
+            f"unset {wanted.override}",
+        )
+    what = f"{told}: none of them opens" if found else "no copy found"
+    advice, command = f"It {wanted.use}: install a copy.", f"pip install {wanted.package}"
+    if readings.gpus:
+        return Check(wanted.name, "problem", what, advice, command)
+    return Check(wanted.name, "not applicable", f"{what}, and there is no GPU to use it on")
+
+
+def _chosen(found: Sequence[Opened], wanted: Library, opened_by_torch: Mapping[str, str]) -> tuple[str | None, str]:
+    """The path that a run opens, and why; None where nothing opens."""
+    override = next((each for each in found if each.copy.found_by == wanted.override), None)
+    if override is not None:
+        works = "error" not in override.answer and override.copy.path.startswith("/")
+        return (override.copy.path, f"because {wanted.override} names it") if works else (None, "")
+    if wanted.stem in opened_by_torch:
+        return opened_by_torch[wanted.stem], "because importing torch has it in the process before"
+    for each in found:
+        if each.copy.found_by == "elsewhere" or "error" in each.answer:
+            continue
+        return each.copy.path, "the first that opens, wheels before what the system's loader finds"
+    return None, ""
+
+
+def _told(each: Opened, chosen: str | None) -> str:
+    said = each.answer.get("version") or f"does not open ({each.answer.get('error')})"
+    unused = ", where nothing looks" if each.copy.found_by == "elsewhere" and each.copy.path != chosen else ""
+    return f"{said} {each.copy.path} ({each.copy.found_by}{unused})"
+
+
+def torch(readings: SoftwareReadings) -> Check:
+    """Whether torch imports, and whether it computes on every GPU."""
+    found = readings.torch
+    if found is None:
+        return Check(
+            "torch",
+            "problem",
+            "not installed: operands, references and library baselines are torch's",
+            "Install it.",
+            "pip install 'pyperf_suite[torch]'",
+        )
+    if "error" in found:
+        return Check(
+            "torch",
+            "problem",
+            f"does not import: {found['error']}",
+            "See what it says by itself, then reinstall it.",
+            f"{sys.executable} -c 'import torch'",
+        )
+    build = f"for CUDA {found['cuda']}" if found.get("cuda") else "for CPUs alone"
+    told = f"{found['version']}, built {build}, {found['threads']} threads"
+    if not readings.gpus:
+        return Check("torch", "ok", told)
+    if not found.get("cuda"):
+        return Check(
+            "torch",
+            "problem",
+            f"{told}, but there is a GPU",
+            "Install a build for CUDA, no newer than what the driver supports.",
+            "pip install --force-reinstall torch",
+        )
+    failed = [f"cuda:{number}: {said}" for number, said in enumerate(found.get("devices", [])) if said != "ok"]
+    if failed or len(found.get("devices", [])) < readings.gpus:
+        why = "; ".join(failed) or f"it sees {len(found.get('devices', []))} of {readings.gpus} GPUs"
+        return Check(
+            "torch",
+            "problem",
+            f"{told}; its CUDA does not work: {why}",
+            "Fit torch's CUDA to the driver: a driver older than the build cannot run it.",
+            f"{sys.executable} -c \"import torch; print(torch.ones(1, device='cuda'))\"",
+        )
+    return Check("torch", "ok", f"{told}; a sum on each GPU is right")
+
+
+def triton(readings: SoftwareReadings) -> Check:
+    """Triton's kernels are a second implementation on GPUs."""
+    version = readings.packages.get("triton")
+    if version:
+        return Check("triton", "ok", version)
+    if not readings.gpus:
+        return Check("triton", "not applicable", "not installed, and there is no GPU to use it on")
+    found = "not installed: cases of the Triton kernels will be unsupported"
+    return Check("triton", "warning", found, "Install it.", "pip install triton")

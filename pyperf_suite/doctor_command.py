@@ -1,0 +1,105 @@
+"""`pyperf-suite doctor`: is this machine fit for measuring?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pyperf_suite.doctor.check import Group
+
+COLOURS = {"ok": "green", "warning": "yellow", "problem": "red", "not applicable": "dim"}
+SUMMARIES = {
+    "ok": "Nothing stands in the way of measuring here.",
+    "warning": "Figures can be had here; the warnings say what moves them.",
+    "problem": "See to the problems first: figures from this machine would mislead or not come about.",
+}
+
+
+@click.command()
+@click.option(
+    "--results",
+    default="bench_results",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Where results would be kept.",
+)
+@click.option("--all", "show_all", is_flag=True, help="Also what does not apply to this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
+def doctor(results: Path, show_all: bool, as_json: bool) -> None:
+    """Say whether this machine is fit for measuring, and what you could do about what is not.
+
+    Looks at the CPU, who else uses the machine (for a second), memory, GPUs, compilers, libraries and disks. Nothing is
+    changed: what there is to be done is printed, for you to run. Exit code 1 where there is a problem, else 0.
+
+    \b
+    Examples:
+      pyperf-suite doctor
+      pyperf-suite doctor --json --results /scratch/bench_results
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.doctor.check import as_json as to_json
+    from pyperf_suite.doctor.check import exit_code
+    from pyperf_suite.doctor.examination import examine
+
+    groups = examine(results)
+    if as_json:
+        click.echo(json.dumps(to_json(groups), indent=2))
+    else:
+        _print(groups, show_all)
+    raise SystemExit(exit_code(groups))
+
+
+def _print(groups: Sequence[Group], show_all: bool) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from pyperf_suite.doctor.check import worst
+
+    console = Console()
+
+    def line(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    left_out = 0
+    for group in groups:
+        told = [check for check in group.checks if show_all or check.verdict != "not applicable"]
+        left_out += len(group.checks) - len(told)
+        if told:
+            line(f"\n[bold]{escape(group.name)}[/bold]")
+        for check in told:
+            colour = COLOURS[check.verdict]
+            line(f"  [{colour}]{_short(check.verdict):8}[/{colour}] {escape(check.name)}: {_safe(check.found)}")
+            if check.advice:
+                line(f"           {_safe(check.advice)}")
+            if check.command:
+                line(f"             {_safe(check.command)}")
+    verdict = worst(groups)
+    counts = _counts(groups)
+    hidden = f" {left_out} checks do not apply here (--all shows them)." if left_out else ""
+    line(f"\n[{COLOURS[verdict]}]{counts}[/{COLOURS[verdict]}]. {SUMMARIES[verdict]}{hidden}")
+
+
+def _short(verdict: str) -> str:
+    return "n/a" if verdict == "not applicable" else verdict
+
+
+def _safe(text: str) -> Any:
+    from rich.markup import escape
+
+    from pyperf_suite.history.outputs.words import printable
+
+    return escape(printable(text))
+
+
+def _counts(groups: Sequence[Group]) -> str:
+    verdicts = [check.verdict for group in groups for check in group.checks]
+    told = []
+    for verdict in ("problem", "warning", "ok"):
+        number = verdicts.count(verdict)
+        told.append(f"{number} {verdict if verdict == 'ok' or number == 1 else verdict + 's'}")
+    return ", ".join(told)

@@ -1,0 +1,115 @@
+"""What this machine's cores did over a short time: for others, for a hypervisor's guests, and for one busy thread.
+
+A core that nobody wants shows no stolen time, so a thread of ours is kept busy while two moments are compared.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyperf_suite.hardware.kernel_files import KernelFiles
+
+# A pause longer than this between two looks at the clock was no instruction of ours.
+INTERRUPTION_S = 20e-6
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Counts since boot: ticks of all cores together, of each process by its number, pages swapped."""
+
+    busy_ticks: int
+    steal_ticks: int
+    processes: dict[int, tuple[str, int]]  # name, ticks
+    swapped_pages: int
+
+
+@dataclass(frozen=True)
+class Busy:
+    """What one thread that wanted a whole core for `wall_s` got of it."""
+
+    wall_s: float
+    cpu_s: float
+    longest_interruption_s: float
+    clock_step_s: float  # the smallest difference that the clock told
+
+    @property
+    def share(self) -> float:
+        """Between 0 and 1; a loaded or throttled machine gives less than 1."""
+        return min(1.0, self.cpu_s / self.wall_s)
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Between two moments: `consumers` are (name, process, cores), the greediest first, this process left out."""
+
+    busy: Busy
+    steal_share: float  # of the time that this machine's cores wanted
+    other_cores: float  # kept busy by other processes
+    consumers: tuple[tuple[str, int, float], ...]
+    swapped_pages: int
+
+
+def observe(seconds: float, files: KernelFiles | None = None) -> Activity | None:
+    """Keep one thread busy and say what else happened; None where the kernel keeps no count, as on macOS."""
+    files = files or KernelFiles()
+    before = read_moment(files)
+    busy = keep_busy(seconds)
+    after = read_moment(files)
+    if before is None or after is None:
+        return None
+    return between(before, after, busy, os.sysconf("SC_CLK_TCK"), os.getpid())
+
+
+def keep_busy(seconds: float, clock: Callable[[], float] = time.perf_counter) -> Busy:
+    """Look at the clock for so long."""
+    began_cpu, began = time.process_time(), clock()
+    last, longest, step = began, 0.0, float("inf")
+    while last - began < seconds:
+        now = clock()
+        difference = now - last
+        longest = max(longest, difference)
+        if 0 < difference < step:
+            step = difference
+        last = now
+    longest = longest if longest >= INTERRUPTION_S else 0.0
+    return Busy(last - began, time.process_time() - began_cpu, longest, step)
+
+
+def read_moment(files: KernelFiles) -> Moment | None:
+    """The counts now (proc(5): stat, pid/stat, vmstat); None where there is no such count."""
+    first = (files.text("proc/stat") or "").partition("\n")[0].split()
+    if len(first) < 9 or first[0] != "cpu" or not all(word.isdigit() for word in first[1:9]):
+        return None
+    user, nice, system, _idle, _waiting, interrupts, soft, steal = (int(ticks) for ticks in first[1:9])
+    processes = {}
+    for path in files.matching("proc/[0-9]*/stat"):
+        # The name is in brackets and may hold anything, brackets too.
+        match = re.fullmatch(r"(\d+) \((.*)\) \S(?: \S+){10} (\d+) (\d+)(?: .*)?", files.text(path) or "", re.DOTALL)
+        if match:
+            processes[int(match[1])] = (match[2], int(match[3]) + int(match[4]))
+    swapped = re.findall(r"^pswp(?:in|out) (\d+)$", files.text("proc/vmstat") or "", re.MULTILINE)
+    return Moment(user + nice + system + interrupts + soft, steal, processes, sum(map(int, swapped)))
+
+
+def between(before: Moment, after: Moment, busy: Busy, ticks_per_s: int, own: int) -> Activity:
+    """What happened between two moments, `own` being the process that looked."""
+    busy_ticks = max(0, after.busy_ticks - before.busy_ticks)
+    stolen = max(0, after.steal_ticks - before.steal_ticks)
+    per_core = ticks_per_s * busy.wall_s
+    used = [
+        (name, number, (ticks - before.processes.get(number, (name, 0))[1]) / per_core)
+        for number, (name, ticks) in after.processes.items()
+        if number != own
+    ]
+    greedy = sorted((each for each in used if each[2] > 0), key=lambda each: (-each[2], each[1]))
+    return Activity(
+        busy,
+        steal_share=stolen / (busy_ticks + stolen) if busy_ticks + stolen else 0.0,
+        other_cores=max(0.0, busy_ticks / per_core - busy.cpu_s / busy.wall_s),
+        consumers=tuple(greedy),
+        swapped_pages=max(0, after.swapped_pages - before.swapped_pages),
+    )

@@ -1,0 +1,103 @@
+"""The pages of docs/: one a probe, whose commands parse, whose links lead somewhere, whose figures were measured."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from pyperf_suite.cli import main
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes import PROBES, find_probe, overrides_of
+from pyperf_suite.probes.axes import overrides_for
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs" / "probes").glob("*.md"))
+DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), *PAGES]
+SECTIONS = ("## What it shows", "## How to read", "## The law", "## What can mislead", "## Sources")
+
+
+def label(path: Path) -> str:
+    return path.stem
+
+
+def code_blocks(text: str) -> list[str]:
+    return re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(path: Path) -> list[list[str]]:
+    """The arguments of each call of the suite in a page's code blocks, and of those quoted in its sentences."""
+    text = path.read_text()
+    lines = [line for block in code_blocks(text) for line in block.splitlines()]
+    lines += re.findall(r"`(pyperf-suite [^`]+)`", re.sub(r"^```\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    found = []
+    for line in lines:
+        words = shlex.split(line, comments=True) if re.search(r"^(pyperf-suite|torchrun) ", line) else []
+        place = next((n for n, word in enumerate(words) if word in ("pyperf-suite", "pyperf_suite")), None)
+        if place is not None:
+            found.append(words[place + 1 :])
+    return found
+
+
+def plain(text: str) -> str:
+    """Without Markdown's escapes and line breaks."""
+    return " ".join(text.replace("\\", "").split())
+
+
+def test_every_probe_has_a_page_and_every_page_a_probe():
+    assert [page.stem for page in PAGES] == sorted(PROBES)
+
+
+def test_the_index_links_every_page():
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert set(re.findall(r"\]\(probes/(\w+)\.md\)", index)) == set(PROBES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_a_page_has_the_question_the_command_and_every_section(page):
+    text = page.read_text()
+    assert text.startswith(f"# {page.stem}: ")
+    assert plain(PROBES[page.stem].question).split("?")[0] in plain(text)
+    assert [section for section in SECTIONS if section not in text] == []
+    assert any(call[:2] == ["run", page.stem] or call[:1] == [page.stem] for call in commands(page))
+    assert 40 <= len(text.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=label)
+def test_commands_on_a_page_parse_and_their_axes_make_cases(page):
+    for call in commands(page):
+        if not call:
+            continue
+        name, command, rest = main.resolve_command(click.Context(main), call)
+        parameters = command.make_context(name, list(rest)).params
+        probes = parameters.get("probes") or (("collectives",) if name == "collectives" else ())
+        overrides = overrides_of(parameters.get("axes") or ())
+        for probe in probes:
+            assert find_probe(probe).cases(parameters["profile"], Device("cpu"), overrides_for(probe, overrides))
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=label)
+def test_links_and_pictures_lead_to_files_of_the_repository(page):
+    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_sentences_quoted_from_a_run_stand_in_a_run_that_the_page_links(page):
+    text = page.read_text()
+    folders = {
+        (page.parent / target).resolve().parent
+        for target in re.findall(r"\]\(([^)]+)\)", text)
+        if "bench_results" in target
+    }
+    told = [plain((folder / "findings.md").read_text()) for folder in folders if (folder / "findings.md").exists()]
+    quoted = [plain(part) for block in code_blocks(text) for part in block.split("•")[1:]]
+    if not told:
+        assert not quoted or page.stem == "baseline"  # its run is older than findings.md
+        return
+    pieces = itertools.chain.from_iterable(quote.split("[...]") for quote in quoted)
+    assert [piece for piece in pieces if not any(plain(piece).strip("();. ") in findings for findings in told)] == []
