@@ -24,6 +24,7 @@ from pyperf_suite.study_options import Asked, chosen, slurm_options, study_optio
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
     from pyperf_suite.probes.study.axes import StudyAxes
+    from pyperf_suite.probes.study.results import Predictor
     from pyperf_suite.runner.case import Case
     from pyperf_suite.runner.plan import Plan, PlannedCase
     from pyperf_suite.runner.record import Record
@@ -41,6 +42,12 @@ PROBE = "study"
 @click.option("--only", metavar="K,...", help="Only configurations of these numbers; RUN of --resume may be new then.")
 @click.option("--list", "list_them", is_flag=True, help="Number the configurations, and end.")
 @click.option("--tell", is_flag=True, help="Measure nothing; tell what RUN of --resume, or the newest, holds.")
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Predict by these laws, not by this machine's.",
+)
 @run_options
 @slurm_options
 def study(
@@ -53,6 +60,7 @@ def study(
     resume: str | None,
     deadline_s: float,
     as_json: bool,
+    calibration: Path | None,
     print_slurm: bool,
     nodes: int,
     gpus_per_node: int,
@@ -84,13 +92,15 @@ def study(
         return
     wanted = chosen(cases, only)
     plan = _plan(cases, asked, where, deadline_s)
+    if calibration is not None:
+        _predictor(where, results, calibration)  # a file that is no calibration is no reason to lose an hour
     if tell:
         folder = folder_of(plan, results, resume or "latest")
-        _tell(folder, folder.records(), as_json)
+        _tell(folder, folder.records(), as_json, _predictor(where, results, calibration))
         return
     session = _measure(plan, wanted, results, resume, only is not None, deadline_s)
     if session is not None:
-        _tell(session.folder, session.records, as_json)
+        _tell(session.folder, session.records, as_json, _predictor(where, results, calibration))
 
 
 def _defaults(device: Device) -> StudyAxes:
@@ -101,6 +111,24 @@ def _defaults(device: Device) -> StudyAxes:
 
     found = rank_environment()
     return default_axes(device, found.count if found.launched else max(1, len(gpus())))
+
+
+def _predictor(device: Device, results: Path, calibration: Path | None) -> Predictor | None:
+    """By a file's laws or by what was measured here; None, after saying why, where there is neither.
+
+    Raises UserError for a file that holds no laws.
+    """
+    from pyperf_suite.advise.study_prediction import find_calibration, predictor
+    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.laws.calibration import load_calibration
+
+    if calibration is not None:
+        return predictor(load_calibration(calibration))
+    try:
+        return predictor(find_calibration(results, identity(device).slug))
+    except UserError as reason:
+        click.echo(f"no predictions: {reason}", err=True)
+        return None
 
 
 def _plan(cases: Sequence[Case], asked: Asked, device: Device, deadline_s: float) -> Plan:
@@ -221,8 +249,8 @@ def _refused(plan: Plan) -> Mapping[str, str]:
 
 
 def _why_refused(case: Case, device: Device) -> str:
+    from pyperf_suite.advise.study_fit import room_of, why_not
     from pyperf_suite.hardware.cuda_driver import gpus
-    from pyperf_suite.probes.study.fit import room_of, why_not
     from pyperf_suite.ranks.environment import rank_environment
 
     launched, ranks = rank_environment(), case.parameters.ranks
@@ -247,15 +275,19 @@ def _begun(plan: Plan, results: Path, resume: str | None) -> RunFolder:
     return create_run(results, machine, plan, resume)
 
 
-def _tell(folder: RunFolder, records: Sequence[Record], as_json: bool) -> None:
+def _tell(folder: RunFolder, records: Sequence[Record], as_json: bool, predictor: Predictor | None) -> None:
     from rich.console import Console
 
+    from pyperf_suite.probes import PROBES
     from pyperf_suite.probes.study.data import as_data
+    from pyperf_suite.probes.study.probe import Study
     from pyperf_suite.probes.study.results import results_of
     from pyperf_suite.report.run_report import report_run, run_as_json
 
+    # This process tells once and ends.
+    PROBES[PROBE] = Study(predictor)
     if as_json:
-        click.echo(run_as_json(folder, records, {"study": as_data(results_of(records))}))
+        click.echo(run_as_json(folder, records, {"study": as_data(results_of(records, predictor))}))
     else:
         report_run(Console(), folder, records)
 

@@ -57,9 +57,10 @@ def _need(held: Held, activations: float, gathered: float) -> MemoryNeed:
     return MemoryNeed(held.weights, held.gradients, held.optimizer, activations, gathered)
 
 
-def _activations(p: ParallelStepParameters, stage: int, device_kind: str) -> float:
+def keeping_of(p: ParallelStepParameters, device_kind: str) -> Keeping:
+    """How one rank's part is run, as far as that decides what is kept for backward."""
     element = DTYPES[p.dtype]
-    keeping = Keeping(
+    return Keeping(
         element_bytes=element,
         stream_bytes=element,
         attention="explicit" if p.attention == "explicit" else "math" if p.attention == "math" else "sdpa",
@@ -67,12 +68,15 @@ def _activations(p: ParallelStepParameters, stage: int, device_kind: str) -> flo
         every=p.checkpointing.every,
         device="cuda" if device_kind == "cuda" else "cpu",
     )
+
+
+def _activations(p: ParallelStepParameters, stage: int, device_kind: str) -> float:
     chunks = p.pipeline * p.chunks
     return saved_bytes(
         p.dimensions,
         p.batch,
         p.seq,
-        keeping,
+        keeping_of(p, device_kind),
         tensor=p.tensor,
         chunk_layers=p.layers // chunks,
         last_chunk=chunks - 1,

@@ -38,7 +38,7 @@ def _configuration(result: Result) -> dict[str, Any]:
         "tokens_per_s": result.tokens_per_s,
         "flop_per_s": result.flop_per_s,
         "mfu": result.mfu,
-        "memory_bytes": dict(result.memory_bytes),
+        "memory_bytes": [dict(parts) for parts in result.rank_memory],
         "predicted": {"step_s": law.seconds, "memory_bytes": dict(law.memory_bytes)} if law else None,
     }
     plain: dict[str, Any] = _plain(told)

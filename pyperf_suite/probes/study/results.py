@@ -17,6 +17,14 @@ from pyperf_suite.probes.study.statistics import Throughput, throughput
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 
+# What the engine counts, by what it is for. A peak is of all together, and told on GPUs alone.
+PARTS = {
+    "weights": ("parameter_bytes",),
+    "gradients": ("gradient_bytes",),
+    "optimizer": ("optimizer_bytes", "counter_bytes"),
+    "activations": ("saved_activation_bytes",),
+    "peak": ("peak_bytes",),
+}
 # The catalogue's words for the types that a step computes in.
 PEAK_OF = {"bfloat16": "bf16", "float32": "fp32"}
 
@@ -39,13 +47,14 @@ class Predictor(Protocol):
 class Result:
     """One configuration. `rate` and `reading` are None where no experiment gave a time; `reason` says why some did not.
 
-    `failed` is the number of experiments without a time, of `visits` in all.
+    `rank_memory` has for each rank the bytes of each of `PARTS` that was counted. `failed` is the number of experiments
+    without a time, of `visits` in all.
     """
 
     case: Case
     rate: Throughput | None
     reading: Reading | None
-    memory_bytes: Mapping[str, float]
+    rank_memory: tuple[Mapping[str, float], ...]
     outcome: str
     reason: str
     failed: int
@@ -82,9 +91,18 @@ class Result:
         return float(utilization(self.flop_per_s, 1.0, self.parameters.ranks, peak))
 
     @property
+    def memory_bytes(self) -> Mapping[str, float]:
+        """Of the fullest rank, by part; nothing where nobody counted."""
+        return max(self.rank_memory, key=_held, default={})
+
+    @property
     def memory_total_bytes(self) -> float | None:
-        """Of the fullest rank, all parts together."""
-        return sum(self.memory_bytes.values()) if self.memory_bytes else None
+        """Of the fullest rank: its peak, or all parts together where that is not known."""
+        return _held(self.memory_bytes) if self.memory_bytes else None
+
+
+def _held(parts: Mapping[str, float]) -> float:
+    return parts["peak"] if "peak" in parts else sum(parts.values())
 
 
 def results_of(records: Iterable[Record], predictor: Predictor | None = None) -> list[Result]:
@@ -111,7 +129,7 @@ def _result(visits: Sequence[Record]) -> Result:
         case=case,
         rate=throughput(case.parameters.global_batch, [visit.kept_seconds for visit in timed]) if timed else None,
         reading=_reading(timed) if timed else None,
-        memory_bytes=_memory(timed),
+        rank_memory=_memory(timed),
         outcome="ok" if timed else lost[0].outcome if lost else "ok",
         reason=lost[0].reason if lost else "",
         failed=len(lost),
@@ -132,8 +150,18 @@ def _reading(timed: Sequence[Record]) -> Reading:
     return replace(usual, seconds=seconds, low=low, high=high, by_process=by_process)
 
 
-def _memory(visits: Sequence[Record]) -> Mapping[str, float]:
-    """Bytes by part as the engine counted them on its fullest rank; the same in each experiment, so the last's."""
+def _memory(visits: Sequence[Record]) -> tuple[Mapping[str, float], ...]:
+    """Each rank's bytes by part as the engine counted them; the same in each experiment, so the last one's."""
     details: Mapping[str, Any] = visits[-1].kernel.get("details", {}) if visits else {}
-    told = details.get("memory_bytes", {})
-    return {name: float(value) for name, value in told.items()} if isinstance(told, dict) else {}
+    columns = details.get("rank_bytes")
+    if not isinstance(columns, dict) or not columns:
+        return ()
+    ranks = len(next(iter(columns.values())))
+    return tuple(
+        {
+            part: float(sum(columns[name][rank] for name in names if name in columns))
+            for part, names in PARTS.items()
+            if any(name in columns for name in names)
+        }
+        for rank in range(ranks)
+    )

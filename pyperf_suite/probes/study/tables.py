@@ -34,8 +34,9 @@ def tables_of(found: Sequence[Result]) -> list[Table]:
     columns = ["configuration", "ranks", "micro-batch", "samples/s", "median", "tokens/s"]
     columns += ["MFU"] if utilized else []
     columns += ["predicted", "off"] if foretold else []
-    columns += [f"{part.replace('_', ' ')} MB" for part in parts]
-    columns += ["all MB"] if len(parts) > 1 else []
+    columns += [f"{part} MB" for part in parts]
+    summed = len(parts) > 1 and "peak" not in parts
+    columns += ["all MB"] if summed else []
     columns += ["predicted MB"] if any(each.prediction and each.prediction.memory_bytes for each in found) else []
     rows = []
     for each in found:
@@ -53,7 +54,7 @@ def tables_of(found: Sequence[Result]) -> list[Table]:
         row += [f"{100 * each.mfu:.1f} %" if each.mfu else "-"] if utilized else []
         row += list(_predicted(each)) if foretold else []
         row += [_megabytes(each.memory_bytes.get(part)) for part in parts]
-        row += [_megabytes(each.memory_total_bytes)] if len(parts) > 1 else []
+        row += [_megabytes(each.memory_total_bytes)] if summed else []
         if columns[-1] == "predicted MB":
             told = each.prediction.memory_bytes if each.prediction else {}
             row.append(_megabytes(sum(told.values()) if told else None))

@@ -27,6 +27,11 @@ def told(records: Sequence[Record]) -> str:
     return "\n".join(explain(records).sentences)
 
 
+def ranks(**columns: list[float]) -> dict[str, Any]:
+    """Details as the engine leaves them: each figure of every rank."""
+    return {"rank_bytes": columns}
+
+
 def bars_of(findings: Findings) -> Bars:
     panel = findings.figures[0].rows[0][0]
     assert isinstance(panel, Bars)
@@ -38,8 +43,12 @@ def studied(layout: Layout, visits: Visits) -> list[Record]:
     """Six ways of three experiments each, one of which never ran and one that failed once."""
     return [
         *visits(layout(), [0.2, 0.21, 0.22]),
-        *visits(layout(data=2), [0.1, 0.11, 0.12], {"memory_bytes": {"weights": 4e6, "optimizer": 8e6}}),
-        *visits(layout(data=2, zero_stage=3), [0.3, None, 0.33], {"memory_bytes": {"weights": 2e6, "optimizer": 4e6}}),
+        *visits(layout(data=2), [0.1, 0.11, 0.12], ranks(parameter_bytes=[4e6, 4e6], optimizer_bytes=[7e6, 8e6])),
+        *visits(
+            layout(data=2, zero_stage=3),
+            [0.3, None, 0.33],
+            ranks(parameter_bytes=[2e6, 2e6], optimizer_bytes=[3e6, 2e6], counter_bytes=[1e6, 1e6]),
+        ),
         *visits(layout(pipeline=2), [None, None, None]),
         *visits(layout(attention="math"), [0.4, 0.42, 0.44]),
         *visits(layout(tensor=2), [], None),
@@ -70,6 +79,15 @@ def test_memory_is_told_by_part_and_as_a_sum_and_a_dash_where_nobody_counted(stu
     assert "Least memory a rank: dp2 zero3 flash with 6.0 MB, 0.50 x that of the fastest, at 0.35 x its rate." in told(
         studied
     )
+
+
+def test_a_peak_is_of_all_parts_together(layout: Layout, visits: Visits) -> None:
+    counted = ranks(parameter_bytes=[4e6, 5e6], saved_activation_bytes=[1e6, 1e6], peak_bytes=[9e6, 8e6])
+    (result,) = results_of(visits(layout(data=2), [0.1], counted))
+    assert result.memory_bytes == {"weights": 4e6, "activations": 1e6, "peak": 9e6}
+    assert result.memory_total_bytes == 9e6
+    assert as_data([result])["configurations"][0]["memory_bytes"][1]["weights"] == 5e6
+    assert "all MB" not in explain(visits(layout(data=2), [0.1], counted)).tables[0].columns
 
 
 def test_a_configuration_that_failed_once_keeps_its_other_experiments_and_says_so(studied: list[Record]) -> None:

@@ -7,24 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, product
 
-import numpy as np
-
+from pyperf_suite.advise.study_memory import keeping_of, memory_by_rank
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.activations import Keeping, kept_bytes, working_bytes
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.memory import LAST_STAGE, USABLE_SHARE, Schedule, rank_parameters
-from pyperf_suite.laws.transformer import Sharding
-from pyperf_suite.operators.training.parallel.parameters import DTYPES, ParallelStepParameters
+from pyperf_suite.laws.activations import working_bytes
+from pyperf_suite.laws.memory import LAST_STAGE, USABLE_SHARE
+from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.shape import Checkpointing
 
-# AdamW keeps two moments of each parameter in the parameter's own type.
-MOMENTS = 2
-FUSED = ("flash", "sdpa", "efficient")
+CHANGED = ("zero_stage", "batch", "checkpointing")
 
 
 @dataclass(frozen=True)
@@ -46,37 +41,10 @@ def room_of(device: Device, ranks_here: int) -> Room:
 
 
 def need_bytes(p: ParallelStepParameters, device_kind: str) -> float:
-    """Of the fullest rank while a step is computed: weights, gradients, moments, and what is kept for backward.
-
-    Stage 2 keeps whole weights beside its shards from forward to backward, as stage 3 does of one layer at a time.
-    """
-    element, model = DTYPES[p.dtype], p.dimensions
-    parameters = float(rank_parameters(model, Sharding(p.tensor), p.pipeline))
-    largest = max(parameters / model.layers * p.pipeline, float(model.vocab * model.hidden) / p.tensor)
-    shared = {stage: p.data if p.zero_stage >= stage else 1 for stage in range(1, LAST_STAGE + 1)}
-    weights = parameters / (p.data if p.zero_stage >= 2 else 1)
-    gathered = {2: parameters, LAST_STAGE: min(parameters, 2 * largest)}.get(p.zero_stage, 0.0) if p.data > 1 else 0.0
-    held = weights + gathered + parameters / shared[2] + MOMENTS * parameters / shared[1]
-    return element * held + _activation_bytes(p, model, element, device_kind)
-
-
-def _activation_bytes(p: ParallelStepParameters, model: ModelDimensions, element: int, device_kind: str) -> float:
-    """What the fullest stage keeps of the micro-batches that it holds at once, and what it computes again of one."""
-    keeping = Keeping(
-        element_bytes=element,
-        stream_bytes=element,
-        attention="sdpa" if p.attention in FUSED else "explicit",
-        checkpointing=p.checkpointing.kind,
-        every=p.checkpointing.every,
-        device="cuda" if device_kind == "cuda" else "cpu",
-    )
-    whole = kept_bytes(model, p.batch, p.seq, keeping)
-    layers = (whole.total - whole.ends) / p.pipeline
-    schedule = Schedule(p.pipeline, p.chunks, p.micro_batches)
-    first = float(schedule.held_by_first) * layers
-    last = float(schedule.held_by_last) * layers + whole.ends
-    fullest = layers + whole.ends if p.pipeline == 1 else float(np.maximum(first, last))
-    return (fullest + working_bytes(model, p.batch, p.seq, keeping)) / p.tensor
+    """Of the fullest rank at its fullest: all that it holds, and what it computes again of one micro-batch."""
+    keeping = keeping_of(p, device_kind)
+    again = working_bytes(p.dimensions, p.batch, p.seq, keeping) / p.tensor
+    return max(float(need.total) for need in memory_by_rank(p, device_kind)) + again
 
 
 def why_not(p: ParallelStepParameters, device_kind: str, room: Room) -> str:
@@ -95,26 +63,26 @@ def nearest_that_fits(p: ParallelStepParameters, device_kind: str, room_bytes: f
 
     Of as many changes the one that needs the most memory, for that is likely the fastest; None where none fits.
     """
-    fitting = [
-        (_changes(p, each), -need_bytes(each, device_kind), position, each)
-        for position, each in enumerate(_neighbours(p))
-        if need_bytes(each, device_kind) <= room_bytes
-    ]
-    return min(fitting, key=lambda each: each[:3])[-1] if fitting else None
+    near = sorted(_neighbours(p), key=lambda each: _changes(p, each))
+    for _, alike in groupby(near, key=lambda each: _changes(p, each)):
+        needs = [(need_bytes(each, device_kind), each) for each in alike]
+        fitting = [found for found in needs if found[0] <= room_bytes]
+        if fitting:
+            return max(fitting, key=lambda found: found[0])[1]
+    return None
 
 
 def described_change(p: ParallelStepParameters, near: ParallelStepParameters) -> str:
     """As in `zero_stage 0 -> 2, batch 4 -> 1`."""
-    names = ("zero_stage", "batch", "checkpointing")
     return ", ".join(
         f"{name} {getattr(p, name)} -> {getattr(near, name)}"
-        for name in names
+        for name in CHANGED
         if getattr(near, name) != getattr(p, name)
     )
 
 
 def _changes(p: ParallelStepParameters, other: ParallelStepParameters) -> int:
-    return sum(getattr(p, name) != getattr(other, name) for name in ("zero_stage", "batch", "checkpointing"))
+    return sum(getattr(p, name) != getattr(other, name) for name in CHANGED)
 
 
 def _neighbours(p: ParallelStepParameters) -> Iterator[ParallelStepParameters]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyperf_suite.advise.study_fit import (
+    Room,
+    described_change,
+    nearest_that_fits,
+    need_bytes,
+    room_of,
+    why_not,
+)
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes.study import fit
-from pyperf_suite.probes.study.fit import Room, nearest_that_fits, need_bytes, room_of, why_not
-from pyperf_suite.runner.case import Case
+from pyperf_suite.probes.study.axes import default_axes
+from pyperf_suite.probes.study.grid import cases_of
 
 LARGE = ParallelStepParameters(
     hidden=4096, heads=32, layers=32, seq=2048, batch=4, vocab=32000, tied=False, data=8, micro_batches=4
@@ -23,7 +30,7 @@ LARGE = ParallelStepParameters(
 
 def test_weights_gradients_and_moments_of_float32_are_16_bytes_a_parameter_and_activations_come_on_top() -> None:
     states = 16 * LARGE.dimensions.parameters
-    assert need_bytes(LARGE, "cuda") > states
+    assert need_bytes(replace(LARGE, batch=1, checkpointing=Checkpointing("every")), "cuda") > states
     small = ParallelStepParameters(hidden=512, heads=1, layers=1, seq=1, vocab=512, tied=False)
     assert need_bytes(small, "cpu") == pytest.approx(16 * small.dimensions.parameters, rel=0.02)
 
@@ -60,7 +67,7 @@ def test_what_does_not_fit_says_by_how_many_bytes_and_what_does() -> None:
     near = nearest_that_fits(LARGE, "cuda", room.bytes_a_rank)
     assert near is not None
     assert need_bytes(near, "cuda") <= room.bytes_a_rank
-    assert fit.described_change(LARGE, near) in reason
+    assert described_change(LARGE, near) in reason
 
 
 def test_what_nothing_near_it_fits_says_that_too() -> None:
@@ -90,6 +97,6 @@ def test_ranks_of_one_machine_share_what_it_has_free() -> None:
     assert "shared by 4 ranks" in shared.where
 
 
-def test_no_configuration_of_the_default_grid_is_too_large_for_a_laptop(layout: Callable[..., Case]) -> None:
-    for cut in ({}, {"data": 4}, {"tensor": 2}, {"pipeline": 2}, {"attention": "math"}):
-        assert need_bytes(layout(**cut).parameters, "cpu") < 200e6
+def test_no_configuration_of_the_default_grid_is_too_large_for_a_laptop() -> None:
+    for case in cases_of(default_axes(Device("cpu"))):
+        assert need_bytes(case.parameters, "cpu") < 200e6

@@ -1,0 +1,34 @@
+"""Running out of memory, told apart from all else that can go wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyperf_suite.errors import out_of_memory
+
+CPU = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "4096 bytes. Error code 12 (Cannot allocate memory)"
+)
+GPU = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1 GiB is free."
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError(CPU), "Out of memory: tried to allocate 4096 bytes"),
+        (RuntimeError(GPU), "Out of memory: tried to allocate 2.00 GiB"),
+        (MemoryError(), "Out of memory: MemoryError"),
+        (MemoryError("Unable to allocate 8 GiB for an array"), "Out of memory: Unable to allocate 8 GiB for an array"),
+        (RuntimeError("shape '[2]' is invalid for input of size 3"), ""),
+        (None, ""),
+    ],
+)
+def test_running_out_of_memory_is_known_by_what_allocators_say(error, told):
+    assert out_of_memory(error) == told
+
+
+def test_what_a_schedule_wraps_is_still_known():
+    wrapped = RuntimeError("\n  Failed to run stage backward:\n  Input: …")
+    wrapped.__cause__ = RuntimeError(GPU)
+    assert out_of_memory(wrapped).startswith("Out of memory: tried to allocate")
