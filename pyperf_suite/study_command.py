@@ -297,9 +297,8 @@ def _list(cases: Sequence[Case]) -> None:
     for number, case in enumerate(cases, 1):
         p = case.parameters
         ranks = "1 rank" if p.ranks == 1 else f"{p.ranks} ranks"
-        click.echo(
-            f"{number:{width}}  {p.name}  ({ranks}, {p.micro_batches} x {p.batch} sequences, {case.implementation})"
-        )
+        micro_batches = f"{p.micro_batches} micro-batches of {p.batch}"
+        click.echo(f"{number:{width}}  {p.name}  ({ranks}, {micro_batches}, {case.implementation})")
 
 
 def _script(asked: Asked, allocation: Allocation, device: str, results: Path, deadline_s: float) -> str:

@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
+import numpy as np
+from numpy.typing import NDArray
 
 from pyperf_suite.measure.median import median_interval
 
@@ -76,5 +77,12 @@ def agreement(predicted: Sequence[float], measured: Sequence[float]) -> Agreemen
     if len(errors) < 3:
         return None
     level = len(set(predicted)) == 1 or len(set(measured)) == 1
-    correlation = math.nan if level else float(stats.spearmanr(predicted, measured).statistic)
+    correlation = math.nan if level else float(np.corrcoef(_ranks(predicted), _ranks(measured))[0, 1])
     return Agreement(correlation, statistics.median(errors), max(errors), len(errors))
+
+
+def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    """From 1 up; equal values share the mean of theirs. In scipy.stats too, which takes a second to import."""
+    _, place, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    shared: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return shared

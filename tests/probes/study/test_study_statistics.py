@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from pyperf_suite.probes.study.statistics import agreement, throughput
 
@@ -65,6 +66,15 @@ def test_predictions_in_the_opposite_order_correlate_by_minus_one() -> None:
     found = agreement([3.0, 2.0, 1.0], [1.0, 2.0, 3.0])
     assert found is not None
     assert found.spearman == pytest.approx(-1.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=3, max_size=12))
+def test_the_rank_correlation_is_spearmans_with_ties_too(pairs) -> None:
+    predicted, measured = ([float(each) for each in side] for side in zip(*pairs, strict=True))
+    found = agreement(predicted, measured)
+    assert found is not None
+    if len(set(predicted)) > 1 and len(set(measured)) > 1:
+        assert found.spearman == pytest.approx(stats.spearmanr(predicted, measured).statistic, abs=1e-12)
 
 
 def test_predictions_that_are_all_alike_have_no_order() -> None:
