@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyperf_suite.laws.activations import INTEGER, Keeping, KeptBytes, kept_bytes
+from pyperf_suite.laws.activations import FLOAT, INTEGER, Keeping, KeptBytes, kept_bytes
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.shared_cores import Action
 from pyperf_suite.laws.tiling import ceil_div
@@ -58,9 +58,12 @@ def _group_and_ends(model: ModelDimensions, batch: int, seq: int, keeping: Keepi
     layers = _layers_of_group(keeping)
     one, two = (kept_bytes(replace(cut, layers=layers * groups), batch, seq, keeping) for groups in (1, 2))
     group = KeptBytes(*(getattr(two, name) - getattr(one, name) for name in vars(one)))
-    along_sequence = (1 - 1 / tensor) * (group.norms + group.inputs)
-    last_norm = (1 - 1 / tensor) * keeping.stream_bytes * model.hidden * batch * seq
-    return group.total - along_sequence, one.total - group.total - last_norm
+    tokens = batch * seq
+    of_attention = 0.0 if keeping.written_out or keeping.checkpointing == "every" else FLOAT * cut.heads * tokens
+    norms = group.norms + group.inputs + group.statistics - layers * of_attention
+    last_norm = keeping.stream_bytes * model.hidden * tokens + one.statistics - group.statistics - FLOAT
+    elsewhere = 1 - 1 / tensor
+    return group.total - elsewhere * norms, one.total - group.total - elsewhere * last_norm
 
 
 def _cut(model: ModelDimensions, tensor: int) -> ModelDimensions:

@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 
 from pyperf_suite.advise.calibrate.cross_validation import summary
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.alpha_beta import FOLDS, PiecewiseAlphaBeta
 from pyperf_suite.laws.calibration import Block, Calibration
 from pyperf_suite.laws.collectives import pack_curves, unpack_laws
 from pyperf_suite.laws.cpu_prices import (
@@ -164,8 +164,12 @@ def _collective_block(found: Iterable[Reading], origin: str) -> Block:
         if reading.case.operator == "collective":
             p = reading.case.parameters
             times.setdefault((p.op, p.ranks), {})[p.message_bytes] = reading.seconds
-    if not times:
-        raise UserError(f"The run holds no collectives: make one with `pyperf-suite run {PROBE}`.")
+    fewest = min((len(each) for each in times.values()), default=0)
+    if fewest < FOLDS:
+        raise UserError(
+            f"Every collective needs {FOLDS} sizes for its error to be known, but the run holds {fewest} of one: make "
+            f"one with `pyperf-suite run {PROBE}`."
+        )
     curves = {key: PiecewiseAlphaBeta.fit(list(each), list(each.values())) for key, each in times.items()}
     stated = {key: 100 * (curve.held_out_error or 0.0) for key, curve in curves.items()}
     sizes = [size for each in times.values() for size in each]

@@ -138,7 +138,7 @@ class StepCalibration(Probe):
             tokens=(64, 256, 1024),
             tensors=tuple(map(TensorSet.parse, ("64x16x16", "8x256x256", "4x512x512"))),
             op=OPERATIONS,
-            size=(Sizes.parse("1KiB..4MiB:16"),),
+            size=(Sizes.parse("1KiB..4MiB:8"),),
             ranks=(2, 4),
             model=tuple(map(Model.parse, ("16x4x8x1x32", "16x8x8x1x32", "96x3x64x2x256", "192x2x96x1x384",
                                           "64x6x128x1x1024"))),
