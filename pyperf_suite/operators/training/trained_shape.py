@@ -23,13 +23,6 @@ ATTENTIONS_KEPT: Mapping[str, Literal["sdpa", "math", "explicit"]] = {
 }
 
 HALF, DOUBLE = 2, 8
-# What the law knows of what attention keeps: torch itself chooses a fused kernel.
-ATTENTIONS_KEPT: Mapping[str, Literal["sdpa", "math", "explicit"]] = {
-    "sdpa": "sdpa",
-    "flash": "sdpa",
-    "math": "math",
-    "explicit": "explicit",
-}
 MOMENTS = 2  # of AdamW, each in the type of its weight
 
 
