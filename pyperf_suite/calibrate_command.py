@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 @click.option(
     "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
 )
-@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="Whose newest run: auto or cuda:N.")
+@click.option(
+    "--device", default="auto", show_default=True, metavar="DEVICE", help="Whose newest run: auto, cpu or cuda:N."
+)
 def calibrate(
     run: Path | None,
     tables: Path | None,
@@ -51,9 +53,12 @@ def calibrate(
 ) -> None:
     """Fit the laws to RUN, by default this machine's newest of `run calibration`, and state their held-out error.
 
+    On a CPU, prices of a training step are fitted to RUN of `run step_calibration`.
+
     \b
     Examples:
       pyperf-suite run calibration && pyperf-suite calibrate
+      pyperf-suite run step_calibration --device cpu && pyperf-suite calibrate --device cpu
       pyperf-suite calibrate --tables ../shared/data
     """  # noqa: D301 - click keeps the lines below \b as they are
     from rich.console import Console
@@ -73,15 +78,22 @@ def _run_folder(run: Path | None, results: Path, device: str) -> RunFolder:
     from pyperf_suite.advise.calibrate.results import newest_run
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.probes.calibration.steps import StepCalibration
     from pyperf_suite.runner.results import open_run
 
-    return open_run(run) if run is not None else newest_run(results, identity(resolve(device)).slug)
+    if run is not None:
+        return open_run(run)
+    machine = identity(resolve(device))
+    return newest_run(results, machine.slug, StepCalibration.name if machine.kind == "cpu" else "calibration")
 
 
 def _from_run(console: Console, folder: RunFolder, gpu: str | None, output: Path | None) -> None:
     from pyperf_suite.advise.calibrate.results import FILE, calibrated, corrections, origin_of
 
     records = folder.records()
+    if gpu is None and "cores" in folder.manifest.get("identity", {}):
+        _from_cpu_run(console, folder, output)
+        return
     spec = _gpu_of(folder, gpu)
     found = corrections(spec, records, origin_of(folder))
     path = output or folder.path.parent / FILE
@@ -92,6 +104,23 @@ def _from_run(console: Console, folder: RunFolder, gpu: str | None, output: Path
     for each in found:
         _say(console, _sentence(each))
     _say(console, f"Written to {path}: take it for sizes with `pyperf-suite size --calibration {path}`.")
+
+
+def _from_cpu_run(console: Console, folder: RunFolder, output: Path | None) -> None:
+    from pyperf_suite.advise.calibrate.cpu import calibrated_cpu
+    from pyperf_suite.advise.calibrate.cross_validation import described
+    from pyperf_suite.advise.calibrate.results import FILE, origin_of
+
+    identity = folder.manifest["identity"]
+    calibration = calibrated_cpu(str(identity["model"]), int(identity["cores"]), folder.records(), origin_of(folder))
+    path = output or folder.path.parent / FILE
+    try:
+        calibration.save(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --output.") from None
+    for name, block in calibration.blocks.items():
+        _say(console, f"{name}: held-out error {described(block.held_out)}")
+    _say(console, f"Written to {path}: take it for a study with `pyperf-suite study --calibration {path}`.")
 
 
 def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:

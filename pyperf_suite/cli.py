@@ -6,16 +6,15 @@ Everything heavy is imported inside the command that needs it, so that `--help` 
 from __future__ import annotations
 
 import itertools
-import math
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,34 +29,28 @@ from pyperf_suite.doctor_command import doctor
 from pyperf_suite.errors import UserError
 from pyperf_suite.history_commands import export, history, prune
 from pyperf_suite.layout_command import layout
+from pyperf_suite.measuring_command import (
+    Finite,
+    folder_of,
+    kept_when_interrupted,
+    measuring_options,
+    progress_bar,
+    workers_of_the_launcher,
+)
 from pyperf_suite.report_command import report
 from pyperf_suite.selfcheck_command import selfcheck
+from pyperf_suite.study_command import study
 from pyperf_suite.track_command import track
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan
-    from pyperf_suite.runner.results import RunFolder
     from pyperf_suite.runner.session import Session
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-PROFILE_NAMES = ("quick", "standard", "full")
 
 
 class Spoken(click.ClickException):
     """An error that click prints as one sentence."""
 
     exit_code = 2
-
-
-class Finite(click.FloatRange):
-    """A number of the range that is neither nan, which no comparison keeps out, nor infinite."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
 
 
 class SpokenErrors(Suite):
@@ -117,49 +110,10 @@ for each in (
     report,
     selfcheck,
     size,
+    study,
     track,
 ):
     main.add_command(each)
-
-
-def measuring_options(command: Command) -> Command:
-    """The options of every command that measures."""
-    options = (
-        click.option("--profile", default="quick", show_default=True, metavar="NAME", help=", ".join(PROFILE_NAMES)),
-        click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, or cuda:N."),
-        click.option(
-            "-a",
-            "--axis",
-            "axes",
-            multiple=True,
-            metavar="[PROBE.]AXIS=VALUE[,VALUE]",
-            help="Replace an axis of the sweep, as in tile=64x64x256 or workers=1,2.",
-        ),
-        click.option(
-            "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
-        ),
-        click.option("--seed", default=0, show_default=True, help="Seed of the order in which cases are visited."),
-        click.option(
-            "--resume",
-            is_flag=False,
-            flag_value="latest",
-            metavar="[RUN]",
-            help="Go on with the newest run of the same cases, or with RUN; what it holds is not measured again.",
-        ),
-        click.option(
-            "--deadline",
-            "deadline_s",
-            default=120.0,
-            show_default=True,
-            type=Finite(0, min_open=True),
-            metavar="SECONDS",
-            help="For one case, and for each step that several ranks take together.",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 @main.command()
@@ -248,13 +202,13 @@ def _run(
 
     workers = None
     if rank_environment().launched:
-        workers = _workers_of_the_launcher(device, deadline_s)
+        workers = workers_of_the_launcher(device, deadline_s)
         if workers is None:
             return
     try:
         plan = _plan(probes, profile, device, axes, seed)
         plan.validate()
-        session = Session(plan, _folder(plan, results, resume), deadline_s, workers)
+        session = Session(plan, folder_of(plan, results, resume), deadline_s, workers)
     except UserError:
         # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
         if workers is not None:
@@ -262,25 +216,6 @@ def _run(
         raise
     _measure_all(session, Console(stderr=True), soak_min)
     _tell(session, as_json)
-
-
-def _workers_of_the_launcher(device: str, deadline_s: float) -> Any:
-    """Rank 0's hold on all ranks; None in the others once the run is over, for they have nothing to tell."""
-    from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.ranks.group import Group, RanksMissing
-    from pyperf_suite.runner.group_workers import GroupWorkers
-    from pyperf_suite.runner.worker import follow
-
-    group = Group()
-    if group.rank == 0:
-        return GroupWorkers(group, resolve(device), deadline_s)
-    try:
-        follow(group)
-    except RanksMissing as missing:
-        raise UserError(f"rank {group.rank}: {missing}") from None
-    finally:
-        group.close()
-    return None
 
 
 def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:
@@ -305,26 +240,15 @@ def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, .
     return Plan(in_random_order(cases, seed), chosen, where, seed)
 
 
-def _folder(plan: Plan, results: Path, resume: str | None) -> RunFolder:
-    from pyperf_suite.hardware.identity import identity
-    from pyperf_suite.runner.results import create_run, find_run
-
-    machine = identity(plan.device)
-    return find_run(results, machine, plan, resume) if resume else create_run(results, machine, plan)
-
-
 def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
     """Measure every case under a progress bar; what is interrupted can be resumed."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from pyperf_suite.probes.following import follow_ups
 
     plan = session.plan
     console.print(f"{', '.join(plan.probes)}: {plan.outlook}", highlight=False, soft_wrap=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    try:
+    with kept_when_interrupted(session):
         session.open()
-        with Progress(*columns, console=console, transient=True) as progress:
+        with progress_bar(console) as progress:
             task = progress.add_task("", total=len(plan.cases))
             for planned in plan.cases:
                 records = session.measure(planned)
@@ -340,13 +264,6 @@ def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
                 progress.update(task, total=count)
                 progress.update(task, advance=1, description=f"soaking: {_speed(session.visit_again(planned))}")
         session.finish()
-    except KeyboardInterrupt:
-        raise UserError(
-            f"Interrupted; {len(session.records)} records are kept in {session.folder.records_path}. "
-            f"Go on with --resume {session.folder.run_id}."
-        ) from None
-    finally:
-        session.close()
 
 
 def _speed(record: Any) -> str:

@@ -29,6 +29,10 @@ AXES: dict[str, str] = {
     "transfer": "way size torch_size disk_size workers memory numa_node folder",
     "optimizer": "optimizer implementation tensors dtype workers",
     "checkpointing": "checkpointing batch hidden heads layers seq vocab attention precision part budget_mb workers",
+    "step_calibration": "shape layout attention attention_implementation layer tokens tensors "
+    "op size ranks model engine",
+    "study": "hidden heads layers seq vocab global_batch batch implementation dtype kv_heads ffn gated tied attention "
+    "checkpointing data tensor pipeline chunks zero_stage configuration",
 }
 
 PROFILES = ("quick", "standard", "full")

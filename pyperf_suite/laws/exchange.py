@@ -13,7 +13,7 @@ import numpy as np
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.kernel_prices import KernelPrices
 from pyperf_suite.laws.micro_batch import taken_share, waited_s
-from pyperf_suite.laws.plan import HALF, Plan
+from pyperf_suite.laws.plan import Plan
 
 # Of the time of a layer, backward's share: two of three passes' worth, computing again aside.
 BACKWARD_SHARE = 2 / 3
@@ -68,7 +68,7 @@ def exposed(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: f
     if not np.any(stage):
         return Exposed(summed_s, 0.0, 0.0, 0.0)
     scattered_s = _over_data("reduce_scatter", plan.gradient_bytes, model, plan, prices, network)
-    gathered_s = _over_data("all_gather", HALF, model, plan, prices, network)
+    gathered_s = _over_data("all_gather", plan.element_bytes, model, plan, prices, network)
     after_backward = waited_s(scattered_s, backward_s, taken)
     before_forward = waited_s(gathered_s, forward_s, taken)
     # Parameters come first, for without them nothing is computed; gradients have what is left of the pass.
@@ -87,7 +87,7 @@ def send_s(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: fl
     """Activations to the next stage and their gradients back. Stages share a node where a whole one leaves room."""
     together: Any = np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)
     piece = plan.piece
-    size = HALF * piece.tokens * model.hidden / piece.sequence_ranks
+    size = piece.element_bytes * piece.tokens * model.hidden / piece.sequence_ranks
     if np.ndim(together) == 0:
         together = int(together)
     return 2 * prices.collective("send_receive", size, 2, together, network)

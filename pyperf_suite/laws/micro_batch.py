@@ -16,6 +16,7 @@ from pyperf_suite.laws.kernel_prices import KernelPrices
 from pyperf_suite.laws.plan import HALF, MicroBatch
 from pyperf_suite.laws.transformer import PHASES, Sizes, attention_call, products
 
+# All of these are of 16 bits an element, and more for wider ones in proportion.
 # Forward passes over a layer's b·s·h elements that TP leaves whole, in bytes an element: two norms read and write (8);
 # two additions of bias, dropout and residual read two, write one and a mask of one byte (14).
 WHOLE_BYTES_PER_ELEMENT = 22
@@ -93,9 +94,10 @@ def work_of_layer(model: ModelDimensions, piece: MicroBatch, prices: KernelPrice
     forward = 2 if piece.recompute == "layers" else 1
     products_s = _products_s(model, piece, prices, outside_layers=False) / model.layers
     forward_s, backward_s, scores_s = _attention_s(model, piece, prices)
-    whole = WHOLE_BYTES_PER_ELEMENT * piece.tokens * model.hidden / piece.sequence_ranks
+    wider = piece.element_bytes / HALF
+    whole = wider * WHOLE_BYTES_PER_ELEMENT * piece.tokens * model.hidden / piece.sequence_ranks
     width = model.top_k * model.expert_ffn + model.shared_ffn
-    mlp = MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * piece.tokens * width / piece.tensor
+    mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * piece.tokens * width / piece.tensor
     passes = forward + BACKWARD_BYTES_RATIO
     memory_s = passes * (prices.memory_bound(whole) + prices.memory_bound(mlp)) + scores_s
     slowdown, network = constants.slowdown, constants.network_bytes_per_s
@@ -163,7 +165,8 @@ def _attention_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices
     ours = piece.context
     scores_s = prices.gemm("TN", seq, _size(batch * heads * seq), int(call.head_dim)) / ours
     values_s = prices.gemm("TN", seq, _size(batch * heads * int(call.value_head_dim)), seq) / ours
-    memory_s = prices.memory_bound(SCORE_BYTES_PER_ELEMENT * batch * heads * seq**2 / ours)
+    wider = piece.element_bytes / HALF
+    memory_s = prices.memory_bound(wider * SCORE_BYTES_PER_ELEMENT * batch * heads * seq**2 / ours)
     # Backward has two of each, one for either operand.
     both_s = scores_s + values_s
     return forward * both_s, 2 * both_s, (forward + BACKWARD_BYTES_RATIO) * memory_s
@@ -171,7 +174,7 @@ def _attention_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices
 
 def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None) -> Any:
     """Of one micro-batch's activations over TP: an all_reduce, or with SP its two halves, a layer between them."""
-    size, ranks, per_node = HALF * piece.tokens * model.hidden, piece.tensor, piece.ranks_per_node
+    size, ranks, per_node = piece.element_bytes * piece.tokens * model.hidden, piece.tensor, piece.ranks_per_node
     if not piece.sequence_parallel:
         return prices.collective("all_reduce", size, ranks, per_node, network)
     return sum(prices.collective(op, size, ranks, per_node, network) for op in ("reduce_scatter", "all_gather"))
@@ -184,7 +187,7 @@ def _gathered_again_s(
 
     Source: Korthikanti et al. 2022, section 4.2.2.
     """
-    size = HALF * piece.tokens * model.hidden
+    size = piece.element_bytes * piece.tokens * model.hidden
     gather_s = prices.collective("all_gather", size, piece.tensor, piece.ranks_per_node, network)
     taken = taken_share(piece.tensor, piece.ranks_per_node)
     return waited_s(ALL_REDUCES_PER_PASS * gather_s, beside_s, taken)
@@ -205,7 +208,7 @@ def _ring_s(
     if not np.any(np.asarray(piece.context) > 1):
         return 0.0
     call = attention_call(model, piece.sequences, piece.seq, piece.sharding)
-    size: Any = HALF * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
+    size: Any = piece.element_bytes * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
     once_s = prices.collective("all_gather", size, piece.context, piece.per_node_beside_tensor, network)
     forward = 1 if piece.recompute == "nothing" else 2
     taken = taken_share(piece.context, piece.per_node_beside_tensor)
@@ -216,7 +219,7 @@ def _experts_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, 
     """Tokens to their experts and back, forward and backward: four all_to_alls a sparse layer, as `expert_parallel`."""
     if not np.any(np.asarray(piece.expert) > 1):
         return 0.0
-    size = HALF * piece.tokens * model.hidden * model.top_k / piece.sequence_ranks
+    size = piece.element_bytes * piece.tokens * model.hidden * model.top_k / piece.sequence_ranks
     once_s = prices.collective("all_to_all", size, piece.expert, piece.per_node_beside_tensor, network)
     calls = 6 if piece.recompute == "layers" else 4
     return calls * once_s * model.sparse_layers / model.layers

@@ -33,6 +33,7 @@ class MicroBatch:
     fused_attention: bool = True
     sequence_parallel: bool = False
     ranks_per_node: int = 8
+    element_bytes: int = HALF
 
     @property
     def tokens(self) -> Any:
@@ -69,7 +70,8 @@ class Plan:
     activation checkpointing: backward computes each layer's forward again; "attention" the part between projections
     (selective). `fused_attention` keeps no scores in memory, as FlashAttention. `sequence_parallel` cuts along the
     sequence what TP leaves whole. `overlap_gradients` sends gradients, and what ZeRO gathers, beside computation.
-    `gradient_bytes` is one element of a gradient as it is sent.
+    `gradient_bytes` is one element of a gradient as it is sent, `element_bytes` one of activations and of parameters as
+    they are computed with.
 
     Counts may be arrays that broadcast together. Raises UserError for numbers below 1, a stage of ZeRO that there is
     not, or a batch, a sequence or experts that do not divide.
@@ -91,11 +93,12 @@ class Plan:
     expert: Sizes = 1
     zero_stage: Sizes = 0
     sequence_parallel: bool = False
+    element_bytes: int = HALF
 
     def __post_init__(self) -> None:
         check_recompute(self.recompute)
         sizes = (self.global_batch, self.micro_batch, self.seq, self.tensor, self.data, self.pipeline, self.chunks,
-                 self.context, self.expert, self.gradient_bytes, self.ranks_per_node)  # fmt: skip
+                 self.context, self.expert, self.gradient_bytes, self.ranks_per_node, self.element_bytes)  # fmt: skip
         if min(int(np.min(size)) for size in sizes) < 1:
             raise UserError(f"An iteration needs sizes of at least 1 throughout, but {self} was asked for.")
         if np.min(self.zero_stage) < 0 or np.max(self.zero_stage) > LAST_STAGE:
@@ -147,5 +150,5 @@ class Plan:
     def _piece(self, sequences: Sizes, tensor: Sizes, context: Sizes, expert: Sizes) -> MicroBatch:
         return MicroBatch(
             sequences, self.seq, tensor, context, expert, self.recompute, self.fused_attention, self.sequence_parallel,
-            self.ranks_per_node,
+            self.ranks_per_node, self.element_bytes,
         )  # fmt: skip

@@ -28,14 +28,18 @@ _LONGEST_HISTORY = 100_000
 class SteadyRule:
     """Warm-up lasts `min_time_s` at least and `time_cap_s` at most, but for the launch under way at the cap.
 
-    `tolerance` is the relative change between two stretches of launches that still counts as steady.
+    `tolerance` is the relative change between two stretches of launches that still counts as steady. With `launches`
+    above 0 warm-up is exactly so many, one at a time, whatever their times.
     """
 
     tolerance: float = 0.02
     min_time_s: float = 0.05
     time_cap_s: float = 1.0
+    launches: int = 0
 
     def __post_init__(self) -> None:
+        if self.launches < 0:
+            raise ValueError(f"launches cannot be negative, not {self.launches}")
         if not self.tolerance > 0:
             raise ValueError(f"tolerance must be positive, not {self.tolerance}")
         if not 0 <= self.min_time_s <= self.time_cap_s:
@@ -87,6 +91,8 @@ def warm_up(
     A sample is given as many launches as it takes to last `shortest_sample_s` and a hundred times the
     stopwatch's resolution. One launch is always made, and nothing is launched once the cap is past.
     """
+    if rule.launches:
+        return _counted(launch, stopwatch, rule, clock)
     shortest_s = max(shortest_sample_s, stopwatch.resolution_s / RESOLUTION_SHARE)
     begin = clock()
     launches, batch, count = 0, 1, 1
@@ -115,3 +121,10 @@ def warm_up(
         # A block lasts an eighth of the time spent, so that steadiness is looked at often, but not too often.
         affordable = min(max(rule.min_time_s, elapsed_s) / 8, (rule.time_cap_s - elapsed_s) / 2)
         count = max(1, min(_LONGEST_HISTORY, int(affordable / max(cost_s, 1e-9))))
+
+
+def _counted(launch: Launch, stopwatch: Stopwatch, rule: SteadyRule, clock: Callable[[], float]) -> WarmUp:
+    """As many launches as the rule names, each of them a sample."""
+    begin = clock()
+    history = [stopwatch.time(launch, index, 1, 1)[0] for index in range(rule.launches)]
+    return WarmUp(rule.launches, clock() - begin, is_steady(history, rule.tolerance), float(np.median(history)), 1)

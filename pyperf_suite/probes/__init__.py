@@ -11,9 +11,11 @@ from pyperf_suite.probes.attention_heads.probe import AttentionHeads
 from pyperf_suite.probes.axes import parse_overrides
 from pyperf_suite.probes.baseline import Baseline
 from pyperf_suite.probes.calibration.probe import Calibration
+from pyperf_suite.probes.calibration.steps import StepCalibration
 from pyperf_suite.probes.collectives.probe import Collectives
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.static_kernels import StaticKernels
+from pyperf_suite.probes.study.probe import Study
 from pyperf_suite.probes.tile_wave.probe import TileWave
 from pyperf_suite.probes.training.backward import Backward
 from pyperf_suite.probes.training.block import Block
@@ -36,6 +38,7 @@ PROBES: dict[str, Probe] = {
         AttentionHeads(),
         Collectives(),
         Calibration(),
+        StepCalibration(),
         StaticKernels(),
         Topology(),
         Memory(),
@@ -48,6 +51,7 @@ PROBES: dict[str, Probe] = {
         TransferProbe(),
         OptimizerProbe(),
         CheckpointingProbe(),
+        Study(),
     )
 }
 

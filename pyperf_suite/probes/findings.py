@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,13 +63,38 @@ class HeatMap:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """One bar: its length, half the length of its error bar, and a second mark beside it; NaN is none of each.
+
+    `note` says why there is no value.
+    """
+
+    name: str
+    value: float
+    error: float = math.nan
+    mark: float = math.nan
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars from the left, the first on top. `label` names their values, `mark_label` the marks, in the legend."""
+
+    title: str
+    x_label: str
+    bars: tuple[Bar, ...]
+    label: str
+    mark_label: str = ""
+
+
+@dataclass(frozen=True)
 class Figure:
     """Panels in rows; `name` is the file's stem, `caption` says in a sentence what one sees."""
 
     name: str
     title: str
     caption: str
-    rows: tuple[tuple[Panel | HeatMap, ...], ...]
+    rows: tuple[tuple[Panel | HeatMap | Bars, ...], ...]
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,15 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyperf_suite.probes.findings import Figure, HeatMap, Panel
+from pyperf_suite.probes.findings import Bars, Figure, HeatMap, Panel
+from pyperf_suite.report.bars import draw_bars
 from pyperf_suite.report.heat_map import draw_heat_map
 
 _PANEL_WIDTH_IN, _PANEL_HEIGHT_IN = 4.2, 3.1
 # A cell has its number written in it.
 _CELL_WIDTH_IN, _CELL_HEIGHT_IN = 0.42, 0.3
+# A bar has its name in front of it.
+_BARS_WIDTH_IN, _BAR_HEIGHT_IN = 7.0, 0.27
 
 # Readable for the colour-blind (Okabe and Ito 2008), and told apart by shape as well.
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#777777"
@@ -37,7 +40,7 @@ def draw(figure: Figure, folder: Path) -> Path:
     marks = dict(zip(dict.fromkeys(points), itertools.cycle(_MARKS), strict=False))
     width, height = _panel_size_in(figure)
     size = (max(1.6 * _PANEL_WIDTH_IN, columns * width), len(figure.rows) * height + 1.1)
-    # Cells are numbered from 0 on, so maps of different sizes have no axis in common.
+    # Cells and bars are numbered from 0 on, so those of different sizes have no axis in common.
     mapped = len(drawn) < sum(map(len, figure.rows))
     canvas, axes = pyplot.subplots(
         len(figure.rows),
@@ -53,6 +56,8 @@ def draw(figure: Figure, folder: Path) -> Path:
             panel = panels[column] if column < len(panels) else None
             if isinstance(panel, HeatMap):
                 draw_heat_map(axes[row][column], panel)
+            elif isinstance(panel, Bars):
+                draw_bars(axes[row][column], panel)
             elif panel is not None:
                 _draw_panel(
                     axes[row][column],
@@ -65,7 +70,7 @@ def draw(figure: Figure, folder: Path) -> Path:
             else:
                 axes[row][column].set_visible(False)
     for row_of_axes, panels in zip(axes, figure.rows, strict=True):
-        if not any(isinstance(panel, HeatMap) for panel in panels):
+        if all(isinstance(panel, Panel) for panel in panels):
             # Only now, when every panel of the row has had its say in how high it is.
             row_of_axes[0].set_ylim(0, _HEADROOM * row_of_axes[0].get_ylim()[1])
     named = {
@@ -89,11 +94,16 @@ def draw(figure: Figure, folder: Path) -> Path:
 
 
 def _panel_size_in(figure: Figure) -> tuple[float, float]:
-    """Width and height of each panel: the usual, or what the cells of the largest heat map ask for."""
+    """Width and height of each panel: the usual, or what the largest heat map's cells or the most bars ask for."""
     maps = [panel for row in figure.rows for panel in row if isinstance(panel, HeatMap)]
+    bars = [panel for row in figure.rows for panel in row if isinstance(panel, Bars)]
     columns = max((len(heat_map.x) for heat_map in maps), default=0)
     rows = max((len(heat_map.y) for heat_map in maps), default=0)
-    return max(_PANEL_WIDTH_IN, 2 + columns * _CELL_WIDTH_IN), max(_PANEL_HEIGHT_IN, 1 + rows * _CELL_HEIGHT_IN)
+    most_bars = max((len(panel.bars) for panel in bars), default=0)
+    return (
+        max(_PANEL_WIDTH_IN, 2 + columns * _CELL_WIDTH_IN, _BARS_WIDTH_IN if bars else 0.0),
+        max(_PANEL_HEIGHT_IN, 1 + rows * _CELL_HEIGHT_IN, 1 + most_bars * _BAR_HEIGHT_IN),
+    )
 
 
 def _title_at(figure: Figure, row: int, column: int) -> str | None:

@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -64,8 +65,11 @@ def report_run(console: Console, folder: RunFolder, records: Sequence[Record]) -
     print_places(console, folder.records_path, write_all(findings, records, folder))
 
 
-def run_as_json(folder: RunFolder, records: Sequence[Record]) -> str:
-    """The findings and every case's reading as JSON text, for other programs; all files are written as well."""
+def run_as_json(folder: RunFolder, records: Sequence[Record], extra: Mapping[str, Any] | None = None) -> str:
+    """The findings and every case's reading as JSON text, for other programs; all files are written as well.
+
+    `extra` stands beside them.
+    """
     findings = findings_of(records)
     written = write_all(findings, records, folder)
     cases = [
@@ -92,6 +96,7 @@ def run_as_json(folder: RunFolder, records: Sequence[Record]) -> str:
             },
             "cautions": cautions(records),
             "cases": cases,
+            **(extra or {}),
         },
         indent=2,
     )

@@ -41,10 +41,15 @@ class RunFolder:
         return read_journal(self.records_path) if self.records_path.exists() else []
 
 
-def create_run(results: Path, identity: Identity, plan: Plan) -> RunFolder:
-    """Make a new run's folder and manifest. Raises UserError where the results folder cannot be written."""
+def create_run(results: Path, identity: Identity, plan: Plan, name: str | None = None) -> RunFolder:
+    """Make a new run's folder and manifest, of that name or of one that says when.
+
+    Raises UserError where the results folder cannot be written, or a name is no folder's.
+    """
+    if name is not None and (Path(name).name != name or not name.isprintable()):
+        raise UserError(f"{name!r} cannot name a run: give a plain name, without slashes.")
     now = datetime.datetime.now(datetime.timezone.utc)
-    path = results / identity.slug / f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    path = results / identity.slug / (name or f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}")
     manifest = {
         "run_id": path.name,
         "plan_id": plan.plan_id,

@@ -78,13 +78,17 @@ class Session:
 
         Raises UserError where a record cannot be written.
         """
-        records = []
-        for process in self._processes(planned):
-            visit = (*_case_of(planned), process)
-            if visit not in self._finished:
-                self._finished[visit] = self._measure(planned, process)
-            records.append(self._finished[visit])
-        return records
+        return [self.visit(planned, process) for process in self._processes(planned)]
+
+    def visit(self, planned: PlannedCase, process: int) -> Record:
+        """The case's record from one process; what a resumed run already holds is not measured again.
+
+        Raises UserError where a record cannot be written.
+        """
+        visit = (*_case_of(planned), process)
+        if visit not in self._finished:
+            self._finished[visit] = self._measure(planned, process)
+        return self._finished[visit]
 
     def visit_again(self, planned: PlannedCase) -> Record:
         """One more visit by the first worker, numbered after those there are: what a soak repeats for minutes."""

@@ -93,3 +93,16 @@ def test_indices_go_on_without_gap_or_repetition(replay):
 def test_rules_that_cannot_be_met_are_refused(wrong):
     with pytest.raises(ValueError, match="must"):
         SteadyRule(**wrong)
+
+
+def test_a_counted_warm_up_is_exactly_so_many_launches_of_one_sample_each(replay):
+    stopwatch = replay(lambda index: 10.0**-index, resolution_s=0.0)
+    warm = warm_up(ignore, stopwatch, SteadyRule(launches=3), shortest_sample_s=5.0, clock=stopwatch.clock)
+    assert stopwatch.calls == [(0, 1, 1), (1, 1, 1), (2, 1, 1)]
+    assert (warm.launches, warm.launches_per_sample, warm.steady) == (3, 1, False)
+    assert warm.launch_s == pytest.approx(0.1)
+
+
+def test_a_negative_number_of_launches_is_refused():
+    with pytest.raises(ValueError, match="launches cannot be negative"):
+        SteadyRule(launches=-1)

@@ -102,3 +102,19 @@ def test_a_block_leaves_the_time_cap_and_the_next_checkpoint_standing(samples, e
 def test_rules_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match=r"must|cannot"):
         StopRule(**wrong)
+
+
+@pytest.mark.parametrize("samples", [QUIET, NOISY])
+def test_exactly_so_many_samples_are_taken_however_they_come_out_and_count_as_what_was_asked(samples):
+    rule = StopRule.exactly(7, block_s=1.0)
+    assert rule.decide(samples[:6], 6, 1e6) is None
+    assert rule.decide(samples[:7], 7, 0.0) == "max_samples"
+    assert rule.is_precise(samples[:7], median_interval(samples[:7], rule.confidence))
+    assert not rule.is_precise(samples[:6], median_interval(samples[:6], rule.confidence))
+
+
+def test_exactly_so_many_are_taken_in_one_block_where_they_fit_into_it():
+    rule = StopRule.exactly(20, block_s=1.0)
+    assert rule.next_block(0, 0.0, 0.01) == 20
+    assert rule.next_block(0, 0.0, 0.25) == 4
+    assert rule.next_block(0, 0.0, 30.0) == 1

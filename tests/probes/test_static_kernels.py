@@ -39,4 +39,6 @@ def test_every_default_kernel_of_every_target_is_a_case_and_none_is_timed() -> N
         ("nvrtc", "sm_90a"),
         *(("triton", target) for target in ("sm_80", "sm_90", "sm_100")),
     }
-    assert {name for name, each in PROBES.items() if not each.is_timed} == {"static_kernels", "memory", "topology"}
+    assert {name for name, each in PROBES.items() if not each.is_timed} == {
+        *("static_kernels", "memory", "topology", "step_calibration", "study")
+    }

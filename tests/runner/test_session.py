@@ -16,9 +16,10 @@ from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
-from pyperf_suite.runner.profiles import PROFILES, Effort, Profile, find_profile
+from pyperf_suite.runner.profiles import PROFILES, Effort, Profile, find_profile, fixed_steps
 from pyperf_suite.runner.results import create_run, find_run, open_run
 from pyperf_suite.runner.session import Session
+from pyperf_suite.runner.sparing_workers import SparingWorkers
 
 CPU = resolve("cpu")
 EFFORT = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.01))
@@ -141,3 +142,45 @@ def test_standard_profiles_take_the_process_as_their_unit() -> None:
 def test_a_plan_of_one_case_is_told_in_the_singular() -> None:
     assert a_plan((16,)).outlook.startswith("1 case x 2 processes on cpu")
     assert a_plan().outlook.startswith("2 cases x 2 processes on cpu")
+
+
+def test_experiments_one_at_a_time_can_be_added_to_and_are_visited_once(tmp_path: Path) -> None:
+    plan = a_plan(profile=fixed_steps(4, 1, 1, block_s=0.1))
+    folder = create_run(tmp_path, identity(CPU), plan)
+    with_more = a_plan(profile=fixed_steps(4, 1, 2, block_s=0.1))
+    assert with_more.plan_id == plan.plan_id
+    assert a_plan(profile=fixed_steps(5, 1, 1, block_s=0.1)).plan_id != plan.plan_id
+    for longer in (plan, with_more):
+        session = Session(longer, folder).open()
+        for process in range(longer.profile.processes):
+            session.visit(longer.cases[0], process)
+        session.close()
+    timing = [record for record in read_journal(folder.records_path) if record.kind == "timing"]
+    assert [record.process for record in timing] == [0, 1]
+    assert [len(record.metrics["time"].samples) for record in timing] == [4, 4]
+    assert all(record.sampling["warmup_launches"] == 1 and record.quality["converged"] for record in timing)
+
+
+class Asked:
+    """Workers that remember what they were asked."""
+
+    def __init__(self) -> None:
+        self.cases: list[Case] = []
+
+    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, object]:
+        self.cases.append(case)
+        return {"outcome": "failed", "reason": "a double"}
+
+    def close(self) -> None:
+        self.cases.clear()
+
+
+def test_refused_cases_are_answered_with_their_reason_and_never_reach_the_workers() -> None:
+    refused, wanted = (planned.case for planned in a_plan().cases)
+    asked = Asked()
+    workers = SparingWorkers(asked, {refused.case_id: "no room"})
+    assert workers.measure(0, refused, None) == {"outcome": "unsupported", "reason": "no room"}
+    assert workers.measure(0, wanted, None)["reason"] == "a double"
+    assert asked.cases == [wanted]
+    workers.close()
+    assert asked.cases == []

@@ -49,18 +49,18 @@ class Corrected:
     block: Block | None
 
 
-def newest_run(results: Path, slug: str) -> RunFolder:
-    """The newest run of the calibration probe on a machine. Raises UserError that says how to make one."""
+def newest_run(results: Path, slug: str, probe: str = "calibration") -> RunFolder:
+    """The newest run of a calibrating probe on a machine. Raises UserError that says how to make one."""
     for manifest in sorted((results / slug).glob("*/run.json"), reverse=True):
         try:
             run = open_run(manifest.parent)
         except UserError:
             continue  # a damaged neighbour is no reason not to find the right one
-        if "calibration" in run.manifest.get("probes", ()):
+        if probe in run.manifest.get("probes", ()):
             return run
     raise UserError(
-        f"There is no run to calibrate from in {results / slug}: make one with `pyperf-suite run calibration`, which "
-        "takes under two minutes on a GPU."
+        f"There is no run to calibrate from in {results / slug}: make one with `pyperf-suite run {probe}`, which "
+        "takes under two minutes."
     )
 
 

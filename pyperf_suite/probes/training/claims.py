@@ -38,14 +38,17 @@ class Claim:
             return "claim does not hold here"
         return "undecided"
 
-    def sentence(self, subject: str, measured: Ratio, where: str = "") -> str:
+    def sentence(
+        self, subject: str, measured: Ratio, where: str = "", several: str = "--profile standard has three"
+    ) -> str:
         """Subject, ratio and verdict, as in `fused AdamW is 3.10 [2.90, 3.30] x faster than ...; claim holds (...)`.
 
-        `subject` has a gap `{}` for the ratio, or ends before it; `where` follows the ratio.
+        `subject` has a gap `{}` for the ratio, or ends before it; `where` follows the ratio; `several` says how to have
+        more processes than one.
         """
         told = subject.format(measured) if "{}" in subject else f"{subject} {measured} x"
         place = f" {where}" if where else ""
-        alone = " by one process, --profile standard has three" if measured.processes == 1 else ""
+        alone = f" by one process, {several}" if measured.processes == 1 else ""
         return f"{told}{place}; {self.verdict(measured)}{alone} ({self.text}: {self.source})."
 
     def counted(self, told: str, value: float) -> str:

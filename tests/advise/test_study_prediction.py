@@ -1,0 +1,207 @@
+"""Predictions of a study's steps: calibrated from records that a known machine would leave, and judged."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.advise.calibrate.cpu import CpuLaws, calibrated_cpu, laws_of, predicted_step
+from pyperf_suite.advise.study_memory import memory_by_rank
+from pyperf_suite.advise.study_prediction import (
+    Measured,
+    Prediction,
+    find_calibration,
+    judge,
+    predict,
+    predictor,
+)
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.calibration import Calibration, load_calibration
+from pyperf_suite.laws.cpu_prices import ATTENTIONS, LAYOUTS, CpuPrices
+from pyperf_suite.laws.engine_step import EngineConstants
+from pyperf_suite.laws.memory import MemoryNeed
+from pyperf_suite.laws.micro_batch import StepConstants, work_of_ends, work_of_layer
+from pyperf_suite.laws.plan import MicroBatch
+from pyperf_suite.operators.training.layers import work
+from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.probes.calibration.steps import OPERATIONS, StepCalibration
+from pyperf_suite.probes.study.axes import default_axes
+from pyperf_suite.probes.study.grid import cases_of
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Metric, Record
+
+CPU = Device("cpu")
+TRUTH = CpuLaws(
+    CpuPrices(
+        {f"product_{layout}": (2e-6, 2e-11, 1e-10) for layout in LAYOUTS}
+        | {f"attention_{kind}_{way}": (1e-5, 3e-11, 1e-9) for kind in ATTENTIONS for way in ("forward", "backward")}
+        | {"pass": (3e-6, 2e-10), "copy": (1e-6, 1e-10), "update": (4e-6, 1e-9)},
+        {
+            op: AlphaBetaOverRanks(op, {n: PiecewiseAlphaBeta(1e-4 * n, (), (5e-10 * n,)) for n in (2, 4)})
+            for op in OPERATIONS
+        },
+    ),
+    EngineConstants(
+        slowdown=1.3,
+        host_s_per_layer=4e-4,
+        host_s_at_ends=5e-4,
+        crowd=((1, 1.0), (2, 1.1), (4, 2.3)),
+        ddp_s=5e-4,
+        broadcast_s=3e-5,
+        gather_s=3e-4,
+        scatter_s=6e-4,
+        dtensor_s_per_layer=5e-3,
+        action_s=7e-4,
+    ),
+)
+
+
+def true_seconds(case: Case) -> float:
+    """What the machine of TRUTH takes."""
+    prices, p = TRUTH.prices, case.parameters
+    if case.operator == "matmul":
+        return prices.gemm(p.layout, p.m, p.n, p.k)
+    if case.operator == "attention":
+        kind = prices.of_attention(case.implementation.removeprefix("sdpa_"))
+        return kind.attention(True, p.backward, p.batch, p.seq_q, p.heads, p.key_heads, p.head_dim)
+    if case.operator == "layer_pass":
+        return (prices.copy if p.layer == "copy" else prices.memory_bound)(work(p).bytes)
+    if case.operator == "optimizer_update":
+        return prices.update(p.tensors.tensors, p.tensors.elements)
+    if case.operator == "collective":
+        return prices.collective(p.op, p.message_bytes, p.ranks, p.ranks, None)
+    constants = TRUTH.constants
+    if case.operator == "data_parallel":
+        piece, alone = MicroBatch(p.batch, p.seq, element_bytes=4), StepConstants(constants.slowdown, 0.0)
+        layer = work_of_layer(p.dimensions, piece, prices, alone).seconds + constants.host_s_per_layer
+        ends = work_of_ends(p.dimensions, piece, prices, alone).seconds + constants.host_s_at_ends
+        return constants.crowded(p.ranks, 2) * (p.layers * layer + ends)
+    return predicted_step(TRUTH, p, 2).seconds
+
+
+def record(case: Case) -> Record:
+    seconds = float(true_seconds(case))
+    return Record(
+        run_id="made-up",
+        kind="timing",
+        case=case.to_json(),
+        case_id=case.case_id,
+        probe=StepCalibration.name,
+        process=0,
+        position=0,
+        started_at="",
+        outcome="ok",
+        metrics={"time": Metric("s", *[seconds] * 5, [seconds])},
+        work={"flop": 0, "bytes": 0},
+        kernel={"details": {}},
+        quality={"converged": True},
+    )
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    probe = StepCalibration()
+    return [record(case) for case in probe.sweep(probe.axes("quick", CPU))]
+
+
+@pytest.fixture(scope="module")
+def calibration(records) -> Calibration:
+    return calibrated_cpu("a known CPU", 2, records, "made up")
+
+
+def test_the_laws_of_a_machine_are_found_again_in_the_records_that_it_would_leave(calibration, tmp_path):
+    found = laws_of(load_calibration(calibration.save(tmp_path / "known.npz")))
+    for name in ("slowdown", "host_s_per_layer", "host_s_at_ends", "ddp_s", "broadcast_s", "gather_s", "scatter_s",
+                 "dtensor_s_per_layer", "action_s"):  # fmt: skip
+        assert getattr(found.constants, name) == pytest.approx(getattr(TRUTH.constants, name), rel=0.03), name
+    assert dict(found.constants.crowd) == pytest.approx(dict(TRUTH.constants.crowd))
+
+
+def test_every_configuration_of_the_default_study_is_predicted_as_that_machine_would_run_it(calibration):
+    cases = cases_of(default_axes(CPU))
+    parameters = [case.parameters for case in cases]
+    predictions = predict(parameters, calibration, 2)
+    measured = [Measured(p.global_batch / predicted_step(TRUTH, p, 2).seconds) for p in parameters]
+    agreement = judge(predictions, measured)
+    assert agreement.rank_correlation == pytest.approx(1.0, abs=0.01)
+    assert agreement.worst_error < 0.02
+    for prediction in predictions:
+        assert sum(prediction.parts.values()) == pytest.approx(prediction.seconds)
+        assert len(prediction.memory) == prediction.parameters.ranks
+    told = predictor(calibration, 2)(cases, [])
+    assert {case_id: each.seconds for case_id, each in told.items()} == {
+        case.case_id: each.seconds for case, each in zip(cases, predictions, strict=True)
+    }
+
+
+@pytest.mark.parametrize("operator", ["matmul", "attention", "collective", "data_parallel", "parallel_step"])
+def test_a_run_that_lacks_something_is_refused_with_how_to_make_another(records, operator):
+    left = [each for each in records if each.case["operator"] != operator]
+    with pytest.raises(UserError, match="pyperf-suite run step_calibration"):
+        calibrated_cpu("a known CPU", 2, left, "made up")
+
+
+def test_without_a_calibration_one_sentence_says_how_to_get_one(tmp_path):
+    with pytest.raises(UserError, match="pyperf-suite run step_calibration"):
+        find_calibration(tmp_path, "cpu-unknown")
+    with pytest.raises(UserError, match="says nothing of training steps"):
+        laws_of(Calibration("a GPU"))
+
+
+def made_up(samples_per_s: float, need: MemoryNeed) -> Prediction:
+    p = ParallelStepParameters(vocab=32, tied=False)
+    return Prediction(p, p.global_batch / samples_per_s, {}, (need,))
+
+
+NEED = MemoryNeed(100, 100, 208, 50)
+COUNTED = {
+    "parameter_bytes": 100,
+    "gradient_bytes": 100,
+    "optimizer_bytes": 200,
+    "counter_bytes": 8,
+    "saved_activation_bytes": 50,
+}
+
+
+@given(st.lists(st.floats(1, 1e4), min_size=3, max_size=8, unique=True), st.floats(0.2, 5))
+def test_order_and_error_are_told_apart(rates, factor):
+    predictions = [made_up(factor * rate, NEED) for rate in rates]
+    agreement = judge(predictions, [Measured(rate) for rate in rates])
+    assert agreement.rank_correlation == pytest.approx(1)
+    assert agreement.median_error == pytest.approx(abs(factor - 1), abs=1e-9)
+    backwards = judge(predictions, [Measured(1 / rate) for rate in rates])
+    assert backwards.rank_correlation == pytest.approx(-1)
+
+
+def test_what_failed_counts_for_nothing():
+    predictions = [made_up(rate, NEED) for rate in (1.0, 2.0, 3.0, 4.0)]
+    agreement = judge(predictions, [Measured(1.0), None, Measured(3.0), Measured(8.0)])
+    assert (agreement.configurations, agreement.median_error, agreement.worst_error) == (3, 0, 0.5)
+    nothing = judge(predictions, [None] * 4)
+    assert (nothing.configurations, nothing.rank_correlation, nothing.median_error) == (0, None, None)
+    assert "No configuration" in nothing.sentence
+
+
+def test_memory_is_held_against_every_rank_part_by_part():
+    details = {"rank_bytes": {name: [value] for name, value in COUNTED.items()}}
+    measured = Measured.of(1.0, {"details": details})
+    exact = judge([made_up(1.0, NEED)], [measured])
+    assert set(exact.memory_errors.values()) == {0.0}
+    off = judge([made_up(1.0, replace(NEED, activations=60))], [measured])
+    assert off.memory_errors["activations"] == pytest.approx(0.2)
+    assert off.memory_errors["total"] == pytest.approx(10 / 458)
+    assert "weights, gradients, optimizer exact on every rank" in off.sentence
+    assert Measured.of(1.0, {}).memory == ()
+
+
+def test_ranks_are_told_in_the_order_of_the_engine_tensor_innermost():
+    p = ParallelStepParameters(vocab=32, tied=False, layers=4, heads=4, data=2, tensor=2, pipeline=2, zero_stage=1)
+    needs = memory_by_rank(p)
+    assert len(needs) == 8
+    assert needs[0] == needs[1]
+    assert needs[0].weights == needs[2].weights
+    assert needs[0].optimizer != needs[2].optimizer
+    assert needs[0].weights != needs[4].weights
