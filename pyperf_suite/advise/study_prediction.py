@@ -130,14 +130,15 @@ def find_calibration(results: Path, slug: str) -> Calibration:
     for manifest in sorted((results / slug).glob("*/run.json"), reverse=True):
         try:
             run = open_run(manifest.parent)
-        except UserError:
-            continue  # a damaged neighbour is no reason not to find the right one
-        if PROBE in run.manifest.get("probes", ()):
-            if saved.is_file() and saved.stat().st_mtime >= run.records_path.stat().st_mtime:
+            if PROBE not in run.manifest.get("probes", ()):
+                continue
+            if saved.is_file() and saved.stat().st_mtime >= manifest.stat().st_mtime:
                 break
             identity = run.manifest.get("identity", {})
-            cores = int(identity.get("cores", cpu.detect().usable_cores))
+            cores = int(identity.get("cores") or cpu.detect().usable_cores)
             return calibrated_cpu(str(identity.get("model", slug)), cores, run.records(), origin_of(run))
+        except UserError:
+            continue  # one that is damaged, or was ended early, is no reason not to take the one before
     if saved.is_file():
         return load_calibration(saved)
     probe = PROBE if slug.startswith("cpu") else "calibration"

@@ -28,6 +28,11 @@ class Storage:
     master: int = 0
     step: int = 4
 
+    @property
+    def state(self) -> int:
+        """What the optimizer has of a parameter: its moments, and the master copy that it updates."""
+        return self.optimizer + self.master
+
 
 # AdamW of torch on weights in one type, whose moments have the type of the weights.
 FLOAT32 = Storage(weight=4, gradient=4, optimizer=8)
@@ -60,12 +65,12 @@ def held_by_rank(weights: Sequence[Weight], engine: Engine, ranks: int, storage:
         return tuple(_sharded(weights, ranks, rank, storage) for rank in range(ranks))
     elements = sum(weight.elements for weight in weights)
     shares = dealt_out(weights, ranks) if engine == "zero_optimizer" else [weights] * ranks
-    kept = (storage.weight + storage.master) * elements
+    kept = storage.weight * elements
     return tuple(Held(kept, storage.gradient * elements, _states(share, storage)) for share in shares)
 
 
 def _states(weights: Sequence[Weight], storage: Storage) -> int:
-    return sum(storage.optimizer * weight.elements + storage.step for weight in weights)
+    return sum(storage.state * weight.elements + storage.step for weight in weights)
 
 
 def dealt_out(weights: Sequence[Weight], ranks: int) -> list[list[Weight]]:
@@ -89,7 +94,7 @@ def _sharded(weights: Sequence[Weight], ranks: int, rank: int, storage: Storage)
         padded += most * across
         own += max(0, min(most, rows - rank * most)) * across
     return Held(
-        (storage.weight + storage.master) * padded,
+        storage.weight * padded,
         storage.gradient * padded,
-        storage.optimizer * own + storage.step * len(weights),
+        storage.state * own + storage.step * len(weights),
     )

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.engine_memory import MIXED, Storage
 from pyperf_suite.laws.model_flops import Recompute, check_recompute
 from pyperf_suite.laws.tiling import ceil_div
 from pyperf_suite.laws.transformer import Linear, Sharding, Sizes, attention_call, linears
 
 # Bytes a parameter with AdamW in mixed precision, 18 in all (Bekman, Machine Learning Engineering): weights in 16 bits
 # and the master copy in 32, gradients in 32, two moments in 32.
-WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 4 + 8
+WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = MIXED.weight, MIXED.gradient, MIXED.state
 # From which stage of ZeRO on data-parallel ranks share each (Rajbhandari et al. 2020, section 5).
 SHARED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
 LAST_STAGE = 3
@@ -97,12 +98,14 @@ def training_memory(
     chunks: Sizes = 1,
     micro_batches: Sizes | None = None,
     context: Sizes = 1,
+    storage: Storage = MIXED,
 ) -> MemoryNeed:
     """The need of one GPU of `data_ranks` that share by ZeRO stage 0 to 3, in a pipeline of `stages`.
 
     `recompute` "attention" is also right for FlashAttention, which keeps no scores. Of a pipeline the fullest stage is
     counted: the first, which holds the most micro-batches (`Schedule`), or the last, which has the logits. `context`
-    ranks (CP) share each sequence; they are among the `data_ranks`. Experts are shared by those ranks that have the
+    ranks (CP) share each sequence; they are among the `data_ranks`. `storage` is bytes a parameter, by default of mixed
+    precision; activations are of 16 bits. Experts are shared by those ranks that have the
     same ones. Raises UserError for a stage of ZeRO that there is not, for layers that cannot be cut into stages, and
     where a dimension cannot be cut over the ranks.
     """
@@ -125,9 +128,9 @@ def training_memory(
     schedule = Schedule(stages, chunks, micro_batches)
     gathers = (stage >= SHARED_FROM_STAGE["weights"]) & (np.asarray(data_ranks) > 1)
     return MemoryNeed(
-        weights=WEIGHT_BYTES * held("weights"),
-        gradients=GRADIENT_BYTES * held("gradients"),
-        optimizer=OPTIMIZER_BYTES * held("optimizer"),
+        weights=storage.weight * held("weights"),
+        gradients=storage.gradient * held("gradients"),
+        optimizer=storage.state * held("optimizer"),
         activations=_scheduled_bytes(model, micro_batch, seq, sharding, schedule, recompute) / context,
         gathered=np.where(gathers, GATHERED_BYTES * _largest_gathered(model, sharding), 0.0),
     )

@@ -1,8 +1,10 @@
 """Predictions of a study's steps: calibrated from records that a known machine would leave, and judged."""
 
+import json
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +18,7 @@ from pyperf_suite.advise.study_prediction import (
     predict,
     predictor,
 )
+from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
@@ -31,6 +34,7 @@ from pyperf_suite.probes.calibration.steps import OPERATIONS, StepCalibration
 from pyperf_suite.probes.study.axes import default_axes
 from pyperf_suite.probes.study.grid import cases_of
 from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.record import Metric, Record
 
 CPU = Device("cpu")
@@ -142,6 +146,27 @@ def test_a_run_that_lacks_something_is_refused_with_how_to_make_another(records,
     left = [each for each in records if each.case["operator"] != operator]
     with pytest.raises(UserError, match="pyperf-suite run step_calibration"):
         calibrated_cpu("a known CPU", 2, left, "made up")
+
+
+def test_a_run_on_a_cpu_is_calibrated_by_the_command_and_found_by_the_study(records, calibration, tmp_path):
+    run = tmp_path / "cpu-known" / "20260101T000000Z-0000"
+    run.mkdir(parents=True)
+    identity = {"model": "a known CPU", "cores": 2}
+    (run / "run.json").write_text(json.dumps({"plan_id": "0", "probes": ["step_calibration"], "identity": identity}))
+    with Journal(run / "records.jsonl") as journal:
+        for each in records:
+            journal.append(each)
+    torn = tmp_path / "cpu-known" / "20260102T000000Z-0000"
+    torn.mkdir()
+    (torn / "run.json").write_text((run / "run.json").read_text())
+    by_records = find_calibration(tmp_path, "cpu-known")
+    done = CliRunner().invoke(main, ["calibrate", str(run)])
+    assert done.exit_code == 0, done.output
+    assert "study --calibration" in done.output
+    by_file = load_calibration(tmp_path / "cpu-known" / "calibration.npz")
+    p = [ParallelStepParameters(vocab=32, tied=False, data=2)]
+    expected = predict(p, calibration, 2)[0].seconds
+    assert [predict(p, each, 2)[0].seconds for each in (by_records, by_file)] == pytest.approx([expected] * 2)
 
 
 def test_without_a_calibration_one_sentence_says_how_to_get_one(tmp_path):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.laws.engine_memory import FLOAT32, MIXED, Held, held_by_rank
 from pyperf_suite.laws.gpt_weights import Weight, gpt_weights
+from pyperf_suite.laws.memory import training_memory
 from pyperf_suite.operators.training.shape import TransformerShape
 
 # Nothing in it divides by 2 or 3 throughout.
@@ -101,5 +102,12 @@ def test_shards_together_are_all_of_it_and_padding_is_less_than_a_row_a_rank(wei
 def test_one_rank_has_everything_with_any_engine(weights, engine):
     elements = sum(weight.elements for weight in weights)
     (held,) = held_by_rank(weights, engine, 1, MIXED)
-    assert held == Held(6 * elements, 4 * elements, 8 * elements + 4 * len(weights))
+    assert held == Held(2 * elements, 4 * elements, 12 * elements + 4 * len(weights))
     assert held.total == 18 * elements + 4 * len(weights)
+
+
+def test_planning_takes_other_bytes_a_parameter_than_mixed_precision():
+    model = SHAPES["gpt"].dimensions
+    mixed, single = (training_memory(model, 1, 7, storage=storage) for storage in (MIXED, FLOAT32))
+    assert (mixed.weights, mixed.gradients, mixed.optimizer) == tuple(n * model.parameters for n in (2, 4, 12))
+    assert (single.weights, single.gradients, single.optimizer) == tuple(n * model.parameters for n in (4, 4, 8))

@@ -136,7 +136,8 @@ def test_the_command_keeps_a_calibration_beside_the_machines_runs_and_states_its
 @pytest.mark.parametrize(
     ("identity", "arguments", "sentence"),
     [
-        ({"model": "a CPU", "cores": 2}, [], "are of GPUs"),
+        ({"model": "a CPU", "cores": 2}, [], "`pyperf-suite run step_calibration`"),
+        ({"model": "something else"}, [], "are of GPUs"),
         (IDENTITY | {"model": "Abacus 9000"}, [], "say with --gpu which known one it is like"),
         (IDENTITY, ["--tables", "x"], "leave out the run"),
         (IDENTITY, ["--law", "gemm"], "leave it out"),
@@ -156,7 +157,7 @@ def test_what_cannot_be_calibrated_ends_in_one_sentence_and_exit_code_2(
 def test_without_a_run_the_command_says_how_to_make_one(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["calibrate", "--results", str(tmp_path), "--device", "cpu"])
     assert done.exit_code == 2
-    assert "`pyperf-suite run calibration`" in done.output
+    assert "`pyperf-suite run step_calibration`" in done.output
 
 
 def test_another_known_gpu_stands_in_for_one_that_the_catalogue_lacks(tmp_path: Path, machine: Machine) -> None:

@@ -1,0 +1,43 @@
+"""Bytes of each rank as the laws foretell them beside what a study's engines counted: `python tools/... RUN-FOLDER`.
+
+A folder of `pyperf-suite study` on a CPU, where every storage is counted. Ends with 1 where weights, gradients or
+optimizer states differ by a byte, or all together by more than a tenth.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pyperf_suite.advise.study_memory import memory_by_rank
+from pyperf_suite.advise.study_prediction import COUNTED, Measured
+from pyperf_suite.probes.study.grid import OPERATOR
+from pyperf_suite.runner.results import open_run
+
+ALLOWED = 0.1
+
+
+def main(folder: Path) -> int:
+    """Print a row a rank of every configuration that ran; how many are off is the exit code's to tell."""
+    found = (record for record in open_run(folder).records() if record.case.get("operator") == OPERATOR)
+    latest = {record.case_id: record for record in found if record.outcome == "ok"}
+    wrong = 0
+    print(f"{'configuration':34} rank {' '.join(f'{name:>22}' for name in COUNTED)}     total")
+    for record in latest.values():
+        p = record.parsed_case().parameters
+        counted = Measured.of(1.0, record.kernel).memory
+        for rank, (need, told) in enumerate(zip(memory_by_rank(p), counted, strict=True)):
+            told = {**told, "optimizer_bytes": told["optimizer_bytes"] + told["counter_bytes"]}
+            pairs = {name: (float(getattr(need, name)), told[key]) for name, key in COUNTED.items()}
+            foretold_bytes, counted_bytes = map(sum, zip(*pairs.values(), strict=True))
+            off = foretold_bytes / counted_bytes - 1
+            exact = all(pairs[name][0] == pairs[name][1] for name in ("weights", "gradients", "optimizer"))
+            wrong += not exact or abs(off) > ALLOWED
+            columns = " ".join(f"{f'{law:.0f}/{real:.0f}':>22}" for law, real in pairs.values())
+            print(f"{p.name:34} {rank:4} {columns} {off:+8.2%}")
+    print(f"{wrong} ranks are off." if wrong else "Every rank holds what the laws foretell.")
+    return 1 if wrong or not latest else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
