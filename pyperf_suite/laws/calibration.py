@@ -146,7 +146,10 @@ def check_form(calibration: Calibration, origin: Path) -> None:
     """Raise UserError where a block is not what the laws read: one of an older law, or by someone's hand.
 
     A block is held against those of its name that are shipped; one that none is shipped of has to state its error.
+    Then all laws price a few sizes, for coefficients of the right form may still be of nothing that runs.
     """
+    from pyperf_suite.laws.calibration_trial import cannot_price
+
     pooled = shipped_calibration(POOLED)
     shipped = [*all_shipped(), *([pooled] if pooled else [])]
     for name, block in calibration.blocks.items():
@@ -156,6 +159,8 @@ def check_form(calibration: Calibration, origin: Path) -> None:
                 f"{origin} has a block {name} that this pyperf-suite cannot read: make it anew with `pyperf-suite "
                 "calibrate`."
             )
+    if why := cannot_price(calibration):
+        raise UserError(f"{origin} is no calibration of a GPU, for {why}: make it anew with `pyperf-suite calibrate`.")
 
 
 def _states_its_error(block: Block) -> bool:
@@ -164,12 +169,16 @@ def _states_its_error(block: Block) -> bool:
 
 
 def _has_form(block: Block, like: Block) -> bool:
-    """Whether it has the same arrays, of the same kinds and axes, with numbers where the other one has them."""
+    """Whether it has the same arrays, of the same kinds and axes, with numbers where the other one has them.
+
+    None is negative where the other's are not.
+    """
     if block.arrays.keys() != like.arrays.keys() or block.fitted_range.keys() != like.fitted_range.keys():
         return False
     return all(
         (array.dtype.kind, array.ndim, array.size > 0) == (other.dtype.kind, other.ndim, other.size > 0)
         and (array.dtype.kind != "f" or not np.isfinite(other).all() or bool(np.isfinite(array).all()))
+        and (array.dtype.kind not in "fi" or bool((other < 0).any()) or not bool((array < 0).any()))
         for array, other in ((block.arrays[name], like.arrays[name]) for name in block.arrays)
     )
 
