@@ -31,8 +31,6 @@ SHORTEST_S, LONGEST_S = 1e-9, 1e9
 
 def cannot_price(calibration: Calibration) -> str | None:
     """Why its laws are none, in a part of a sentence; None where each gives every size a time."""
-    if not isinstance(calibration.gpu, str):
-        return "it names no GPU"
     try:
         find_gpu(calibration.gpu)
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -53,10 +51,11 @@ def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[
     from pyperf_suite.laws.step_time import found_constants
 
     laws = {name.removesuffix("_here") for name in calibration.blocks}
+    m, n, k = PRODUCTS
     peaks = find_gpu(calibration.gpu).peak_flop_per_s
     for dtype in ("bf16", "fp8"):
         if f"gemm_{dtype}" in laws and dtype in peaks:
-            yield "products", gemm_time(calibration, *PRODUCTS, dtype=dtype, layout="TN", explain=True)
+            yield "products", gemm_time(calibration, m, n, k, dtype=dtype, layout="TN", explain=True)
     if "attention_bf16" in laws and "bf16" in peaks:
         batch, seq, heads, kv_heads, head_dim = np.array(
             [(*shape, width) for shape in ATTENTIONS for width in HEAD_DIMS], dtype=np.int64
