@@ -5,6 +5,7 @@ A killed writer can leave one torn line at the end; reading drops it with a warn
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
@@ -26,7 +27,8 @@ class Journal:
         """
         self.path = path
         try:
-            self._file: IO[bytes] = path.open("ab")
+            # Unbuffered: what a full disk refuses is not tried again behind our back when the file is closed.
+            self._file: IO[bytes] = path.open("ab", buffering=0)
             _lock(self._file)
             _set_torn_tail_aside(path)
         except BlockingIOError:
@@ -38,13 +40,24 @@ class Journal:
             raise UserError(f"The results file {path} cannot be written: {error.strerror}.") from None
 
     def append(self, record: Record) -> None:
-        """Write one record and wait until it is on disk. Raises UserError where the disk refuses."""
+        """Write one record and wait until it is on disk.
+
+        Raises UserError where the disk refuses, after taking back what it took of the record, and where the file is
+        gone.
+        """
         line = json.dumps(record.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
+        file = self._file.fileno()
         try:
-            self._file.write(line.encode())
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            end = os.fstat(file).st_size
+            _write_whole(file, line.encode())
+            os.fsync(file)
+            if os.fstat(file).st_nlink == 0:
+                raise UserError(
+                    f"{self.path} was deleted while the run was writing it, and its records with it: start a new run."
+                )
         except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, end)
             raise UserError(
                 f"A record could not be written to {self.path}: {error.strerror}. All earlier records are kept; "
                 "free some space and go on with --resume."
@@ -59,6 +72,12 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _write_whole(file: int, content: bytes) -> None:
+    """Write all of it, which one call need not do. Raises OSError where the disk refuses."""
+    while content:
+        content = content[os.write(file, content) :]
 
 
 def _lock(file: IO[bytes]) -> None:
