@@ -24,6 +24,7 @@ from pyperf_suite.compare_command import compare
 from pyperf_suite.errors import UserError
 from pyperf_suite.history_commands import export, history, prune
 from pyperf_suite.layout_command import layout
+from pyperf_suite.printable import printable
 from pyperf_suite.selfcheck_command import selfcheck
 from pyperf_suite.track_command import track
 
@@ -61,13 +62,11 @@ class SpokenErrors(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            from pyperf_suite.history.outputs.words import printable
-
             raise Spoken(printable(str(error))) from error
 
 
 def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:
-    click.echo(f"Warning: {message}", err=True)
+    click.echo(f"Warning: {printable(str(message))}", err=True)
 
 
 @click.group(cls=SpokenErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -279,7 +278,7 @@ def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
 
     plan = session.plan
     console.print(f"{', '.join(plan.probes)}: {plan.outlook}", highlight=False, soft_wrap=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
     try:
         session.open()
         with Progress(*columns, console=console, transient=True) as progress:
@@ -309,7 +308,7 @@ def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
 
 def _speed(record: Any) -> str:
     if record.outcome != "ok":
-        return f"{record.outcome}: {record.reason}"[:60]
+        return printable(f"{record.outcome}: {record.reason}"[:60])
     flop = record.work.get("flop")
     return f"{flop / record.seconds / 1e12:.3f} TFLOP/s" if flop else record.kernel["name"]
 

@@ -16,7 +16,7 @@ import pyperf_suite
 PACKAGE = Path(pyperf_suite.__file__).parent
 # Lowest first. A part imports from parts below its own layer, never from beside or above.
 LAYERS = (
-    ("errors", "_native", "kernels"),
+    ("errors", "printable", "_native", "kernels"),
     ("hardware",),
     ("laws",),
     ("measure", "ranks"),
@@ -35,6 +35,7 @@ LAYERS = (
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 MEASURING_PATH = (
     "errors",
+    "printable",
     "laws",
     "hardware",
     "measure",
