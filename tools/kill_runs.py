@@ -8,6 +8,7 @@ be there, workers have to end by themselves, and the resumed run has to finish w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import subprocess
@@ -16,11 +17,12 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import IO, Any
 
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES = tuple(range(8, 20))
+SIZES = tuple(range(8, 58))
 PROCESSES = 2
 # How long a worker whose run is gone may take to go too.
 ORPHANS_S = 20.0
@@ -86,70 +88,79 @@ def tiny_plan():
 def kill_runs(kills: int, folder: Path, seed: int = 0, tell=lambda _: None) -> str:
     """Kill so often, and return a sentence on what was seen. Raises AssertionError where anything was lost."""
     draw, done, finished, number = random.Random(seed), Counter(), 0, 0
-    whole_s = 3.0
     while sum(done.values()) < kills:
         results, number = folder / f"results-{number}", number + 1
-        while True:
-            limit_s = draw.uniform(0.0, 1.2 * whole_s) if sum(done.values()) < kills else None
-            kind = draw.choice(KINDS)
-            began = time.monotonic()
-            told, killed, over = run_until(results, limit_s, kind, draw)
+        while not is_complete(results):
+            kind = draw.choice(KINDS) if sum(done.values()) < kills else None
+            told, killed = run_until_killed(results, kind, draw)
             done[kind] += killed
             check(results, told)
-            if over and not killed:
-                whole_s = 0.5 * whole_s + 0.5 * (time.monotonic() - began)
-            if over and is_complete(results):
-                finished += 1
-                break
-        tell(f"{sum(done.values())} kills ({dict(done)}), {finished} runs finished")
+            tell(f"{sum(done.values())} kills ({dict(done)}), {finished} runs finished")
+        finished += 1
     kinds = ", ".join(f"{count} of the {kind}" for kind, count in sorted(done.items()))
     return f"{sum(done.values())} kills ({kinds}), {finished} runs finished; no record was lost or measured twice."
 
 
-def run_until(results: Path, limit_s: float | None, kind: str, draw: random.Random) -> tuple[set[str], int, bool]:
-    """Run, and kill after `limit_s` seconds: the visits told, whether anything was killed, whether the run ended."""
+def run_until_killed(results: Path, kind: str | None, draw: random.Random) -> tuple[set[str], int]:
+    """Run, and kill at a random moment what `kind` says, None for nothing: the visits told, and whether it came to it.
+
+    Most moments lie within the first visits, where a kill by the clock would mostly meet Python's imports.
+    """
     results.mkdir(exist_ok=True)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "ignore", __file__, "--as-run", str(results)]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         run = subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
         try:
-            killed = 0 if limit_s is None else kill(run, limit_s, kind, draw)
-            run.wait(timeout=120)
+            killed = 0
+            if kind is not None and (
+                is_running_after(run, draw.uniform(0.0, 4.0))
+                if draw.random() < 0.25
+                else has_told(run, output, draw.randrange(8)) and is_running_after(run, draw.uniform(0.0, 0.1))
+            ):
+                killed = kill(run, kind, draw)
+            run.wait(timeout=300)
         finally:
             run.kill()
         output.seek(0)
         lines = output.read().decode().split("\n")[:-1]  # a line that was cut off was not told
         errors.seek(0)
         assert run.returncode in (0, -9), errors.read().decode()
-    return {line for line in lines if line.startswith("ok ")}, killed, lines[-1:] == ["finished"]
+    return {line for line in lines if line.startswith("ok ")}, killed
 
 
-def kill(run: subprocess.Popen, limit_s: float, kind: str, draw: random.Random) -> int:
-    """Kill what `kind` says after so many seconds, and wait for orphans; 0 where there was nothing left to kill."""
+def is_running_after(run: subprocess.Popen, seconds: float) -> bool:
+    """Whether it is still there when so many seconds have passed."""
     try:
-        run.wait(timeout=limit_s)
-        return 0
+        run.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
-        pass
+        return True
+    return False
+
+
+def has_told(run: subprocess.Popen, output: IO[bytes], visits: int) -> bool:
+    """Wait until it has told of so many visits that were not measured before; False where it ended first."""
+    told_before = None
+    while run.poll() is None:
+        told = os.pread(output.fileno(), 1 << 20, 0).count(b"\n")
+        told_before = told if told_before is None and told else told_before
+        if told - (told_before or 0) >= visits:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def kill(run: subprocess.Popen, kind: str, draw: random.Random) -> int:
+    """Kill what `kind` says and wait for orphans; 0 where there was nothing left to kill."""
     try:
         workers = psutil.Process(run.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return 0
-    victims = (
-        [run]
-        if kind == "run"
-        else [run, *workers]
-        if kind == "run and workers"
-        else draw.sample(workers, k=1)
-        if workers
-        else []
-    )
+    victims: list[Any] = draw.sample(workers, k=min(1, len(workers))) if kind == "worker" else [run]
+    victims += workers if kind == "run and workers" else []
     for victim in victims:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             victim.kill()
-        except psutil.NoSuchProcess:
-            continue
     if kind != "worker":
         run.wait()
         _, alive = psutil.wait_procs(workers, timeout=ORPHANS_S)

@@ -9,6 +9,8 @@ import functools
 import io
 import json
 import re
+import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -121,7 +123,8 @@ def all_shipped() -> tuple[Calibration, ...]:
 def load_calibration(path: Path) -> Calibration:
     """Read a calibration. Raises UserError for what is none, or one of another version."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path) as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's, of arrays that another hand wrote
             if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
                 raise ValueError(f"it unpacks to more than {MOST_BYTES >> 20} MiB")
             header = json.loads(archive.read(HEADER))
@@ -132,7 +135,7 @@ def load_calibration(path: Path) -> Calibration:
     except FileNotFoundError:
         raise UserError(f"There is no calibration at {path}: make one with `pyperf-suite calibrate`.") from None
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, LookupError, TypeError, AttributeError,
-            RuntimeError) as error:  # fmt: skip
+            RuntimeError, ArithmeticError, MemoryError, SyntaxError, tokenize.TokenError) as error:  # fmt: skip
         raise UserError(
             f"{path} is not a calibration ({error or type(error).__name__}): make one with `pyperf-suite calibrate`."
         ) from None

@@ -131,6 +131,27 @@ def test_a_block_of_another_form_is_refused_in_one_sentence(wrong):
         check_form(odd, "own.npz")
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr'\x1e: '<f8', 'shape': (), }        }",  # which numpy hands to Python's tokenizer
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (999999999999999,), }",
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (" + b"9" * 30 + b",), }",
+        b"[" * 300,
+    ],
+)
+def test_an_array_whose_header_a_hand_spoiled_is_no_calibration(tmp_path, header):
+    path = Calibration("L4").with_block("memory", BLOCK).save(tmp_path / "l4.npz")
+    with zipfile.ZipFile(path) as good:
+        entries = {name: good.read(name) for name in good.namelist()}
+    entries["memory/rates.npy"] = b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n"
+    with zipfile.ZipFile(path, "w") as bad:
+        for name, content in entries.items():
+            bad.writestr(name, content)
+    with pytest.raises(UserError, match="is not a calibration"):
+        load_calibration(path)
+
+
 @pytest.mark.parametrize("name", ["gemm_bf16", "gemm_fp8", "attention_bf16", "memory", "collectives"])
 def test_coefficients_that_a_hand_made_negative_or_nothing_are_refused_in_one_sentence(name):
     good = shipped_calibration("H200 SXM")
