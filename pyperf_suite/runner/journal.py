@@ -9,9 +9,10 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pyperf_suite.errors import TornJournal, UserError
 from pyperf_suite.runner.record import Record
@@ -106,12 +107,17 @@ def _records(path: Path) -> Iterator[Record]:
     whole, tail = _split_torn_tail(content)
     if tail:
         warnings.warn(f"{path}: the last line is torn and was dropped ({len(tail)} bytes).", TornJournal, stacklevel=4)
+    identity: Mapping[str, Any] = {}
+    state: Mapping[str, Any] = {}
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
             record = Record.from_json(json.loads(line))
         except (ValueError, RecursionError, UserError) as error:
             raise UserError(f"{path}, line {number} is not a record of the suite: {error}") from None
-        yield record
+        # All records of a run tell of the same machine, at more length than of their case: it is kept once.
+        identity = identity if record.identity == identity else record.identity
+        state = state if record.state == state else record.state
+        yield replace(record, identity=identity, state=state)
 
 
 def _split_torn_tail(content: bytes) -> tuple[bytes, bytes]:
