@@ -278,7 +278,7 @@ class _Told:
         s = "s" if benchmarks > 1 else ""
         minutes = benchmarks * budget_s / 60
         console.print(f"{benchmarks} benchmark{s}, at most about {minutes:.1f} min", highlight=False, soft_wrap=True)
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
         self._progress = Progress(*columns, console=console, transient=True)
         self._task = self._progress.add_task("", total=benchmarks)
         self._seen: set[str] = set()

@@ -128,7 +128,7 @@ def _present(
     from pyperf_suite.advise.sizing_report import findings_of_sizing
     from pyperf_suite.report.markdown import page
     from pyperf_suite.report.run_report import draw_all
-    from pyperf_suite.report.terminal import cautions, print_findings
+    from pyperf_suite.report.terminal import cautions, escape, print_findings
 
     findings = {"size": findings_of_sizing(found, prices)}
     records = []
@@ -154,9 +154,10 @@ def _present(
     console = Console()
     print_findings(console, findings, records)
     if measured is not None:
-        console.print(f"records   {measured.folder.records_path}", highlight=False, soft_wrap=True)
+        console.print(f"records   {escape(str(measured.folder.records_path))}", highlight=False, soft_wrap=True)
     for path in written:
-        console.print(f"{'picture' if path.suffix == '.png' else 'text':9} {path}", highlight=False, soft_wrap=True)
+        kind = "picture" if path.suffix == ".png" else "text"
+        console.print(f"{kind:9} {escape(str(path))}", highlight=False, soft_wrap=True)
 
 
 @click.command()

@@ -37,6 +37,7 @@ from pyperf_suite.measuring_command import (
     progress_bar,
     workers_of_the_launcher,
 )
+from pyperf_suite.printable import printable
 from pyperf_suite.report_command import report
 from pyperf_suite.selfcheck_command import selfcheck
 from pyperf_suite.study_command import study
@@ -62,8 +63,6 @@ class SpokenErrors(Suite):
             with _signals_interrupt():
                 return super().invoke(ctx)
         except UserError as error:
-            from pyperf_suite.history.outputs.words import printable
-
             raise Spoken(printable(str(error))) from error
 
 
@@ -87,7 +86,7 @@ def _signals_interrupt() -> Iterator[None]:
 
 
 def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:
-    click.echo(f"Warning: {message}", err=True)
+    click.echo(f"Warning: {printable(str(message))}", err=True)
 
 
 @click.group(cls=SpokenErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -268,7 +267,7 @@ def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
 
 def _speed(record: Any) -> str:
     if record.outcome != "ok":
-        return f"{record.outcome}: {record.reason}"[:60]
+        return printable(f"{record.outcome}: {record.reason}"[:60])
     flop = record.work.get("flop")
     return f"{flop / record.seconds / 1e12:.3f} TFLOP/s" if flop else record.kernel["name"]
 

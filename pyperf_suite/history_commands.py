@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.printable import printable
 
 if TYPE_CHECKING:
     from pyperf_suite.history.prune import Pruning
@@ -163,7 +164,7 @@ def prune(
             continue
         deleted.append(doomed.name)
         if not as_json:
-            click.echo(f"deleted  {doomed.name}")
+            click.echo(printable(f"deleted  {doomed.name}"))
     if deleted:
         with _store(results):
             pass  # the index follows: it forgets the files that are gone
@@ -267,20 +268,16 @@ def _as_json(series: Sequence[Series], warned: Sequence[str]) -> str:
 
 
 def _warn(sentences: Sequence[str]) -> None:
-    from pyperf_suite.history.outputs.words import printable
-
     for sentence in sentences:
         click.echo(f"Warning: {printable(sentence)}", err=True)
 
 
 def _print_pruning(planned: Pruning, really: bool) -> None:
     for doomed in planned.doomed:
-        click.echo(
-            f"{'goes' if really else 'would go'}  {doomed.name}  {doomed.size_bytes / 1e6:.1f} MB  "
-            f"({doomed.reason}): {', '.join(doomed.files)}"
-        )
+        goes = f"{'goes' if really else 'would go'}  {doomed.name}  {doomed.size_bytes / 1e6:.1f} MB"
+        click.echo(printable(f"{goes}  ({doomed.reason}): {', '.join(doomed.files)}"))
     for spared in planned.spared:
-        click.echo(f"stays  {spared.name}: {spared.reason}")
+        click.echo(printable(f"stays  {spared.name}: {spared.reason}"))
     runs = "run" if len(planned.doomed) == 1 else "runs"
     ending = "." if really or not planned.doomed else "; nothing was deleted, --delete does it."
     click.echo(

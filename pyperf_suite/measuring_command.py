@@ -128,5 +128,5 @@ def progress_bar(console: Any) -> Any:
     """How many cases are done, the time left, and what the last one gave."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
     return Progress(*columns, console=console, transient=True)

@@ -18,6 +18,15 @@ from pyperf_suite.runner.record import Metric, Record
 
 # The same examples in each run: a change is judged by what it changes. HYPOTHESIS_PROFILE=default searches on.
 hypothesis.settings.register_profile("same_each_time", derandomize=True, deadline=None)
+# For tests/hardening, where one example is a hundred inputs: others in each run, and none may take long.
+hypothesis.settings.register_profile(
+    "thorough",
+    max_examples=1_000,
+    deadline=60_000,
+    database=None,
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),  # tracing, to explain, would take most of the time
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same_each_time"))
 
 MEASURED_TABLES = "PYPERF_MEASURED_TABLES"

@@ -16,7 +16,7 @@ import pyperf_suite
 PACKAGE = Path(pyperf_suite.__file__).parent
 # Lowest first. A part imports from parts below its own layer, never from beside or above.
 LAYERS = (
-    ("errors", "nearest", "_native", "kernels"),
+    ("errors", "nearest", "printable", "_native", "kernels"),
     ("hardware",),
     ("laws",),
     ("measure", "ranks"),
@@ -40,6 +40,7 @@ LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 MEASURING_PATH = (
     "errors",
     "nearest",
+    "printable",
     "laws",
     "hardware",
     "measure",

@@ -44,6 +44,8 @@ PCIE = {
 }
 # One lane of the two generations before, in 8b/10b; a card that idles may fall back to them.
 _OLD_LANE_GB_PER_S = {1: 0.25, 2: 0.5}
+# A thousand times what any network card carries: beyond it a rate is a slip of the keyboard.
+FASTEST_GBPS = 1e6
 INFINIBAND = {
     rate: LinkPeak(f"InfiniBand {rate} 4x", gb_per_s, "InfiniBand Trade Association, roadmap of data rates")
     for rate, gb_per_s in {"EDR": 12.5, "HDR": 25.0, "NDR": 50.0, "XDR": 100.0}.items()
@@ -105,7 +107,7 @@ def network(rate: str) -> LinkPeak:
     if text.upper() in INFINIBAND:
         return INFINIBAND[text.upper()]
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gbps|gbit/s)", text, re.IGNORECASE)
-    if match is None or not float(match[1]):
+    if match is None or not 0 < float(match[1]) <= FASTEST_GBPS:
         names = ", ".join(INFINIBAND)
-        raise UserError(f"{rate!r} is not the rate of a network: write one of {names}, or a number as in 400Gbps.")
+        raise UserError(f"{rate[:40]!r} is not the rate of a network: write one of {names}, or a number as in 400Gbps.")
     return LinkPeak(f"{float(match[1]):g} Gbps", float(match[1]) / 8, "as given")

@@ -20,7 +20,7 @@ from pyperf_suite.laws.tiling import ceil_div
 # dQ, dK, dV, and the scores and the gradient of the weights once more: five products where the forward has two.
 BACKWARD_FLOP_RATIO = 2.5
 
-_BLOCKS = re.compile(r"(\d+)x(\d+)(?::s(\d+))?(?::w(\d+))?")
+_BLOCKS = re.compile("([0-9]{1,9})x([0-9]{1,9})(?::s([0-9]{1,9}))?(?::w([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True, order=True)
@@ -50,7 +50,7 @@ class Blocks:
         """The inverse of `str`. Raises UserError for anything else."""
         match = _BLOCKS.fullmatch(text.strip())
         if match is None:
-            raise UserError(f"{text!r} are not blocks: write QUERIESxKEYS, as in 128x64 or 128x64:s3:w8.")
+            raise UserError(f"{text[:80]!r} are not blocks: write QUERIESxKEYS, as in 128x64 or 128x64:s3:w8.")
         return cls(*(int(part) for part in match.groups(default="1")))
 
 

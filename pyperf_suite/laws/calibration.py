@@ -9,6 +9,8 @@ import functools
 import io
 import json
 import re
+import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -121,7 +123,8 @@ def all_shipped() -> tuple[Calibration, ...]:
 def load_calibration(path: Path) -> Calibration:
     """Read a calibration. Raises UserError for what is none, or one of another version."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path) as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # numpy's, of arrays that another hand wrote
             if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
                 raise ValueError(f"it unpacks to more than {MOST_BYTES >> 20} MiB")
             header = json.loads(archive.read(HEADER))
@@ -132,7 +135,7 @@ def load_calibration(path: Path) -> Calibration:
     except FileNotFoundError:
         raise UserError(f"There is no calibration at {path}: make one with `pyperf-suite calibrate`.") from None
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, LookupError, TypeError, AttributeError,
-            RuntimeError) as error:  # fmt: skip
+            RuntimeError, ArithmeticError, MemoryError, SyntaxError, tokenize.TokenError) as error:  # fmt: skip
         raise UserError(
             f"{path} is not a calibration ({error or type(error).__name__}): make one with `pyperf-suite calibrate`."
         ) from None
@@ -146,7 +149,10 @@ def check_form(calibration: Calibration, origin: Path) -> None:
     """Raise UserError where a block is not what the laws read: one of an older law, or by someone's hand.
 
     A block is held against those of its name that are shipped; one that none is shipped of has to state its error.
+    Then all laws price a few sizes, for coefficients of the right form may still be of nothing that runs.
     """
+    from pyperf_suite.laws.calibration_trial import cannot_price
+
     pooled = shipped_calibration(POOLED)
     shipped = [*all_shipped(), *([pooled] if pooled else [])]
     for name, block in calibration.blocks.items():
@@ -156,6 +162,8 @@ def check_form(calibration: Calibration, origin: Path) -> None:
                 f"{origin} has a block {name} that this pyperf-suite cannot read: make it anew with `pyperf-suite "
                 "calibrate`."
             )
+    if why := cannot_price(calibration):
+        raise UserError(f"{origin} is no calibration of a GPU, for {why}: make it anew with `pyperf-suite calibrate`.")
 
 
 def _states_its_error(block: Block) -> bool:
@@ -164,12 +172,16 @@ def _states_its_error(block: Block) -> bool:
 
 
 def _has_form(block: Block, like: Block) -> bool:
-    """Whether it has the same arrays, of the same kinds and axes, with numbers where the other one has them."""
+    """Whether it has the same arrays, of the same kinds and axes, with numbers where the other one has them.
+
+    None is negative where the other's are not.
+    """
     if block.arrays.keys() != like.arrays.keys() or block.fitted_range.keys() != like.fitted_range.keys():
         return False
     return all(
         (array.dtype.kind, array.ndim, array.size > 0) == (other.dtype.kind, other.ndim, other.size > 0)
         and (array.dtype.kind != "f" or not np.isfinite(other).all() or bool(np.isfinite(array).all()))
+        and (array.dtype.kind not in "fi" or bool((other < 0).any()) or not bool((array < 0).any()))
         for array, other in ((block.arrays[name], like.arrays[name]) for name in block.arrays)
     )
 

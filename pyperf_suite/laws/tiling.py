@@ -15,8 +15,10 @@ from pyperf_suite.errors import UserError
 
 POLICIES = ("data_parallel", "persistent", "split_k", "stream_k", "library")
 
-_TILE = re.compile(r"(\d+)x(\d+)x(\d+)(?::s(\d+))?(?::c(\d+))?")
-_SCHEDULE = re.compile(r"([a-z_]+)(?:\((\d+)\))?@(\d+)")
+# No size of a tile has more digits, and Python converts no number of thousands of them.
+_SIZE = "([0-9]{1,9})"
+_TILE = re.compile(f"{_SIZE}x{_SIZE}x{_SIZE}(?::s{_SIZE})?(?::c{_SIZE})?")
+_SCHEDULE = re.compile(rf"([a-z_]+)(?:\({_SIZE}\))?@{_SIZE}")
 
 
 @dataclass(frozen=True, order=True)
@@ -47,7 +49,7 @@ class Tile:
         """The inverse of `str`. Raises UserError for anything else."""
         match = _TILE.fullmatch(text.strip())
         if match is None:
-            raise UserError(f"{text!r} is not a tile: write MxNxK, as in 128x128x256.")
+            raise UserError(f"{text[:80]!r} is not a tile: write MxNxK, as in 128x128x256.")
         return cls(*(int(part) for part in match.groups(default="1")))
 
 
@@ -82,7 +84,9 @@ class Schedule:
         """The inverse of `str`. Raises UserError for anything else."""
         match = _SCHEDULE.fullmatch(text.strip())
         if match is None:
-            raise UserError(f"{text!r} is not a schedule: write POLICY@WORKERS, as in data_parallel@2 or split_k(4)@2.")
+            raise UserError(
+                f"{text[:80]!r} is not a schedule: write POLICY@WORKERS, as in data_parallel@2 or split_k(4)@2."
+            )
         policy, splits, workers = match.groups()
         return cls(policy, int(workers), int(splits or 1))
 

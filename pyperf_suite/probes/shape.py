@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from pyperf_suite.errors import UserError
@@ -22,6 +23,6 @@ class Shape:
     def parse(cls, text: str) -> Shape:
         """The inverse of `str`. Raises UserError for anything else."""
         parts = text.split("x")
-        if len(parts) != 3 or not all(part.strip().lstrip("-").isdigit() for part in parts):
-            raise UserError(f"{text!r} is not a shape: write MxNxK, as in 512x4096x1024.")
+        if len(parts) != 3 or not all(re.fullmatch("-?[0-9]{1,12}", part.strip()) for part in parts):
+            raise UserError(f"{text[:80]!r} is not a shape: write MxNxK, as in 512x4096x1024.")
         return cls(*(int(part) for part in parts))

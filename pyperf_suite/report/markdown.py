@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pyperf_suite.printable import printable
 from pyperf_suite.probes.findings import Findings, Table
 
 
@@ -26,7 +27,7 @@ def page(title: str, findings: Mapping[str, Findings], cautions: Sequence[str], 
 
 def escape(text: str) -> str:
     """Plain text that Markdown would take for its own."""
-    return "".join(f"\\{character}" if character in "\\`*[]<>|" else character for character in text)
+    return "".join(f"\\{character}" if character in "\\`*[]<>|" else character for character in printable(text))
 
 
 def _rows(table: Table) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import warnings
@@ -37,6 +38,7 @@ def draw_all(findings: Mapping[str, Findings], folder: Path) -> list[Path]:
             try:
                 paths.append(draw(figure, folder))
             except OSError as error:
+                _discard(folder / f"{figure.name}.png")
                 warnings.warn(f"The picture {figure.name} could not be written: {error.strerror}.", stacklevel=2)
     return paths
 
@@ -54,8 +56,15 @@ def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folde
             path.write_text(text, encoding="utf-8")
             written.append(path)
         except OSError as error:
+            _discard(path)
             warnings.warn(f"{name} could not be written: {error.strerror}.", stacklevel=2)
     return [*pictures, *written]
+
+
+def _discard(path: Path) -> None:
+    """Remove what a full disk left of a file: half a picture or page would be taken for the whole."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def report_run(console: Console, folder: RunFolder, records: Sequence[Record]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table as RichTable
 
+from pyperf_suite.printable import printable
 from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.runner.record import Record
 
@@ -37,6 +38,11 @@ def print_places(console: Console, records_path: Path, written: Sequence[Path]) 
     for path in written:
         kind = "picture" if path.suffix == ".png" else "text"
         console.print(f"{kind:9} {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+def escape(text: str) -> str:
+    """Text for rich as it stands: neither rich nor the terminal finds an order in it."""
+    return markup.escape(printable(text))
 
 
 def cautions(records: Sequence[Record]) -> list[str]:
@@ -95,11 +101,11 @@ def _print_table(console: Console, table: Table) -> None:
 
 def _rich_table(table: Table) -> RichTable:
     rich_table = RichTable(
-        title=table.title, title_justify="left", title_style="italic", box=None, padding=(0, 2, 0, 0)
+        title=escape(table.title), title_justify="left", title_style="italic", box=None, padding=(0, 2, 0, 0)
     )
     for position, column in enumerate(table.columns):
         is_figure = all(row[position][:1] in "+-0123456789" for row in table.rows)
-        rich_table.add_column(column, justify="right" if is_figure else "left", no_wrap=True)
+        rich_table.add_column(escape(column), justify="right" if is_figure else "left", no_wrap=True)
     for row in table.rows:
         rich_table.add_row(*(escape(cell) for cell in row))
     return rich_table

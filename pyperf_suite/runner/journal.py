@@ -5,12 +5,14 @@ A killed writer can leave one torn line at the end; reading drops it with a warn
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pyperf_suite.errors import TornJournal, UserError
 from pyperf_suite.runner.record import Record
@@ -26,7 +28,8 @@ class Journal:
         """
         self.path = path
         try:
-            self._file: IO[bytes] = path.open("ab")
+            # Unbuffered: what a full disk refuses is not tried again behind our back when the file is closed.
+            self._file: IO[bytes] = path.open("ab", buffering=0)
             _lock(self._file)
             _set_torn_tail_aside(path)
         except BlockingIOError:
@@ -38,13 +41,24 @@ class Journal:
             raise UserError(f"The results file {path} cannot be written: {error.strerror}.") from None
 
     def append(self, record: Record) -> None:
-        """Write one record and wait until it is on disk. Raises UserError where the disk refuses."""
+        """Write one record and wait until it is on disk.
+
+        Raises UserError where the disk refuses, after taking back what it took of the record, and where the file is
+        gone.
+        """
         line = json.dumps(record.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
+        file = self._file.fileno()
         try:
-            self._file.write(line.encode())
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            end = os.fstat(file).st_size
+            _write_whole(file, line.encode())
+            os.fsync(file)
+            if os.fstat(file).st_nlink == 0:
+                raise UserError(
+                    f"{self.path} was deleted while the run was writing it, and its records with it: start a new run."
+                )
         except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, end)
             raise UserError(
                 f"A record could not be written to {self.path}: {error.strerror}. All earlier records are kept; "
                 "free some space and go on with --resume."
@@ -59,6 +73,12 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _write_whole(file: int, content: bytes) -> None:
+    """Write all of it, which one call need not do. Raises OSError where the disk refuses."""
+    while content:
+        content = content[os.write(file, content) :]
 
 
 def _lock(file: IO[bytes]) -> None:
@@ -87,12 +107,17 @@ def _records(path: Path) -> Iterator[Record]:
     whole, tail = _split_torn_tail(content)
     if tail:
         warnings.warn(f"{path}: the last line is torn and was dropped ({len(tail)} bytes).", TornJournal, stacklevel=4)
+    identity: Mapping[str, Any] = {}
+    state: Mapping[str, Any] = {}
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
             record = Record.from_json(json.loads(line))
         except (ValueError, RecursionError, UserError) as error:
             raise UserError(f"{path}, line {number} is not a record of the suite: {error}") from None
-        yield record
+        # All records of a run tell of the same machine, at more length than of their case: it is kept once.
+        identity = identity if record.identity == identity else record.identity
+        state = state if record.state == state else record.state
+        yield replace(record, identity=identity, state=state)
 
 
 def _split_torn_tail(content: bytes) -> tuple[bytes, bytes]:

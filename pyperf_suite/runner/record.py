@@ -22,6 +22,9 @@ OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "unsupported")
 # the start and the end of a run that tells machine drift from code.
 KINDS = ("timing", "static", "sentinel")
 
+# No unit makes a larger number of anything measured.
+LARGEST = 1e300
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -40,12 +43,31 @@ class Metric:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Metric:
-        """The inverse of `dataclasses.asdict`. Raises TypeError for anything but numbers and a list of samples."""
+        """The inverse of `dataclasses.asdict`.
+
+        Raises TypeError for anything but a unit, finite numbers and a list of them, or of such lists, as samples.
+        """
         metric = cls(**data)
         figures = (metric.value, metric.low, metric.high, metric.q20, metric.q80)
-        if not all(isinstance(figure, int | float) for figure in figures) or not isinstance(metric.samples, list):
-            raise TypeError(f"a metric holds figures and a list of samples, not {str(data)[:80]}")
+        if not all(map(_is_finite, figures)) or not isinstance(metric.unit, str) or not _are_samples(metric.samples):
+            raise TypeError(f"a metric holds a unit, figures and a list of samples, not {str(data)[:80]}")
         return metric
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number that every reader can reckon with; integers beyond a float's range are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return -LARGEST < value < LARGEST
+
+
+def _are_samples(samples: Any) -> bool:
+    """Whether it is a list of numbers, or one of such lists where several ranks measured."""
+    if not isinstance(samples, list):
+        return False
+    return all(map(_is_finite, samples)) or all(
+        isinstance(of_rank, list) and all(map(_is_finite, of_rank)) for of_rank in samples
+    )
 
 
 @dataclass(frozen=True)
@@ -94,12 +116,21 @@ class Record:
             record = cls(**{name: value for name, value in data.items() if name in known} | {"metrics": metrics})
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"A record is incomplete or malformed: {error}.") from None
+        record._require_types()
         if record.outcome not in OUTCOMES or record.kind not in KINDS or not isinstance(record.case, dict):
             raise UserError(
                 f"A record of kind {record.kind!r} and outcome {record.outcome!r} is not one of the suite's."
             )
         record._require_what_readers_use()
         return record
+
+    def _require_types(self) -> None:
+        """Raise UserError for a field that is not of its type: readers ask no more of what they read."""
+        for names, kind, called in _TYPES:
+            for name in names:
+                value = getattr(self, name)
+                if not isinstance(value, kind) or isinstance(value, bool):
+                    raise UserError(f"A record is malformed: its {name} is not {called}.")
 
     def _require_what_readers_use(self) -> None:
         """Raise UserError for a timed record that does not hold its time, its work, and whether it converged."""
@@ -112,6 +143,12 @@ class Record:
         )
         if not all(held):
             raise UserError("A timed record lacks its time, its work in FLOP, or whether it converged.")
+        time = self.metrics["time"]
+        if not (time.value > 0 and time.low > 0 and time.high > 0):
+            raise UserError("A timed record took no time, or less than none.")
+        discarded = self.quality.get("discarded", [])
+        if not isinstance(discarded, list) or not all(isinstance(one, list) and len(one) == 2 for one in discarded):
+            raise UserError("A timed record does not tell which of its samples were discarded, and why.")
 
     def parsed_case(self) -> Case:
         """The case as data again. Raises UserError where this version no longer has its operator."""
@@ -132,3 +169,10 @@ class Record:
     def label(self) -> str:
         """What a person reads for the case."""
         return self.parsed_case().label
+
+
+_TYPES: tuple[tuple[tuple[str, ...], type, str], ...] = (
+    (("run_id", "kind", "case_id", "started_at", "outcome", "reason", "probe", "profile"), str, "text"),
+    (("process", "position"), int, "a whole number"),
+    (("case", "work", "kernel", "sampling", "quality", "verification", "identity", "state"), dict, "a JSON object"),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import secrets
@@ -66,6 +67,9 @@ def create_run(results: Path, identity: Identity, plan: Plan, name: str | None =
         path.mkdir(parents=True)
         (path / "run.json").write_text(json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
+        with contextlib.suppress(OSError):  # half a manifest would only puzzle whoever looks there later
+            (path / "run.json").unlink(missing_ok=True)
+            path.rmdir()
         raise UserError(
             f"The results folder {results} cannot be written ({error.strerror}): name another with --results, "
             "or --suite-results under pytest."

@@ -131,11 +131,56 @@ def test_a_block_of_another_form_is_refused_in_one_sentence(wrong):
         check_form(odd, "own.npz")
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr'\x1e: '<f8', 'shape': (), }        }",  # which numpy hands to Python's tokenizer
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (999999999999999,), }",
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (" + b"9" * 30 + b",), }",
+        b"[" * 300,
+    ],
+)
+def test_an_array_whose_header_a_hand_spoiled_is_no_calibration(tmp_path, header):
+    path = Calibration("L4").with_block("memory", BLOCK).save(tmp_path / "l4.npz")
+    with zipfile.ZipFile(path) as good:
+        entries = {name: good.read(name) for name in good.namelist()}
+    entries["memory/rates.npy"] = b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n"
+    with zipfile.ZipFile(path, "w") as bad:
+        for name, content in entries.items():
+            bad.writestr(name, content)
+    with pytest.raises(UserError, match="is not a calibration"):
+        load_calibration(path)
+
+
+@pytest.mark.parametrize("name", ["gemm_bf16", "gemm_fp8", "attention_bf16", "memory", "collectives"])
+def test_coefficients_that_a_hand_made_negative_or_nothing_are_refused_in_one_sentence(name):
+    good = shipped_calibration("H200 SXM")
+    block = good.block(name)
+    first = next(array for array in ("launch_s", "costs", "start_s") if array in block.arrays)
+    for wrong in (-block.arrays[first], np.full_like(block.arrays[first], 1e300)):
+        odd = good.with_block(name, dataclasses.replace(block, arrays={**block.arrays, first: wrong}))
+        with pytest.raises(UserError, match=r"^own\.npz .* make it anew with `pyperf-suite calibrate`\.$"):
+            check_form(odd, "own.npz")
+
+
+def test_coefficients_by_which_a_law_gives_no_time_are_refused_though_none_is_negative():
+    good = shipped_calibration("H200 SXM")
+    block = good.block("gemm_bf16")
+    odd = good.with_block("gemm_bf16", dataclasses.replace(block, arrays={**block.arrays, "overlap": np.array(0.0)}))
+    with pytest.raises(UserError, match="for its laws end in ZeroDivisionError"):
+        check_form(odd, "own.npz")
+
+
 def test_a_block_that_none_is_shipped_of_has_to_state_its_error():
-    own = Calibration("L4").with_block("gemm_bf16_here", BLOCK)
+    own = Calibration("L4").with_block("another_law", BLOCK)
     check_form(own, "own.npz")
-    with pytest.raises(UserError, match="gemm_bf16_here"):
-        check_form(own.with_block("gemm_bf16_here", Block({}, {})), "own.npz")
+    with pytest.raises(UserError, match="another_law"):
+        check_form(own.with_block("another_law", Block({}, {})), "own.npz")
+
+
+def test_a_correction_without_its_coefficients_is_refused():
+    with pytest.raises(UserError, match="for its laws end in KeyError"):
+        check_form(Calibration("L4").with_block("gemm_bf16_here", BLOCK), "own.npz")
 
 
 def test_each_calibration_shipped_is_small_and_states_its_error_and_origin():

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.outputs.exit_code import DEFAULT_FAIL_ON, concern
-from pyperf_suite.history.outputs.words import change, printable
+from pyperf_suite.history.outputs.words import change
+from pyperf_suite.printable import printable
 
 
 def junit_xml(heading: str, findings: Sequence[Finding], fail_on: str = DEFAULT_FAIL_ON) -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyperf_suite.history.finding import Finding
-from pyperf_suite.history.outputs.words import by_urgency, change, counted, percent, printable
+from pyperf_suite.history.outputs.words import by_urgency, change, counted, percent
+from pyperf_suite.printable import printable
 
 # A job's summary may hold 1 MiB; a row with a long label and a long sentence is about 500 bytes.
 MOST_ROWS = 400

@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from pyperf_suite.history.finding import Finding
-from pyperf_suite.history.outputs.words import by_urgency, change, outcome_sentence, percent, printable
+from pyperf_suite.history.outputs.words import by_urgency, change, outcome_sentence, percent
+from pyperf_suite.printable import printable
 from pyperf_suite.probes.findings import Table as Told
 
 _STYLES = {"slower": "bold red", "failed": "red", "undecided": "yellow", "faster": "green", "equivalent": "dim"}

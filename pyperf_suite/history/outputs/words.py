@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 from pyperf_suite.history.finding import Finding, Verdict
@@ -11,11 +10,6 @@ from pyperf_suite.measure.ratio import Ratio
 
 # What needs a reader comes first; within a verdict, what moved most.
 URGENCY: tuple[Verdict, ...] = ("slower", "failed", "undecided", "faster", "equivalent")
-
-# What a terminal obeys instead of showing, what turns the direction of writing, and what UTF-8 and XML have no
-# character for.
-# Names may come from a stranger's file.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 # Beyond this a percentage is harder to read than a factor.
 _AS_FACTOR = 10.0
@@ -29,11 +23,6 @@ def by_urgency(findings: Sequence[Finding]) -> list[Finding]:
         return URGENCY.index(finding.verdict), -moved if math.isfinite(moved) else -math.inf, finding.benchmark
 
     return sorted(findings, key=rank)
-
-
-def printable(text: str) -> str:
-    """The text with U+FFFD for every character that no terminal, UTF-8 file or XML should get."""
-    return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def change(ratio: Ratio | None) -> str:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from pyperf_suite.laws.attention import Blocks
 
-_FORWARD_TRAITS = re.compile(r"flash_fwd_kernel_traits<" + r",".join([r"\s*(?:\(int\))?(\d+)"] * 4), re.IGNORECASE)
+_FORWARD_TRAITS = re.compile(
+    r"flash_fwd_kernel_traits<" + ",".join([r"\s*(?:\(int\))?([0-9]{1,9})"] * 4), re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)

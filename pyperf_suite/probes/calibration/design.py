@@ -6,6 +6,7 @@ A lattice, not a grid: on a grid of four sizes each, sixty-four products would o
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -50,9 +51,9 @@ class AttentionShape:
     def parse(cls, text: str) -> AttentionShape:
         """The inverse of `str`. Raises UserError for anything else."""
         parts = text.split("x")
-        if len(parts) != 5 or not all(part.strip().isdigit() for part in parts):
+        if len(parts) != 5 or not all(re.fullmatch("[0-9]{1,12}", part.strip()) for part in parts):
             raise UserError(
-                f"{text!r} is not the shape of an attention: write BATCHxHEADSxKV_HEADSxHEAD_DIMxSEQ, as in "
+                f"{text[:80]!r} is not the shape of an attention: write BATCHxHEADSxKV_HEADSxHEAD_DIMxSEQ, as in "
                 "1x32x8x128x4096."
             )
         return cls(*(int(part) for part in parts))

@@ -65,7 +65,9 @@ class Training:
         needed = {"layers", "hidden", "ffn", "heads", "vocab"} - values.keys()
         if unknown or needed:
             wrong = f"knows no {min(unknown)}" if unknown else f"lacks {', '.join(sorted(needed))}"
-            raise UserError(f"The model {text!r} {wrong}: give {', '.join([*model_names, *work_names, 'compute_ms'])}.")
+            raise UserError(
+                f"The model {text[:200]!r} {wrong}: give {', '.join([*model_names, *work_names, 'compute_ms'])}."
+            )
         for name, value in values.items():
             if name != "compute_ms" and not value.is_integer():
                 raise UserError(f"{name}={value:g} was asked for, but a model has whole numbers throughout.")

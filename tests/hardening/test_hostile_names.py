@@ -1,0 +1,74 @@
+"""What a stranger's record says is shown, never obeyed: not by the terminal, not by rich, not by Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+
+import click
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from pyperf_suite import cli
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.operators.matmul import MatmulParameters
+from pyperf_suite.probes.findings import Findings, Table
+from pyperf_suite.report.markdown import page
+from pyperf_suite.report.terminal import print_findings
+from pyperf_suite.runner.case import Case
+
+# Clears a terminal, names its window, ends a tag that was never begun, begins one, turns the writing round.
+HOSTILE = "\x1b[2J\x1b]0;owned\x07[/bold][red]x[/red]\u202eabc\x9b31m<script>alert(1)</script>"
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+
+
+@pytest.fixture
+def hostile_record(timed_record):
+    case = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")
+    return dataclasses.replace(timed_record(case, 1e-3), outcome="failed", reason=HOSTILE, metrics={})
+
+
+def test_the_report_of_a_run_shows_it_and_does_not_obey(hostile_record):
+    table = Table(HOSTILE, (HOSTILE, "b"), ((HOSTILE, "1"),))
+    text = io.StringIO()
+    print_findings(Console(file=text, width=200), {HOSTILE: Findings((HOSTILE,), (table,))}, [hostile_record])
+    assert not OBEYED.search(text.getvalue())
+    assert text.getvalue().count("[/bold][red]x[/red]") == 6
+
+
+def test_the_page_of_a_run_shows_it_and_does_not_obey(hostile_record):
+    table = Table(HOSTILE, (HOSTILE, "b"), ((HOSTILE, "1"),))
+    text = page("title", {"probe": Findings((HOSTILE,), (table,))}, [HOSTILE], [])
+    assert not OBEYED.search(text)
+    assert "<script" not in text.replace("\\<script", "")
+
+
+def test_the_progress_of_a_run_survives_a_reason_with_markup_in_it(hostile_record, tmp_path, monkeypatch):
+    from pyperf_suite.runner.session import Session
+
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then draws its progress as in a terminal
+    monkeypatch.setattr(Session, "open", lambda self: self)
+    monkeypatch.setattr(Session, "measure", lambda self, planned: [hostile_record])
+    monkeypatch.setattr(Session, "finish", lambda self: None)
+    answer = CliRunner().invoke(cli.main, ["run", "tile_wave", "--device", "cpu", "--results", str(tmp_path)])
+    assert answer.exception is None or isinstance(answer.exception, SystemExit)
+    assert "failed: \ufffd[2J\ufffd]0;owned\ufffd[/bold]" in answer.stderr
+
+
+def test_a_warning_shows_it_and_does_not_obey(capsys):
+    cli._speak_warning(HOSTILE)
+    assert not OBEYED.search(capsys.readouterr().err)
+
+
+def test_an_error_shows_it_and_does_not_obey():
+    @click.command()
+    def wrong() -> None:
+        raise UserError(HOSTILE)
+
+    answer = CliRunner().invoke(cli.SpokenErrors("group", commands={"wrong": wrong}), ["wrong"])
+    assert answer.exit_code == 2
+    assert "owned" in answer.stderr
+    assert not OBEYED.search(answer.stderr)

@@ -1,0 +1,59 @@
+"""A sweep of thousands of cases takes memory by its records alone, each of them kept once."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+
+import psutil
+
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.hardware.identity import identity
+from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.operators.matmul import MatmulParameters
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.plan import Plan, PlannedCase
+from pyperf_suite.runner.profiles import QUICK
+from pyperf_suite.runner.results import create_run
+from pyperf_suite.runner.session import Session
+
+CASES = 2000
+# A record of forty samples takes some 6 KB as Python keeps it; twice that would be one kept twice.
+MOST_BYTES_A_CASE = 12_000
+
+
+class Echo:
+    """Workers that answer at once, each time with an answer of their own."""
+
+    def __init__(self, record) -> None:
+        answer = {name: record[name] for name in ("outcome", "metrics", "work", "kernel", "quality")}
+        answer["metrics"]["time"]["samples"] = [1e-3 + 1e-9 * number for number in range(40)]
+        self.text = json.dumps(answer)
+
+    def measure(self, process, case, effort):
+        return json.loads(self.text)
+
+    def close(self) -> None:
+        pass
+
+
+def test_memory_grows_by_each_record_once_in_the_run_and_when_it_is_read_again(tmp_path, monkeypatch, timed_record):
+    schedule, tile = Schedule("persistent", 1), Tile(32, 32, 32)
+    cases = [Case("matmul", MatmulParameters(8 + number, 8, 8, schedule, tile), "native") for number in range(CASES)]
+    plan = Plan(tuple(PlannedCase("tile_wave", case) for case in cases), QUICK, resolve("cpu"))
+    monkeypatch.setattr(Session, "_measure_sentinel", lambda self: None)
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    workers = Echo(timed_record(cases[0], 1e-3).to_json())
+    session = Session(plan, create_run(tmp_path, identity(plan.device), plan), workers=workers).open()
+    process = psutil.Process()
+    gc.collect()
+    before = process.memory_info().rss
+    for planned in plan.cases:
+        session.measure(planned)
+    session.finish()
+    assert process.memory_info().rss - before < CASES * MOST_BYTES_A_CASE
+    again = session.folder.records()
+    assert len(again) == CASES
+    # What all records say of the machine is longer than all else in them.
+    assert len({id(record.state) for record in again}) == len({id(record.identity) for record in again}) == 1
