@@ -91,7 +91,7 @@ def _short(verdict: str) -> str:
 def _safe(text: str) -> Any:
     from rich.markup import escape
 
-    from pyperf_suite.history.outputs.words import printable
+    from pyperf_suite.printable import printable
 
     return escape(printable(text))
 

@@ -116,8 +116,9 @@ def kept_when_interrupted(session: Session) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        count = len(session.records)
         raise UserError(
-            f"Interrupted; {len(session.records)} records are kept in {session.folder.records_path}. "
+            f"Interrupted; {count} record{' is' if count == 1 else 's are'} kept in {session.folder.records_path}. "
             f"Go on with --resume {session.folder.run_id}."
         ) from None
     finally:

@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any
 
-from pyperf_suite.history.outputs.words import printable
+from pyperf_suite.printable import printable
 
 
 def text(said: object) -> str:
