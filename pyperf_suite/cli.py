@@ -19,17 +19,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite import __version__
-from pyperf_suite.ab_command import ab
-from pyperf_suite.advise_commands import explain, size
-from pyperf_suite.calibrate_command import calibrate
-from pyperf_suite.command_group import Suite
-from pyperf_suite.compare_command import compare
-from pyperf_suite.completion_command import completion
-from pyperf_suite.doctor_command import doctor
-from pyperf_suite.errors import UserError
-from pyperf_suite.history_commands import export, history, prune
-from pyperf_suite.layout_command import layout
-from pyperf_suite.measuring_command import (
+from pyperf_suite.commands.ab import ab
+from pyperf_suite.commands.calibrate import calibrate
+from pyperf_suite.commands.compare import compare
+from pyperf_suite.commands.completion import completion
+from pyperf_suite.commands.doctor import doctor
+from pyperf_suite.commands.group import Suite
+from pyperf_suite.commands.history import export, history, prune
+from pyperf_suite.commands.layout import layout
+from pyperf_suite.commands.measuring import (
     Finite,
     folder_of,
     kept_when_interrupted,
@@ -37,11 +35,13 @@ from pyperf_suite.measuring_command import (
     progress_bar,
     workers_of_the_launcher,
 )
+from pyperf_suite.commands.report import report
+from pyperf_suite.commands.selfcheck import selfcheck
+from pyperf_suite.commands.size import explain, size
+from pyperf_suite.commands.study import study
+from pyperf_suite.commands.track import track
+from pyperf_suite.errors import UserError
 from pyperf_suite.printable import printable
-from pyperf_suite.report_command import report
-from pyperf_suite.selfcheck_command import selfcheck
-from pyperf_suite.study_command import study
-from pyperf_suite.track_command import track
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan

@@ -24,15 +24,8 @@ LAYERS = (
     ("runner",),
     ("probes",),
     ("history", "advise"),
-    ("report", "doctor", "vocabulary", "first_use"),
-    ("completions", "measuring_command", "model_options", "outcome", "slurm_script", "study_options"),
-    (
-        *("ab_command", "advise_commands", "calibrate_command", "compare_command", "history_commands"),
-        *("completion_command", "doctor_command", "layout_command", "report_command", "selfcheck_command"),
-        "study_command",
-        *("track_command", "pytest_run"),
-    ),
-    ("command_group",),
+    ("report", "doctor"),
+    ("commands", "pytest_run"),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),
 )

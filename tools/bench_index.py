@@ -17,7 +17,7 @@ import statistics
 import time
 from pathlib import Path
 
-from pyperf_suite.history.store import Store
+from pyperf_suite.history.stored.store import Store
 
 MACHINE = "cpu-made-up-2c"
 BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pyperf_suite.history.changepoints import SAME_PLACE, find_changes
+from pyperf_suite.history.changes.changepoints import SAME_PLACE, find_changes
 
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 STEP = math.log(1.05)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pyperf_suite.advise.study_memory import memory_by_rank
-from pyperf_suite.advise.study_prediction import COUNTED, Measured
+from pyperf_suite.advise.study.memory import memory_by_rank
+from pyperf_suite.advise.study.prediction import COUNTED, Measured
 from pyperf_suite.probes.study.grid import OPERATOR
 from pyperf_suite.runner.results import open_run
 

@@ -70,7 +70,7 @@ def measure(results: Path) -> None:
 def tiny_plan():
     """Products of our own kernel that take microseconds, each visited by two processes."""
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.laws.tiling import Schedule, Tile
+    from pyperf_suite.laws.matmul.tiling import Schedule, Tile
     from pyperf_suite.measure.steady import SteadyRule
     from pyperf_suite.measure.stop_rule import StopRule
     from pyperf_suite.operators.matmul import MatmulParameters
@@ -179,8 +179,8 @@ def records_in(results: Path):
 
 def check(results: Path, told: set[str]) -> None:
     """Every visit that was told is there, and none twice; the newest run and the index can be read."""
-    from pyperf_suite.history.find_side import find_side
-    from pyperf_suite.history.store import Store
+    from pyperf_suite.history.stored.find_side import find_side
+    from pyperf_suite.history.stored.store import Store
 
     visits = [record for record in records_in(results) if record.kind == "timing"]
     kept = Counter(f"ok {record.case_id} {record.process}" for record in visits if record.outcome == "ok")

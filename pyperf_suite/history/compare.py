@@ -16,13 +16,13 @@ from typing import Any
 from scipy import special
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.conditions import changes, settings
 from pyperf_suite.history.finding import Finding, Verdict
-from pyperf_suite.history.foreign import PROBE as FOREIGN_PROBE
-from pyperf_suite.history.multiple import FALSE_DISCOVERY_RATE, adjusted_p_values
-from pyperf_suite.history.run_noise import NoiseOf, RunNoise
-from pyperf_suite.history.sides import Measured, Side
 from pyperf_suite.history.static_figures import judge_figures
+from pyperf_suite.history.statistics.multiple import FALSE_DISCOVERY_RATE, adjusted_p_values
+from pyperf_suite.history.statistics.run_noise import NoiseOf, RunNoise
+from pyperf_suite.history.stored.conditions import changes, settings
+from pyperf_suite.history.stored.foreign import PROBE as FOREIGN_PROBE
+from pyperf_suite.history.stored.sides import Measured, Side
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.profiles import PROFILES, QUICK
 

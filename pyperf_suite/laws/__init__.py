@@ -10,11 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyperf_suite.laws.attention.fused import attention_time
     from pyperf_suite.laws.calibration import Block, Calibration, load_calibration
-    from pyperf_suite.laws.collectives import collective_time
     from pyperf_suite.laws.explained import Explained
-    from pyperf_suite.laws.fused_attention import attention_time
-    from pyperf_suite.laws.gemm import gemm_time
+    from pyperf_suite.laws.matmul.gemm import gemm_time
+    from pyperf_suite.laws.network.collectives import collective_time
     from pyperf_suite.laws.roofline import memory_bound_time
 
 # Imported at first use, so that a reader of one law does not load them all.
@@ -22,9 +22,9 @@ _HOME = {
     "Block": "calibration",
     "Calibration": "calibration",
     "Explained": "explained",
-    "attention_time": "fused_attention",
-    "collective_time": "collectives",
-    "gemm_time": "gemm",
+    "attention_time": "attention.fused",
+    "collective_time": "network.collectives",
+    "gemm_time": "matmul.gemm",
     "load_calibration": "calibration",
     "memory_bound_time": "roofline",
 }

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import Calibration
-from pyperf_suite.laws.communication import OPERATIONS
 from pyperf_suite.laws.explained import Explained
+from pyperf_suite.laws.network.communication import OPERATIONS
 
 # The smallest that there are, sizes of models, odd ones, and the largest that was fitted.
 PRODUCTS = np.array(list(product((1, 96, 4097, 32768), (32, 50257, 65536), (32, 1000, 65536))), dtype=np.int64).T
@@ -44,11 +44,11 @@ def cannot_price(calibration: Calibration) -> str | None:
 
 def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[np.float64]]]:
     """Each law's name and what it makes of the sizes."""
-    from pyperf_suite.laws.collectives import collective_time
-    from pyperf_suite.laws.fused_attention import attention_time
-    from pyperf_suite.laws.gemm import gemm_time
+    from pyperf_suite.laws.attention.fused import attention_time
+    from pyperf_suite.laws.matmul.gemm import gemm_time
+    from pyperf_suite.laws.network.collectives import collective_time
     from pyperf_suite.laws.roofline import memory_bound_time
-    from pyperf_suite.laws.step_time import found_constants
+    from pyperf_suite.laws.training.step_time import found_constants
 
     laws = {name.removesuffix("_here") for name in calibration.blocks}
     m, n, k = PRODUCTS

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention import BACKWARD_FLOP_RATIO, visible_pairs
+from pyperf_suite.laws.attention.counted import BACKWARD_FLOP_RATIO, visible_pairs
 from pyperf_suite.laws.dimensions import ModelDimensions
 
 # One size, or one for each model of a grid.

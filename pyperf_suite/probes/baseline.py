@@ -14,7 +14,7 @@ import numpy as np
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.probes.probe import Probe

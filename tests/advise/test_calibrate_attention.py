@@ -18,8 +18,8 @@ from pyperf_suite.advise.calibrate.attention import (
 )
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.attention_kernel import SOFTMAX_COLUMNS
-from pyperf_suite.laws.attention_library import (
+from pyperf_suite.laws.attention.kernel import SOFTMAX_COLUMNS
+from pyperf_suite.laws.attention.library import (
     BLOCK,
     ERROR_PERCENT_OTHER_ARCHITECTURE,
     ERROR_PERCENT_SAME_ARCHITECTURE,

@@ -15,15 +15,15 @@ from pyperf_suite.advise.calibrate.step import (
     fit_constants,
     read_iterations,
 )
-from pyperf_suite.advise.layout import Planned, evaluated
-from pyperf_suite.advise.layout_grid import Cluster, Grid, Training, layouts
-from pyperf_suite.advise.layout_report import SELENE_ERROR_PERCENT
+from pyperf_suite.advise.layout.grid import Cluster, Grid, Training, layouts
+from pyperf_suite.advise.layout.planned import Planned, evaluated
+from pyperf_suite.advise.layout.report import SELENE_ERROR_PERCENT
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.kernel_prices import LawPrices
-from pyperf_suite.laws.micro_batch import StepConstants
 from pyperf_suite.laws.model_flops import RECOMPUTES, Recompute
-from pyperf_suite.laws.step_time import step_time
+from pyperf_suite.laws.training.micro_batch import StepConstants
+from pyperf_suite.laws.training.step_time import step_time
 
 A100 = find_gpu("A100")
 

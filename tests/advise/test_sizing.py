@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite import advise_commands
-from pyperf_suite.advise.candidates import Bounds
-from pyperf_suite.advise.causes import MEANINGS, legend, saved, spent_by
-from pyperf_suite.advise.checks import checks
-from pyperf_suite.advise.explain_product import contiguous, explain_product, findings_of_product
-from pyperf_suite.advise.heat_maps import heat_maps
-from pyperf_suite.advise.likely_tile import TiledProduct
-from pyperf_suite.advise.prices import LawPrices
-from pyperf_suite.advise.search import judged
-from pyperf_suite.advise.setting import Setting
-from pyperf_suite.advise.sizing_json import sizing_as_json
-from pyperf_suite.advise.sizing_report import change_of, findings_of_sizing, sizing
+from pyperf_suite.advise.product.explain import contiguous, explain_product, findings_of_product
+from pyperf_suite.advise.product.likely_tile import TiledProduct
+from pyperf_suite.advise.sizing.as_json import sizing_as_json
+from pyperf_suite.advise.sizing.candidates import Bounds
+from pyperf_suite.advise.sizing.causes import MEANINGS, legend, saved, spent_by
+from pyperf_suite.advise.sizing.checks import checks
+from pyperf_suite.advise.sizing.heat_maps import heat_maps
+from pyperf_suite.advise.sizing.prices import LawPrices
+from pyperf_suite.advise.sizing.report import change_of, findings_of_sizing, sizing
+from pyperf_suite.advise.sizing.search import judged
+from pyperf_suite.advise.sizing.setting import Setting
 from pyperf_suite.cli import main
+from pyperf_suite.commands import size as advise_commands
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.dimensions import ModelDimensions

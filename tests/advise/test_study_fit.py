@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.advise.study_fit import (
+from pyperf_suite.advise.study.fit import (
     Room,
     described_change,
     nearest_that_fits,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.advise.calibrate.cpu import CpuLaws, calibrated_cpu, laws_of, predicted_step
-from pyperf_suite.advise.study_memory import memory_by_rank
-from pyperf_suite.advise.study_prediction import (
+from pyperf_suite.advise.study.memory import memory_by_rank
+from pyperf_suite.advise.study.prediction import (
     Measured,
     Prediction,
     find_calibration,
@@ -21,13 +21,13 @@ from pyperf_suite.advise.study_prediction import (
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.calibration import Calibration, load_calibration
-from pyperf_suite.laws.cpu_prices import ATTENTIONS, LAYOUTS, CpuPrices
-from pyperf_suite.laws.engine_step import EngineConstants
-from pyperf_suite.laws.memory import MemoryNeed
-from pyperf_suite.laws.micro_batch import StepConstants, work_of_ends, work_of_layer
-from pyperf_suite.laws.plan import MicroBatch
+from pyperf_suite.laws.network.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.training.cpu_prices import ATTENTIONS, LAYOUTS, CpuPrices
+from pyperf_suite.laws.training.engine_step import EngineConstants
+from pyperf_suite.laws.training.memory import MemoryNeed
+from pyperf_suite.laws.training.micro_batch import StepConstants, work_of_ends, work_of_layer
+from pyperf_suite.laws.training.plan import MicroBatch
 from pyperf_suite.operators.training.layers import work
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.probes.calibration.steps import OPERATIONS, StepCalibration

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.advise import measured_sizing, validation
-from pyperf_suite.advise.candidates import Bounds
-from pyperf_suite.advise.measured_sizing import SizingRun, chosen, name_of
-from pyperf_suite.advise.search import Search, judged
-from pyperf_suite.advise.setting import Setting
-from pyperf_suite.advise.validation import PROBE, measure, plan_of, require_gpu, validate
-from pyperf_suite.advise.validation_findings import validation_findings
+from pyperf_suite.advise.sizing import measured as measured_sizing
+from pyperf_suite.advise.sizing.candidates import Bounds
+from pyperf_suite.advise.sizing.measured import SizingRun, chosen, name_of
+from pyperf_suite.advise.sizing.search import Search, judged
+from pyperf_suite.advise.sizing.setting import Setting
+from pyperf_suite.advise.validation.findings import validation_findings
+from pyperf_suite.advise.validation.validation import PROBE, measure, plan_of, require_gpu, validate, validation
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu

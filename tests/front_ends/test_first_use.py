@@ -17,8 +17,8 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
-from pyperf_suite import first_use, vocabulary
 from pyperf_suite.cli import main
+from pyperf_suite.commands import first_use, vocabulary
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.nearest import nearest, offer
 from pyperf_suite.probes import PROBES

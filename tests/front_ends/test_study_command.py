@@ -18,14 +18,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
+from pyperf_suite.commands.slurm_script import Allocation
+from pyperf_suite.commands.study import _of_this_world
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.study.axes import default_axes
 from pyperf_suite.probes.study.grid import cases_of
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.worker_pool import WorkerPool
-from pyperf_suite.slurm_script import Allocation
-from pyperf_suite.study_command import _of_this_world
 
 TINY = ("--hidden", "32", "--heads", "2", "--layers", "2", "--seq", "16", "--vocab", "64")
 SHORT = ("--device", "cpu", "--steps", "3", "--warm-up", "1")

@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.attention import Blocks
+from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.operators.attention.attention import Attention
 from pyperf_suite.operators.attention.parameters import AttentionParameters
 from pyperf_suite.operators.attention.triton_own import TritonAttention

@@ -13,10 +13,10 @@ import pytest
 
 import pyperf_suite
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.history.find_side import find_side
-from pyperf_suite.history.prune import Rules, plan_pruning
-from pyperf_suite.history.store import Store
-from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.history.stored.find_side import find_side
+from pyperf_suite.history.stored.prune import Rules, plan_pruning
+from pyperf_suite.history.stored.store import Store
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
@@ -26,7 +26,7 @@ PACKAGE = Path(pyperf_suite.__file__).parent
 CASE = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")
 # Who may ask for the date: names of runs, moments of records, the ages of runs. No deadline and no duration.
 OF_THE_WALL = {
-    *("history/prune.py", "history/pair_journal.py", "history/selfcheck_run.py"),
+    *("history/stored/prune.py", "history/pairs/pair_journal.py", "history/selfcheck/run.py"),
     *("runner/results.py", "runner/measuring.py", "runner/session.py"),
 }
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.now"}

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.advise.model_config import read_model_config
+from pyperf_suite.advise.model.config import read_model_config
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.history.confirm import find_case
-from pyperf_suite.history.foreign import read_foreign
-from pyperf_suite.history.index_file import NAME
-from pyperf_suite.history.journal_lines import read_lines
-from pyperf_suite.history.selfcheck import COMPARISONS, MANIFEST, open_selfcheck
-from pyperf_suite.history.store import Store
+from pyperf_suite.history.changes.confirm import find_case
+from pyperf_suite.history.selfcheck.selfcheck import COMPARISONS, MANIFEST, open_selfcheck
+from pyperf_suite.history.stored.foreign import read_foreign
+from pyperf_suite.history.stored.index_file import NAME
+from pyperf_suite.history.stored.journal_lines import read_lines
+from pyperf_suite.history.stored.store import Store
 from pyperf_suite.history.thresholds import load_thresholds
 from pyperf_suite.laws import gemm_time, memory_bound_time
 from pyperf_suite.laws.calibration import check_form, load_calibration, shipped_path
@@ -73,7 +73,7 @@ def place(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def journal_bytes(timed_record) -> bytes:
     """Three records as a run keeps them, the last one failed."""
-    from pyperf_suite.laws.tiling import Schedule, Tile
+    from pyperf_suite.laws.matmul.tiling import Schedule, Tile
     from pyperf_suite.operators.matmul import MatmulParameters
     from pyperf_suite.runner.case import Case
 

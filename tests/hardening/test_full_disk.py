@@ -15,10 +15,10 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.identity import identity
-from pyperf_suite.history.export import write_whole
-from pyperf_suite.history.store import Store
+from pyperf_suite.history.shown.export import write_whole
+from pyperf_suite.history.stored.store import Store
 from pyperf_suite.laws.calibration import shipped_calibration
-from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.findings import Figure, Findings, Panel, Series
 from pyperf_suite.report.run_report import write_all

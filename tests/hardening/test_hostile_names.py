@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pyperf_suite import cli
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.report.markdown import page

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.advise.model_config import _object_in, model_config
+from pyperf_suite.advise.model.config import _object_in, model_config
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.topology import LinkGraph
-from pyperf_suite.history import foreign
-from pyperf_suite.history.observations import observation
-from pyperf_suite.history.selfcheck import Comparison
+from pyperf_suite.history.selfcheck.selfcheck import Comparison
+from pyperf_suite.history.stored import foreign
+from pyperf_suite.history.stored.observations import observation
 from pyperf_suite.runner.record import Record
 
 SEEDS = st.integers(0, 2**32)

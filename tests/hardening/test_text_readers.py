@@ -13,6 +13,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from pyperf_suite.commands.history import Age
+from pyperf_suite.commands.layout import _link
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cgroup, nccl_log, pcie, topology, virtualisation
 from pyperf_suite.hardware.catalogue import capability_of, find_gpu
@@ -22,13 +24,11 @@ from pyperf_suite.hardware.kernel_files import KernelFiles, parse_bytes, parse_c
 from pyperf_suite.hardware.links import network
 from pyperf_suite.hardware.pcie import PcieLink
 from pyperf_suite.hardware.state import kernel_state
+from pyperf_suite.history.pairs.variants import parse_variant
 from pyperf_suite.history.thresholds import parse_share
-from pyperf_suite.history.variants import parse_variant
-from pyperf_suite.history_commands import Age
 from pyperf_suite.kernels import disassembly
-from pyperf_suite.laws.attention import Blocks
-from pyperf_suite.laws.tiling import Schedule, Tile
-from pyperf_suite.layout_command import _link
+from pyperf_suite.laws.attention.counted import Blocks
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.attention.kernel_names import flash_kernel
 from pyperf_suite.operators.matmul import kernel_names
 from pyperf_suite.operators.training.optimizer_update import TensorSet

@@ -8,12 +8,12 @@ import random
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.history import ab
-from pyperf_suite.history.ab import compare_arms, compare_case
-from pyperf_suite.history.arms import Arm, PairedCase, this_code
-from pyperf_suite.history.live_pair import ArmFailed, Pace, Pair
-from pyperf_suite.history.sequential import SequentialRule
-from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.history.pairs import ab
+from pyperf_suite.history.pairs.ab import compare_arms, compare_case
+from pyperf_suite.history.pairs.arms import Arm, PairedCase, this_code
+from pyperf_suite.history.pairs.live_pair import ArmFailed, Pace, Pair
+from pyperf_suite.history.statistics.sequential import SequentialRule
+from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 

@@ -7,12 +7,12 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.ab_command import ab
 from pyperf_suite.cli import SpokenErrors
+from pyperf_suite.commands.ab import ab
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.arms import this_code
 from pyperf_suite.history.finding import Finding
-from pyperf_suite.history.pair_journal import comparison_folder
+from pyperf_suite.history.pairs.arms import this_code
+from pyperf_suite.history.pairs.pair_journal import comparison_folder
 from pyperf_suite.measure.ratio import Ratio
 
 VARIANTS = ("--old", "schedule=data_parallel", "--new", "schedule=stream_k", "--device", "cpu")
@@ -36,7 +36,7 @@ def checkout(monkeypatch):
                 raise UserError("no such revision")
             return "a" * 40
 
-    monkeypatch.setattr("pyperf_suite.history.checkout.find_checkout", Checkout)
+    monkeypatch.setattr("pyperf_suite.history.pairs.checkout.find_checkout", Checkout)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def compared(monkeypatch):
                 for case in cases
             ]
 
-        monkeypatch.setattr("pyperf_suite.history.ab.compare_arms", compare_arms)
+        monkeypatch.setattr("pyperf_suite.history.pairs.ab.compare_arms", compare_arms)
         return asked
 
     return replace
@@ -117,8 +117,10 @@ def test_the_whole_suite_without_a_name_leaves_out_what_takes_a_group_of_process
 
 
 def test_each_side_is_what_its_word_names(run, compared, checkout, monkeypatch):
-    monkeypatch.setattr("pyperf_suite.history.builds.revision_arm", lambda checkout, asked, own: this_code(asked))
-    monkeypatch.setattr("pyperf_suite.history.builds.working_tree_arm", lambda checkout, own: this_code("changes"))
+    monkeypatch.setattr("pyperf_suite.history.pairs.builds.revision_arm", lambda checkout, asked, own: this_code(asked))
+    monkeypatch.setattr(
+        "pyperf_suite.history.pairs.builds.working_tree_arm", lambda checkout, own: this_code("changes")
+    )
     asked = compared("equivalent")
     run("--old", "v1", "--new", ".", "baseline", "--device", "cpu")
     assert (asked[0]["old"].name, asked[0]["new"].name) == ("v1", "changes")
@@ -157,14 +159,14 @@ def test_a_disk_that_refuses_a_pair_is_one_sentence(run, monkeypatch):
     def refuse(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pyperf_suite.history.pair_journal.os.fsync", refuse)
+    monkeypatch.setattr("pyperf_suite.history.pairs.pair_journal.os.fsync", refuse)
     ended = run(*VARIANTS, "baseline", "-k", "native m=256 @1")
     assert ended.exit_code == 2
     assert "No space left on device. All 0 earlier pairs are kept" in ended.stderr
 
 
 def test_both_sides_are_looked_up_before_either_is_built(run, checkout, monkeypatch):
-    monkeypatch.setattr("pyperf_suite.history.builds.revision_arm", lambda *_: pytest.fail("it was built"))
+    monkeypatch.setattr("pyperf_suite.history.pairs.builds.revision_arm", lambda *_: pytest.fail("it was built"))
     told = run("--old", "main", "--new", "typo", "baseline", "--device", "cpu")
     assert told.exit_code == 2
     assert "no such revision" in told.stderr

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history import builds
-from pyperf_suite.history.builds import interpreter_arm, revision_arm, working_tree_arm
-from pyperf_suite.history.checkout import Checkout, find_checkout
+from pyperf_suite.history.pairs import builds
+from pyperf_suite.history.pairs.builds import interpreter_arm, revision_arm, working_tree_arm
+from pyperf_suite.history.pairs.checkout import Checkout, find_checkout
 
 SETUP = "from setuptools import setup\nsetup(name='made-up', packages=['pyperf_suite'])\n"
 

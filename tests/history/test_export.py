@@ -10,8 +10,15 @@ import sys
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.export import as_csv, as_github_action_benchmark, as_json, as_parquet, rows_of, write_whole
-from pyperf_suite.history.series import Break, Point, Series
+from pyperf_suite.history.shown.export import (
+    as_csv,
+    as_github_action_benchmark,
+    as_json,
+    as_parquet,
+    rows_of,
+    write_whole,
+)
+from pyperf_suite.history.stored.series import Break, Point, Series
 
 MACHINE = "cpu-someones-2c"
 

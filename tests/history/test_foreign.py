@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history import foreign
-from pyperf_suite.history.foreign import read_foreign
+from pyperf_suite.history.stored import foreign
+from pyperf_suite.history.stored.foreign import read_foreign
 
 ROUNDS = [1e-3, 1.1e-3, 0.9e-3, 1.05e-3, 0.95e-3, 1e-3, 1.02e-3, 0.98e-3, 1.01e-3]
 

@@ -10,9 +10,9 @@ import textwrap
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.history.arms import Arm, PairedCase, this_code
-from pyperf_suite.history.live_pair import ArmFailed, Pace, measure_pair
-from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.history.pairs.arms import Arm, PairedCase, this_code
+from pyperf_suite.history.pairs.live_pair import ArmFailed, Pace, measure_pair
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 

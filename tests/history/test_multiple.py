@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pyperf_suite.history.decision import Decision
-from pyperf_suite.history.multiple import adjusted_p_values, suite_verdicts, survivors
+from pyperf_suite.history.statistics.decision import Decision
+from pyperf_suite.history.statistics.multiple import adjusted_p_values, suite_verdicts, survivors
 from pyperf_suite.measure.ratio import Ratio
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=30)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pyperf_suite.cli import SpokenErrors
+from pyperf_suite.commands.outcome import OutcomeOptions, finish, outcome_options
 from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.outputs.exit_code import exit_code
 from pyperf_suite.history.outputs.json_text import findings_as_json
@@ -22,7 +23,6 @@ from pyperf_suite.history.outputs.markdown import MOST_ROWS, summary
 from pyperf_suite.history.outputs.terminal import print_findings
 from pyperf_suite.history.outputs.words import by_urgency, change
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.outcome import OutcomeOptions, finish, outcome_options
 
 
 def finding(verdict="equivalent", benchmark="matmul[native]", ratio=1.0, sentence="As before.", **details):

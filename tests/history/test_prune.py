@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.prune import Rules, delete, plan_pruning
+from pyperf_suite.history.stored.prune import Rules, delete, plan_pruning
 from pyperf_suite.runner.journal import Journal
 
 NOW = datetime.datetime(2026, 6, 1, tzinfo=datetime.timezone.utc)

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from pyperf_suite.history.run_noise import noise_from_store, run_noise
-from pyperf_suite.history.series import Break, Point, Series
-from pyperf_suite.history.sides import Measured
-from pyperf_suite.history.store import Store
+from pyperf_suite.history.statistics.run_noise import noise_from_store, run_noise
+from pyperf_suite.history.stored.series import Break, Point, Series
+from pyperf_suite.history.stored.sides import Measured
+from pyperf_suite.history.stored.store import Store
 
 
 def series(logs, breaks=(), unit=lambda index: "") -> Series:

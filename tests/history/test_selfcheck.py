@@ -7,16 +7,16 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite import selfcheck_command
 from pyperf_suite.cli import SpokenErrors
+from pyperf_suite.commands import selfcheck as selfcheck_command
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.identity import identity
 from pyperf_suite.history.finding import Finding
-from pyperf_suite.history.selfcheck import COMPARISONS, MANIFEST, latest_selfcheck, open_selfcheck
-from pyperf_suite.history.selfcheck_cases import selfcheck_cases
-from pyperf_suite.history.selfcheck_report import selfcheck_as_markdown
-from pyperf_suite.history.selfcheck_run import make_comparisons, planned, resumable, start
+from pyperf_suite.history.selfcheck.cases import selfcheck_cases
+from pyperf_suite.history.selfcheck.report import selfcheck_as_markdown
+from pyperf_suite.history.selfcheck.run import make_comparisons, planned, resumable, start
+from pyperf_suite.history.selfcheck.selfcheck import COMPARISONS, MANIFEST, latest_selfcheck, open_selfcheck
 from pyperf_suite.measure.ratio import Ratio
 
 CPU = Device("cpu", 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.history.build_series import breaks_of
-from pyperf_suite.history.series import Point
-from pyperf_suite.history.store import Store
+from pyperf_suite.history.stored.build_series import breaks_of
+from pyperf_suite.history.stored.series import Point
+from pyperf_suite.history.stored.store import Store
 
 
 @pytest.fixture

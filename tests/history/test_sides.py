@@ -7,8 +7,8 @@ import json
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history import journal_lines
-from pyperf_suite.history.sides import read_run_or_file
+from pyperf_suite.history.stored import journal_lines
+from pyperf_suite.history.stored.sides import read_run_or_file
 from pyperf_suite.runner.record import Record
 
 METRIC = {"unit": "B", **dict.fromkeys(("value", "low", "high", "q20", "q80"), 1), "samples": []}

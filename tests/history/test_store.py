@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history import index_file, index_update
-from pyperf_suite.history.foreign import MOST_NOTES
-from pyperf_suite.history.store import Store
+from pyperf_suite.history.stored import index_file, index_update
+from pyperf_suite.history.stored.foreign import MOST_NOTES
+from pyperf_suite.history.stored.store import Store
 
 INDEX = ".index.sqlite"
 
@@ -302,7 +302,7 @@ def test_an_update_killed_in_the_middle_of_a_file_is_as_if_it_had_not_begun(resu
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from pyperf_suite.history import index_update\n"
-        "from pyperf_suite.history.store import Store\n"
+        "from pyperf_suite.history.stored.store import Store\n"
         "insert = index_update.IndexUpdate._insert\n"
         "def insert_or_die(self, file, runs, line, one):\n"
         "    insert(self, file, runs, line, one)\n"

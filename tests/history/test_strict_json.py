@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.history import strict_json
+from pyperf_suite.history.stored import strict_json
 
 HOSTILE = {
     "empty": ("", "is not JSON"),

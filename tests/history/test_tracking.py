@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from pyperf_suite.commands.track import track
 from pyperf_suite.errors import UserError
-from pyperf_suite.history import builds, checkout, confirm, tracking
-from pyperf_suite.history.arms import Arm
+from pyperf_suite.history.changes import confirm, tracking
 from pyperf_suite.history.finding import Finding
+from pyperf_suite.history.pairs import builds, checkout
+from pyperf_suite.history.pairs.arms import Arm
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.track_command import track
 
 BEGIN = datetime.datetime(2026, 1, 1)
 MACHINE = "cpu-made-up-2c"

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention import Blocks, TiledAttention, attention_flop, visible_pairs
-from pyperf_suite.laws.attention_law import AttentionLaw
-from pyperf_suite.laws.staircase import relative_error
+from pyperf_suite.laws.attention.counted import Blocks, TiledAttention, attention_flop, visible_pairs
+from pyperf_suite.laws.attention.law import AttentionLaw
+from pyperf_suite.laws.matmul.staircase import relative_error
 
 blocks = st.builds(Blocks, *(st.integers(1, 48) for _ in range(2)), stages=st.integers(1, 4), warps=st.integers(1, 8))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors, tail_s
+from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors, tail_s
 
 MB = 1e6
 BUCKETS = st.lists(st.floats(1e3, 1e8), min_size=1, max_size=20).map(tuple)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
-from pyperf_suite.laws.cpu_prices import (
+from pyperf_suite.laws.network.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.training.cpu_prices import (
     ATTENTIONS,
     KERNELS,
     CpuPrices,
@@ -18,8 +18,8 @@ from pyperf_suite.laws.cpu_prices import (
     product_features,
     unpack_lines,
 )
-from pyperf_suite.laws.engine_step import EngineConstants, engine_step, pack_engine, unpack_engine
-from pyperf_suite.laws.plan import Plan
+from pyperf_suite.laws.training.engine_step import EngineConstants, engine_step, pack_engine, unpack_engine
+from pyperf_suite.laws.training.plan import Plan
 from pyperf_suite.operators.training.shape import TransformerShape
 
 MODEL = TransformerShape(hidden=64, heads=4, layers=4, seq=32, vocab=128, tied=False).dimensions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyperf_suite.laws.octave_grid import fit_grid, read_grid
+from pyperf_suite.laws.matmul.octave_grid import fit_grid, read_grid
 
 rng = np.random.default_rng(0)
 SIZES = (2 ** rng.uniform(0, 7, 3000), 2 ** rng.uniform(0, 4, 3000))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.staircase import StaircaseLaw, relative_error
-from pyperf_suite.laws.tiling import CriticalPath, Schedule, Tile, critical_path
+from pyperf_suite.laws.matmul.staircase import StaircaseLaw, relative_error
+from pyperf_suite.laws.matmul.tiling import CriticalPath, Schedule, Tile, critical_path
 
 
 def paths() -> CriticalPath:

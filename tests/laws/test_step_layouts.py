@@ -10,9 +10,9 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.micro_batch import TAKEN_IN_NODE, StepConstants, waited_s
-from pyperf_suite.laws.plan import Plan
-from pyperf_suite.laws.step_time import step_time
+from pyperf_suite.laws.training.micro_batch import TAKEN_IN_NODE, StepConstants, waited_s
+from pyperf_suite.laws.training.plan import Plan
+from pyperf_suite.laws.training.step_time import step_time
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
 EXPERTS = replace(MODEL, experts=8, top_k=2)

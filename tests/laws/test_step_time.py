@@ -10,10 +10,10 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.micro_batch import StepConstants
-from pyperf_suite.laws.plan import Plan
-from pyperf_suite.laws.step_time import pack_constants, step_time
-from pyperf_suite.laws.traffic import pipeline_bubble
+from pyperf_suite.laws.network.traffic import pipeline_bubble
+from pyperf_suite.laws.training.micro_batch import StepConstants
+from pyperf_suite.laws.training.plan import Plan
+from pyperf_suite.laws.training.step_time import pack_constants, step_time
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
 # A vocabulary of one, so that the last stage computes as much as the others.

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws import network_guides
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.traffic import (
+from pyperf_suite.laws.network import guides as network_guides
+from pyperf_suite.laws.network.traffic import (
     BUCKET_BYTES,
     Traffic,
     Transfer,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention import attention_flop, visible_pairs
+from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
 from pyperf_suite.laws.dimensions import LARGEST, ModelDimensions
 from pyperf_suite.laws.model_grid import ModelGrid
 from pyperf_suite.laws.transformer import PHASES, Sharding, attention_call, linears, products

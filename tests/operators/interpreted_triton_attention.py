@@ -17,7 +17,7 @@ import torch
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.attention import Blocks
+from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.operators.attention import triton_own
 from pyperf_suite.operators.attention.attention import Attention
 from pyperf_suite.operators.attention.parameters import AttentionParameters

@@ -12,7 +12,7 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.attention import Blocks
+from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.attention import Attention, AttentionParameters
 from pyperf_suite.operators.attention.flex import time_limit

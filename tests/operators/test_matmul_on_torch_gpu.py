@@ -11,7 +11,7 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.operators.device_tensors import DeviceTensors
 from pyperf_suite.operators.matmul import Matmul, MatmulParameters, torch_gpu
 from pyperf_suite.operators.operator import Launches

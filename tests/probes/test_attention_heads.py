@@ -11,8 +11,8 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.laws.attention import Blocks, TiledAttention
-from pyperf_suite.laws.attention_law import AttentionLaw
+from pyperf_suite.laws.attention.counted import Blocks, TiledAttention
+from pyperf_suite.laws.attention.law import AttentionLaw
 from pyperf_suite.operators.attention import Attention, AttentionParameters
 from pyperf_suite.probes.attention_heads.probe import AttentionHeads, AttentionHeadsAxes
 from pyperf_suite.probes.findings import Findings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.tiling import Tile
+from pyperf_suite.laws.matmul.tiling import Tile
 from pyperf_suite.probes.axes import overrides_for, parse_overrides, replace_axes
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.traffic import Workload, ddp, verdict
+from pyperf_suite.laws.network.traffic import Workload, ddp, verdict
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.findings import explain

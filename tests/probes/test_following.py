@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes import PROBES
 from pyperf_suite.probes.findings import Findings

@@ -9,8 +9,8 @@ import pytest
 
 from pyperf_suite.hardware.cuda_driver import Gpu
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.laws.staircase import StaircaseLaw
-from pyperf_suite.laws.tiling import Schedule, Tile, critical_path
+from pyperf_suite.laws.matmul.staircase import StaircaseLaw
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path
 from pyperf_suite.operators import find_operator
 from pyperf_suite.probes import PROBES, find_probe
 from pyperf_suite.probes.findings import Findings

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from pyperf_suite.advise.calibrate.cross_validation import HeldOutError, cross_validate, site_numbers, summary
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.attention_kernel import Costs, KernelLaw, grid_sizes, pack_kernels
-from pyperf_suite.laws.attention_library import BLOCK, AttentionKernels, transferred_attention, unpack_attention
-from pyperf_suite.laws.attention_work import AttentionShape
+from pyperf_suite.laws.attention.kernel import Costs, KernelLaw, grid_sizes, pack_kernels
+from pyperf_suite.laws.attention.library import BLOCK, AttentionKernels, transferred_attention, unpack_attention
+from pyperf_suite.laws.attention.work import AttentionShape
 from pyperf_suite.laws.calibration import Block
-from pyperf_suite.laws.octave_grid import fit_grid
-from pyperf_suite.laws.staircase import nonnegative_fit
+from pyperf_suite.laws.matmul.octave_grid import fit_grid
+from pyperf_suite.laws.matmul.staircase import nonnegative_fit
 
 TABLE = "attention_prefill_bf16_{}.parquet"
 ORIGIN = "causal prefill attention as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"

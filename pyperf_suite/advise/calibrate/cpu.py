@@ -15,10 +15,11 @@ from scipy.optimize import brentq
 
 from pyperf_suite.advise.calibrate.cross_validation import summary
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.alpha_beta import FOLDS, PiecewiseAlphaBeta
 from pyperf_suite.laws.calibration import Block, Calibration
-from pyperf_suite.laws.collectives import pack_curves, unpack_laws
-from pyperf_suite.laws.cpu_prices import (
+from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.network.alpha_beta import FOLDS, PiecewiseAlphaBeta
+from pyperf_suite.laws.network.collectives import pack_curves, unpack_laws
+from pyperf_suite.laws.training.cpu_prices import (
     KERNELS,
     CpuPrices,
     attention_features,
@@ -28,11 +29,10 @@ from pyperf_suite.laws.cpu_prices import (
     product_features,
     unpack_lines,
 )
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.engine_step import BLOCK as ENGINE_BLOCK
-from pyperf_suite.laws.engine_step import EngineConstants, engine_step, pack_engine, unpack_engine
-from pyperf_suite.laws.micro_batch import StepConstants, work_of_ends, work_of_layer
-from pyperf_suite.laws.plan import MicroBatch, Plan
+from pyperf_suite.laws.training.engine_step import BLOCK as ENGINE_BLOCK
+from pyperf_suite.laws.training.engine_step import EngineConstants, engine_step, pack_engine, unpack_engine
+from pyperf_suite.laws.training.micro_batch import StepConstants, work_of_ends, work_of_layer
+from pyperf_suite.laws.training.plan import MicroBatch, Plan
 from pyperf_suite.operators.training.parallel.parameters import DTYPES, ParallelStepParameters
 from pyperf_suite.operators.training.shape import TransformerShape
 from pyperf_suite.probes.readings import Reading, readings

@@ -17,8 +17,8 @@ from pyperf_suite.advise.calibrate.gemm_residual import library_residual
 from pyperf_suite.advise.calibrate.gemm_tables import ORIGIN, GemmTable, gemm_tables
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import POOLED, Block
-from pyperf_suite.laws.gemm_menu import TILES, MenuCoefficients, Rates, menu_seconds
-from pyperf_suite.laws.residual_grid import ResidualGrid
+from pyperf_suite.laws.matmul.gemm_menu import TILES, MenuCoefficients, Rates, menu_seconds
+from pyperf_suite.laws.matmul.residual_grid import ResidualGrid
 
 Floats = NDArray[np.float64]
 

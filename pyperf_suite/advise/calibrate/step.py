@@ -20,9 +20,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Block
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.kernel_prices import KernelPrices, LawPrices
-from pyperf_suite.laws.micro_batch import StepConstants
-from pyperf_suite.laws.plan import Plan
-from pyperf_suite.laws.step_time import MEASURED_GPU, pack_constants, step_time
+from pyperf_suite.laws.training.micro_batch import StepConstants
+from pyperf_suite.laws.training.plan import Plan
+from pyperf_suite.laws.training.step_time import MEASURED_GPU, pack_constants, step_time
 
 MULTI_NODE = "train_iteration_multi_node_a100.parquet"
 SINGLE_NODE = "train_iteration_single_node_a100.parquet"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention import attention_flop
+from pyperf_suite.laws.attention.counted import attention_flop
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_attention import verify_attention
 from pyperf_suite.operators.attention.flex import FlexAttention

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pyperf_suite.laws.attention import Blocks
+from pyperf_suite.laws.attention.counted import Blocks
 
 _FORWARD_TRAITS = re.compile(
     r"flash_fwd_kernel_traits<" + ",".join([r"\s*(?:\(int\))?([0-9]{1,9})"] * 4), re.IGNORECASE

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.attention import Blocks
+from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.operators.attention.parameters import AttentionParameters
 from pyperf_suite.operators.cores import require_cores
 from pyperf_suite.operators.dtypes import copies_elsewhere, not_a_number

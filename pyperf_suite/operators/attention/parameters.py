@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention import Blocks, visible_pairs
+from pyperf_suite.laws.attention.counted import Blocks, visible_pairs
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pyperf_suite.kernels.attention import Attention, Configuration, Shape
 from pyperf_suite.kernels.attention_backward import Gradients
 from pyperf_suite.kernels.attention_defaults import default_configuration
 from pyperf_suite.kernels.occupancy import occupancy
-from pyperf_suite.laws.attention import Blocks
+from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.attention.operands import GRADIENTS, join_gradients, operand_shapes
 from pyperf_suite.operators.attention.parameters import AttentionParameters

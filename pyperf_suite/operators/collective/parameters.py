@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.communication import element_count, message_bytes
+from pyperf_suite.laws.network.communication import element_count, message_bytes
 from pyperf_suite.operators.dtypes import element_type
 
 Pairs = tuple[tuple[int, int], ...]

@@ -14,7 +14,7 @@ import numpy as np
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import gemm_sm80, gemm_sm90
-from pyperf_suite.laws.tiling import Tile
+from pyperf_suite.laws.matmul.tiling import Tile
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.cuda import CudaDevice, cuda_device
 from pyperf_suite.operators.dtypes import element_type

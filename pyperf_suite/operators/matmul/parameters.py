@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 
 LAYOUTS = ("NN", "TN", "NT", "TT")
 

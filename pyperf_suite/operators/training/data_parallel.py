@@ -11,7 +11,7 @@ from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.activations import Keeping, kept_bytes
+from pyperf_suite.laws.training.activations import Keeping, kept_bytes
 from pyperf_suite.operators.collective.torch_group import process_group
 from pyperf_suite.operators.ranked import Ranked, RankedImplementation, Transfers
 from pyperf_suite.operators.training import on_ranks

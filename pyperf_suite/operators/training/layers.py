@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention import attention_flop, visible_pairs
+from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
 from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.operator import Work
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pyperf_suite.laws.communication import bus_factor
+from pyperf_suite.laws.network.communication import bus_factor
 from pyperf_suite.operators.operator import Checked, Kernel
 from pyperf_suite.operators.ranked import RankTimes, Transfers
 from pyperf_suite.operators.training.gradients import GRADIENT_LIMIT, off_in_norm, same_on_all, seed_of, summed

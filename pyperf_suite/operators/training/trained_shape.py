@@ -8,7 +8,7 @@ from typing import Literal
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import memory
-from pyperf_suite.laws.activations import FLOAT, Keeping, kept_bytes
+from pyperf_suite.laws.training.activations import FLOAT, Keeping, kept_bytes
 from pyperf_suite.operators.training.shape import TransformerShape
 
 # How weights are kept and how products are computed: "autocast" keeps float32 weights and casts at each product.

@@ -14,8 +14,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.alignment import elements_in, largest_power_of_two
-from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.laws.matmul.alignment import elements_in, largest_power_of_two
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.matmul import MatmulParameters

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.alignment import nearest_with, round_up
+from pyperf_suite.laws.matmul.alignment import nearest_with, round_up
 from pyperf_suite.probes.shape import Shape
 
 # The largest power of two of the ladder 1, 2, 4 … of divisors; what divides by more is taken as dividing by this.

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from pyperf_suite.laws.alignment import elements_in, largest_power_of_two
-from pyperf_suite.laws.tiling import Schedule, Tile
+from pyperf_suite.laws.matmul.alignment import elements_in, largest_power_of_two
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.dtypes import element_type

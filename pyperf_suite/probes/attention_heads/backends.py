@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pyperf_suite.laws.tiling import Tile, tile_efficiency
+from pyperf_suite.laws.matmul.tiling import Tile, tile_efficiency
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.probes.attention_heads.sweeps import Setting
 from pyperf_suite.probes.readings import Reading

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pyperf_suite.laws.attention import Blocks, TiledAttention
-from pyperf_suite.laws.attention_law import AttentionLaw
-from pyperf_suite.laws.staircase import relative_error
+from pyperf_suite.laws.attention.counted import Blocks, TiledAttention
+from pyperf_suite.laws.attention.law import AttentionLaw
+from pyperf_suite.laws.matmul.staircase import relative_error
 from pyperf_suite.operators.attention.kernel_names import flash_kernel
 from pyperf_suite.probes.attention_heads.sweeps import OWN, Setting
 from pyperf_suite.probes.readings import Reading

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.attention import Blocks
+from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.probes.attention_heads.findings import explain
 from pyperf_suite.probes.attention_heads.sweeps import OWN

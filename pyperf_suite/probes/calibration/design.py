@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention import attention_flop, visible_pairs
+from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
 from pyperf_suite.probes.shape import Shape
 
 # Sizes that models have and libraries are good at; what misaligned ones cost is the alignment probe's to find.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_attentions, spread_products

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.operators.matmul import MatmulParameters

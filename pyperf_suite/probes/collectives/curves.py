@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.communication import GIGA, algbw, busbw
+from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.network.communication import GIGA, algbw, busbw
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.operators.collective.parameters import OPERATIONS
 from pyperf_suite.probes.readings import Reading, readings

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyperf_suite.laws.communication import algbw, busbw
+from pyperf_suite.laws.network.communication import algbw, busbw
 from pyperf_suite.probes.collectives.curves import Curve, Point
 from pyperf_suite.probes.collectives.peaks import peak_for
 from pyperf_suite.probes.collectives.sizes import readable

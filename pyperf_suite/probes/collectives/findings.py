@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from pyperf_suite.laws import network_guides
-from pyperf_suite.laws.communication import inter_node_rate
+from pyperf_suite.laws.network import guides as network_guides
+from pyperf_suite.laws.network.communication import inter_node_rate
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.probes.collectives.algorithms import with_algorithms
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, Setting, curves_of, plain

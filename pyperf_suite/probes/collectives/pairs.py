@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from pyperf_suite.laws.communication import algbw
+from pyperf_suite.laws.network.communication import algbw
 from pyperf_suite.probes.collectives.curves import Curve, Point
 from pyperf_suite.probes.collectives.sizes import readable
 from pyperf_suite.probes.findings import Figure, HeatMap, Table

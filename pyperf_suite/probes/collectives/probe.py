@@ -25,7 +25,7 @@ from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 
-# What the ways of training in parallel send (see laws/traffic.py), the most common first.
+# What the ways of training in parallel send (see laws/network/traffic.py), the most common first.
 TRAINING = ("all_reduce", "all_gather", "reduce_scatter")
 ALL = (*TRAINING, "send_receive", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pyperf_suite.laws.communication import nvls_wire_rate
+from pyperf_suite.laws.network.communication import nvls_wire_rate
 from pyperf_suite.probes.collectives.curves import Curve, Point, Setting
 from pyperf_suite.probes.collectives.peaks import may_reduce_in_switch, peak_for
 from pyperf_suite.probes.findings import Table

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws import traffic
-from pyperf_suite.laws.alpha_beta import AlphaBetaOverRanks, seconds_of
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.traffic import SecondsOf, Traffic, Workload, verdict
+from pyperf_suite.laws.network import traffic
+from pyperf_suite.laws.network.alpha_beta import AlphaBetaOverRanks, seconds_of
+from pyperf_suite.laws.network.traffic import SecondsOf, Traffic, Workload, verdict
 from pyperf_suite.probes.collectives.curves import Curve, plain
 from pyperf_suite.probes.collectives.sizes import readable
 from pyperf_suite.probes.findings import Table

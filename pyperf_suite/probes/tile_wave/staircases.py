@@ -8,8 +8,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pyperf_suite.laws.staircase import StaircaseLaw, relative_error
-from pyperf_suite.laws.tiling import CriticalPath, Schedule, Tile, ceil_div, critical_path, tile_count, wave_count
+from pyperf_suite.laws.matmul.staircase import StaircaseLaw, relative_error
+from pyperf_suite.laws.matmul.tiling import (
+    CriticalPath,
+    Schedule,
+    Tile,
+    ceil_div,
+    critical_path,
+    tile_count,
+    wave_count,
+)
 from pyperf_suite.probes.readings import Reading
 
 # The step over an edge is at most this part of a tile: one element on a CPU, 16 bytes where TMA must be able to follow.

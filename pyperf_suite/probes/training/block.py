@@ -10,7 +10,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.tiling import Schedule
+from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.operators.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median, mode
 from typing import Any
 
-from pyperf_suite.laws.input_pipeline import InputPipeline
+from pyperf_suite.laws.training.input_pipeline import InputPipeline
 from pyperf_suite.operators.training.input_pipeline import MOST_LOADERS, InputPipelineParameters
 from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
 from pyperf_suite.probes.readings import Reading, readings

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.laws.activations import Keeping, kept_bytes
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.memory import (
+from pyperf_suite.laws.model_flops import Recompute
+from pyperf_suite.laws.training.activations import Keeping, kept_bytes
+from pyperf_suite.laws.training.memory import (
     GRADIENT_BYTES,
     LAST_STAGE,
     OPTIMIZER_BYTES,
@@ -19,7 +20,6 @@ from pyperf_suite.laws.memory import (
     activation_bytes,
     training_memory,
 )
-from pyperf_suite.laws.model_flops import Recompute
 from pyperf_suite.laws.transformer import Sharding
 from pyperf_suite.operators.training.saved_memory import TrainingMemoryParameters
 from pyperf_suite.operators.training.shape import Checkpointing
@@ -121,7 +121,7 @@ def _law_sentence(found: Sequence[_Found]) -> str:
     worst = max(range(len(found)), key=lambda index: abs(errors[index]))
     return (
         f"Saved activations of {len(found)} configurations are within {100 * abs(errors[worst]):.1f} % of the law "
-        "of what torch keeps, operation by operation (laws/activations.py)"
+        "of what torch keeps, operation by operation (laws/training/activations.py)"
         + (f"; furthest off: {found[worst].name}." if errors[worst] else ".")
     )
 

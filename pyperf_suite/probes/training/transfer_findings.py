@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.host_memory import ANY_NODE
 from pyperf_suite.operators.training.transfer_parameters import TransferParameters

@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyperf_suite.history.drawing import short_commit, unit_name
-from pyperf_suite.history.nominations import Nomination
-from pyperf_suite.history.quantities import Scale, scale_for
-from pyperf_suite.history.series import Benchmark, Series
-from pyperf_suite.history.steps import Step, steps_of
-from pyperf_suite.history.store import Store
-from pyperf_suite.history.tracking import Tracked, track
+from pyperf_suite.history.changes.nominations import Nomination
+from pyperf_suite.history.changes.steps import Step, steps_of
+from pyperf_suite.history.changes.tracking import Tracked, track
+from pyperf_suite.history.shown.drawing import short_commit, unit_name
+from pyperf_suite.history.shown.quantities import Scale, scale_for
+from pyperf_suite.history.stored.series import Benchmark, Series
+from pyperf_suite.history.stored.store import Store
 from pyperf_suite.probes.findings import Panel
 from pyperf_suite.probes.findings import Series as Line
 from pyperf_suite.report.html.chart import Chart, chart_of, colours_of

@@ -8,7 +8,7 @@ from importlib import resources
 
 from pyperf_suite import __version__
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.store import Store
+from pyperf_suite.history.stored.store import Store
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.report.html.careful import draw_careful
 from pyperf_suite.report.html.claims_section import claims_of, draw_claims

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.observations import label_of
+from pyperf_suite.history.stored.observations import label_of
 from pyperf_suite.probes import PROBES
 from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.report.html.careful import draw_careful

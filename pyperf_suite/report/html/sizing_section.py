@@ -24,9 +24,9 @@ _REACH = 0.2
 
 def draw_sizing(runs: Sequence[Run], anchor: str) -> str:
     """Heat maps for the GPU that was measured, where the catalogue knows it, or else for a stand-in that is named."""
-    from pyperf_suite.advise.heat_maps import heat_maps
-    from pyperf_suite.advise.prices import LawPrices
-    from pyperf_suite.advise.setting import Setting
+    from pyperf_suite.advise.sizing.heat_maps import heat_maps
+    from pyperf_suite.advise.sizing.prices import LawPrices
+    from pyperf_suite.advise.sizing.setting import Setting
 
     gpu, measured = gpu_of(runs)
     setting = Setting(EXAMPLE, SEQ)

@@ -13,7 +13,7 @@ from pyperf_suite.advise.calibrate.collectives import Curve, fit_collectives, in
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws import collective_time, load_calibration
 from pyperf_suite.laws.calibration import Block, shipped_path
-from pyperf_suite.laws.collectives import BLOCK
+from pyperf_suite.laws.network.collectives import BLOCK
 
 GPUS = ("A100 SXM", "B200 SXM", "H100 SXM", "H200 SXM")
 
@@ -72,7 +72,7 @@ def test_shipped_curves_lie_on_what_was_measured(measured_tables: Path) -> None:
 def test_a_gpu_left_out_is_no_further_off_than_is_stated_for_its_kind(
     measured_tables: Path, blocks: dict[str, Block]
 ) -> None:
-    from pyperf_suite.laws import collectives as laws
+    from pyperf_suite.laws.network import collectives as laws
 
     errors = {
         gpu: float(np.median(error)) * 100

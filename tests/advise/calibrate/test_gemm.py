@@ -19,9 +19,9 @@ from pyperf_suite.advise.calibrate.gemm_tables import GemmTable, gemm_tables, re
 from pyperf_suite.advise.calibrate.site_kriging import SiteKriging
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.gemm import gemm_law
-from pyperf_suite.laws.gemm_menu import MenuCoefficients, Rates, menu_seconds
-from pyperf_suite.laws.residual_grid import ResidualGrid
+from pyperf_suite.laws.matmul.gemm import gemm_law
+from pyperf_suite.laws.matmul.gemm_menu import MenuCoefficients, Rates, menu_seconds
+from pyperf_suite.laws.matmul.residual_grid import ResidualGrid
 
 M = np.array([1.0, 16.0, 128.0, 129.0, 1024.0, 8192.0])
 EDGES = 2.0 ** np.arange(6, 15)

@@ -22,8 +22,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws import attention_time, gemm_time
 from pyperf_suite.laws.calibration import POOLED, load_calibration, shipped_calibration
 from pyperf_suite.laws.correction import correction, correction_of
-from pyperf_suite.laws.gemm import GemmLaw
-from pyperf_suite.laws.gemm_menu import MenuCoefficients
+from pyperf_suite.laws.matmul.gemm import GemmLaw
+from pyperf_suite.laws.matmul.gemm_menu import MenuCoefficients
 from pyperf_suite.operators import find_operator
 from pyperf_suite.probes.calibration.probe import Calibration
 from pyperf_suite.runner.case import Case

@@ -18,10 +18,10 @@ from pyperf_suite.advise.calibrate.step import (
     relative_errors,
 )
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws import step_time as law
 from pyperf_suite.laws.calibration import load_calibration, shipped_path
 from pyperf_suite.laws.kernel_prices import LawPrices
-from pyperf_suite.laws.micro_batch import StepConstants
+from pyperf_suite.laws.training import step_time as law
+from pyperf_suite.laws.training.micro_batch import StepConstants
 
 
 @pytest.fixture(scope="module")

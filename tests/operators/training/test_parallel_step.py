@@ -17,7 +17,7 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.activations import kept_bytes
+from pyperf_suite.laws.training.activations import kept_bytes
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters

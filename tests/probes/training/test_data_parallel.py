@@ -10,7 +10,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.data_parallel import DataParallelLaw, Exchange
+from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange
 from pyperf_suite.probes import find_probe
 from pyperf_suite.probes.collectives.sizes import Sizes
 from pyperf_suite.probes.findings import Findings

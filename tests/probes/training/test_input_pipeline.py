@@ -9,7 +9,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.input_pipeline import InputPipeline
+from pyperf_suite.laws.training.input_pipeline import InputPipeline
 from pyperf_suite.operators.training.input_pipeline import InputPipelineParameters
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.training.input_pipeline import InputPipelineProbe

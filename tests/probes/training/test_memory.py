@@ -6,7 +6,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.activations import kept_bytes
+from pyperf_suite.laws.training.activations import kept_bytes
 from pyperf_suite.operators.training.saved_memory import TrainingMemory, TrainingMemoryParameters
 from pyperf_suite.probes.training.memory import Memory
 from pyperf_suite.probes.training.memory_findings import BYTES_A_PARAMETER

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.memory import LAST_STAGE
+from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.operators.training.shape import TransformerShape
 
 DTYPES = {"float32": 4, "bfloat16": 2}

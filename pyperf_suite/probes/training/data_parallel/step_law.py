@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyperf_suite.laws.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors
+from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors
 from pyperf_suite.probes.readings import Reading
 from pyperf_suite.probes.training.data_parallel.places import Place, buckets_of
 

@@ -1,0 +1,1 @@
+"""Models as their makers publish them: config.json of many families read into dimensions."""

@@ -1,0 +1,1 @@
+"""The laws held against what this machine measured."""

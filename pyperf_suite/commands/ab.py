@@ -1,0 +1,298 @@
+"""`pyperf-suite ab`: old against new by live pairs of fresh processes, until it is decided which is slower."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyperf_suite.commands.outcome import OutcomeOptions, finish, margin_option, outcome_options
+from pyperf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from pyperf_suite.hardware.devices import Device
+    from pyperf_suite.history.finding import Finding
+    from pyperf_suite.history.pairs.ab import RuleFor
+    from pyperf_suite.history.pairs.arms import Arm, PairedCase
+    from pyperf_suite.history.pairs.live_pair import Pair
+    from pyperf_suite.runner.plan import PlannedCase
+
+
+def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """What no range keeps out: not a number, which lies in none."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number.", ctx, param)
+    return value
+
+
+@click.command()
+@click.argument("probes", nargs=-1, metavar="[PROBE]...")
+@click.option(
+    "--old",
+    required=True,
+    metavar="ARM",
+    help="A git revision, . for the working tree, an interpreter that has the suite, or FIELD=VALUE[,FIELD=VALUE].",
+)
+@click.option("--new", required=True, metavar="ARM", help="The same for the other side.")
+@click.option(
+    "-k",
+    "expression",
+    metavar="EXPR",
+    help="Only benchmarks whose probe and label hold these words; `not WORD` leaves out.",
+)
+@click.option(
+    "-a",
+    "--axis",
+    "axes",
+    multiple=True,
+    metavar="[PROBE.]AXIS=VALUE[,VALUE]",
+    help="Replace an axis of the sweep, as `run` does.",
+)
+@click.option(
+    "--profile", default="quick", show_default=True, metavar="NAME", help="Whose cases: quick, standard, full."
+)
+@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, or cuda:N.")
+@margin_option
+@click.option(
+    "--budget",
+    "budget_s",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0, 86_400, min_open=True),
+    callback=_finite,
+    metavar="SECONDS",
+    help="For each benchmark.",
+)
+@click.option(
+    "--max-pairs",
+    default=60,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    metavar="N",
+    help="For each benchmark.",
+)
+@click.option(
+    "--environments", is_flag=True, help="Give each revision a virtual environment with its own requirements."
+)
+@click.option(
+    "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of all that is left to chance.")
+@outcome_options
+def ab(
+    probes: tuple[str, ...],
+    old: str,
+    new: str,
+    expression: str | None,
+    axes: tuple[str, ...],
+    profile: str,
+    device: str,
+    margin: float | None,
+    budget_s: float,
+    max_pairs: int,
+    environments: bool,
+    results: Path,
+    seed: int,
+    outcome: OutcomeOptions,
+) -> None:
+    """Is NEW slower than OLD? Pairs of fresh processes take turns in short slices until it is decided.
+
+    Exit code 0 fine, 1 slower, 2 a usage or data error, 3 undecided or failed, as a revision that does not build is.
+
+    \b
+    Examples:
+      pyperf-suite ab --old main --new . baseline
+      pyperf-suite ab --old v1.0 --new HEAD tile_wave -k "native 1024" --margin 2%
+      pyperf-suite ab --old schedule=data_parallel --new schedule=stream_k baseline
+      pyperf-suite ab --old /envs/old/bin/python --new /envs/new/bin/python baseline
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.history.pairs.ab import compare_arms
+    from pyperf_suite.history.pairs.pair_journal import PairJournal, comparison_folder
+
+    where = resolve(device)
+    rule_for = _rules(margin, max_pairs)
+    cases, variants = _cases(probes, profile, where, axes, old, new, expression)
+    old_arm, new_arm = _arms(old, new, variants, environments)
+    folder = comparison_folder(
+        results,
+        identity(where).slug,
+        _manifest(old_arm, new_arm, cases, where, {"budget_s": budget_s, "max_pairs": max_pairs, "seed": seed}),
+    )
+    with PairJournal(folder / "pairs.jsonl") as journal, _Told(len(cases), budget_s) as told:
+        try:
+            findings = compare_arms(
+                old_arm, new_arm, cases, where, rule_for, budget_s, seed, journal, progress=told.pair
+            )
+        except KeyboardInterrupt:
+            raise UserError(f"Interrupted; {journal.written} pairs are kept in {journal.path}.") from None
+    _keep(folder, findings)
+    measured = [finding for finding in findings if not finding.details.get("unsupported")]
+    heading = f"{new_arm.name} against {old_arm.name} on {where}"
+    finish(measured, outcome, heading, _notes(findings, folder, results, identity(where).slug))
+
+
+def _rules(margin: float | None, max_pairs: int) -> RuleFor:
+    """The rule of each benchmark, with the margin that the project's thresholds give it."""
+    from pyperf_suite.history.statistics.sequential import SequentialRule
+    from pyperf_suite.history.thresholds import load_thresholds
+
+    thresholds = load_thresholds()
+
+    def rule_for(case: PairedCase) -> SequentialRule:
+        return SequentialRule(margin=thresholds.margin_of(case.probe, case.label, margin), max_pairs=max_pairs)
+
+    return rule_for
+
+
+def _cases(
+    probes: tuple[str, ...],
+    profile: str,
+    where: Device,
+    axes: tuple[str, ...],
+    old: str,
+    new: str,
+    expression: str | None,
+) -> tuple[list[PairedCase], bool]:
+    """What to compare, and whether its sides are variants. Raises UserError for what cannot be compared."""
+    from pyperf_suite.history.pairs.arms import PairedCase
+    from pyperf_suite.history.pairs.variants import choose, pair_variants, parse_variant
+
+    old_fields, new_fields = parse_variant(old), parse_variant(new)
+    if (old_fields is None) != (new_fields is None):
+        raise UserError(f"--old {old} and --new {new}: a variant (FIELD=VALUE) can only be compared with a variant.")
+    planned = _planned(probes, profile, where, axes)
+    if old_fields is not None and new_fields is not None:
+        cases = pair_variants(planned, old_fields, new_fields)
+    else:
+        cases = [PairedCase.same(each.probe, each.case) for each in planned]
+    return (choose(cases, expression) if expression else cases), old_fields is not None
+
+
+def _planned(probes: tuple[str, ...], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:
+    """The cases of the probes, or of all that are timed and need no group of processes."""
+    from pyperf_suite.operators import find_operator
+    from pyperf_suite.operators.ranked import Ranked
+    from pyperf_suite.probes import PROBES, find_probe, overrides_of
+    from pyperf_suite.probes.axes import overrides_for
+    from pyperf_suite.runner.plan import PlannedCase
+    from pyperf_suite.runner.profiles import find_profile
+
+    chosen = find_profile(profile)
+    overrides = overrides_of(axes)
+    names = dict.fromkeys(probes or (name for name, probe in PROBES.items() if probe.is_timed))
+    planned = [
+        PlannedCase(name, case)
+        for name in names
+        for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
+    ]
+    alone = [each for each in planned if not isinstance(find_operator(each.case.operator), Ranked)]
+    if not alone:
+        raise UserError(f"{', '.join(names)} measures groups of processes, which cannot take turns in pairs: use run.")
+    return alone
+
+
+def _arms(old: str, new: str, variants: bool, environments: bool) -> tuple[Arm, Arm]:
+    """Both sides, built where they are revisions."""
+    from pyperf_suite.history.pairs.arms import this_code
+
+    if variants:
+        return this_code(old), this_code(new)
+    for asked in (old, new):
+        _require(asked)
+    return _arm(old, environments), _arm(new, environments)
+
+
+def _require(asked: str) -> None:
+    """Raise UserError where a side is no interpreter and no revision, before minutes go into building the other."""
+    from pyperf_suite.history.pairs.checkout import find_checkout
+
+    if asked == "." or not Path(asked).is_file():
+        find_checkout().commit("HEAD" if asked == "." else asked)
+
+
+def _arm(asked: str, environment: bool) -> Arm:
+    """One side: an interpreter where that is what the path names, the working tree for `.`, else a revision."""
+    from pyperf_suite.history.pairs.builds import interpreter_arm, revision_arm, working_tree_arm
+    from pyperf_suite.history.pairs.checkout import find_checkout
+
+    if asked != "." and Path(asked).is_file():
+        return interpreter_arm(Path(asked))
+    checkout = find_checkout()
+    click.echo(f"Building {asked}, unless it is kept from before …", err=True)
+    if asked == ".":
+        return working_tree_arm(checkout, environment)
+    return revision_arm(checkout, asked, environment)
+
+
+def _manifest(old: Arm, new: Arm, cases: Sequence[PairedCase], where: Device, rule: dict[str, Any]) -> dict[str, Any]:
+    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.hardware.state import state
+
+    arms = {"old": old.to_json(), "new": new.to_json()}
+    machine = {"device": str(where), "identity": dict(identity(where).fields), "state": state(where)}
+    return {"arms": arms, "cases": len(cases), **rule, **machine}
+
+
+def _keep(folder: Path, findings: Sequence[Finding]) -> None:
+    """The findings beside the pairs they came from."""
+    try:
+        text = json.dumps([asdict(finding) for finding in findings], indent=1)
+        (folder / "findings.json").write_text(text + "\n", "utf-8")
+    except OSError as error:
+        click.echo(f"Warning: the findings could not be written to {folder}: {error.strerror}.", err=True)
+
+
+def _notes(findings: Sequence[Finding], folder: Path, results: Path, machine: str) -> list[str]:
+    from pyperf_suite.history.selfcheck.selfcheck import latest_selfcheck
+
+    notes = [f"Every pair is kept in {folder / 'pairs.jsonl'}."]
+    unsupported = [finding for finding in findings if finding.details.get("unsupported")]
+    if unsupported:
+        first = unsupported[0]
+        notes.append(f"{len(unsupported)} left out, the first {first.benchmark}: {first.sentence}")
+    selfcheck = latest_selfcheck(results, machine)
+    if selfcheck is not None:
+        notes.append(selfcheck.sentence())
+    else:
+        notes.append(
+            "How often such verdicts are wrong on this machine is not known: pyperf-suite selfcheck measures it."
+        )
+    return notes
+
+
+class _Told:
+    """A progress bar on standard error: one step a benchmark, with how many pairs the present one has."""
+
+    def __init__(self, benchmarks: int, budget_s: float) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        console = Console(stderr=True)
+        s = "s" if benchmarks > 1 else ""
+        minutes = benchmarks * budget_s / 60
+        console.print(f"{benchmarks} benchmark{s}, at most about {minutes:.1f} min", highlight=False, soft_wrap=True)
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._task = self._progress.add_task("", total=benchmarks)
+        self._seen: set[str] = set()
+
+    def pair(self, case: PairedCase, pairs: Sequence[Pair]) -> None:
+        """Tell of one more pair."""
+        self._seen.add(f"{case.probe} {case.case_id}")
+        self._progress.update(
+            self._task, completed=len(self._seen) - 1, description=f"{case.probe}: {len(pairs)} pairs"
+        )
+
+    def __enter__(self) -> _Told:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()

@@ -1,0 +1,310 @@
+"""`pyperf-suite history`, `prune` and `export`: what stored runs say, which of them may go, figures as files."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.printable import printable
+
+if TYPE_CHECKING:
+    from pyperf_suite.history.stored.prune import Pruning
+    from pyperf_suite.history.stored.series import Benchmark, Series
+    from pyperf_suite.history.stored.store import BenchmarkKey, Store
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+EXPORT_FORMATS = ("csv", "json", "parquet", "github-action-benchmark")
+
+
+class Age(click.ParamType):
+    """A length of time as people write it: 36h, 90d, 12w."""
+
+    name = "age"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime.timedelta | None:
+        if isinstance(value, datetime.timedelta):
+            return value
+        match = re.fullmatch(r"(\d{1,6})([hdw])", value.strip())
+        if match is None:
+            self.fail(f"{value!r} is not a length of time: write it as 36h, 90d or 12w.", param, ctx)
+        return int(match[1]) * {"h": datetime.timedelta(hours=1), "d": datetime.timedelta(days=1),
+                                "w": datetime.timedelta(weeks=1)}[match[2]]  # fmt: skip
+
+
+def stored_options(command: Command) -> Command:
+    """Which stored runs a command is about."""
+    options = (
+        click.option(
+            "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
+        ),
+        click.option("--machine", metavar="NAME", help="Only this machine: the name of a folder of the results."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def also_option(command: Command) -> Command:
+    """Results of other projects beside the stored runs."""
+    return click.option(
+        "--also",
+        multiple=True,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Take in pytest-benchmark JSON of another project, a file or a folder of them, now and from now on.",
+    )(command)
+
+
+@click.command()
+@click.argument("benchmark", required=False, metavar="[BENCHMARK]")
+@stored_options
+@also_option
+@click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="Draw what is named into FILE.")
+@click.option("--all", "show_all", is_flag=True, help="Every benchmark and every point, however many.")
+@click.option("--json", "as_json", is_flag=True, help="Print the series as JSON instead of tables.")
+def history(
+    benchmark: str | None,
+    results: Path,
+    machine: str | None,
+    also: tuple[Path, ...],
+    png: Path | None,
+    show_all: bool,
+    as_json: bool,
+) -> None:
+    """List the stored benchmarks, or draw the series of BENCHMARK: a label, a part or glob of one, or a case's id.
+
+    \b
+    Examples:
+      pyperf-suite history
+      pyperf-suite history 'matmul*m=384*' --png matmul.png
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.history.changes.steps import steps_of
+    from pyperf_suite.history.shown.drawing import draw_series
+
+    with _store(results, also) as store:
+        found = _benchmarks(store, benchmark, machine)
+        listed, left_out = (found, ()) if show_all or as_json else _most_recent(found, benchmark is None)
+        series = [store.series(each) for each in listed]
+        warned = [*store.notes, *store.damage]
+    steps = [steps_of(each) for each in series] if len(series) == 1 or png else []
+    if png is not None:
+        draw_series(series, png, steps)
+    if as_json:
+        click.echo(_as_json(series, warned))
+        return
+    from rich.console import Console
+
+    from pyperf_suite.history.shown.listing import print_list, print_series
+
+    console = Console()
+    if len(series) == 1:
+        print_series(console, series[0], steps[0], show_all)
+    else:
+        print_list(console, series, left_out)
+    _warn(warned)
+    if png is not None:
+        console.print(f"\npicture   {png}", highlight=False, soft_wrap=True, markup=False)
+
+
+@click.command()
+@stored_options
+@click.option("--older-than", type=Age(), metavar="AGE", help="Runs begun longer ago than 36h, 90d, 12w.")
+@click.option(
+    "--keep-last",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Runs that are among the last N of none of their benchmarks; with --older-than, only those that are also old.",
+)
+@click.option("--delete", "really", is_flag=True, help="Delete what is listed; without it nothing is deleted.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON instead of a table.")
+def prune(
+    results: Path,
+    machine: str | None,
+    older_than: datetime.timedelta | None,
+    keep_last: int | None,
+    really: bool,
+    as_json: bool,
+) -> None:
+    """List the runs that these rules let go; with --delete, delete them, naming each.
+
+    \b
+    Examples:
+      pyperf-suite prune --older-than 90d --keep-last 20
+      pyperf-suite prune --older-than 90d --keep-last 20 --delete
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.history.stored.prune import Rules, delete, plan_pruning
+
+    rules = Rules(older_than, keep_last, machine)
+    held: dict[Path, frozenset[BenchmarkKey]] = {}
+    unread: frozenset[Path] = frozenset()
+    if keep_last is not None and results.is_dir():
+        with _store(results) as store:
+            held, unread = store.holdings(), store.damaged()
+    planned = plan_pruning(results, rules, held, unread=unread)
+    deleted: list[str] = []
+    failures: list[str] = []
+    if not as_json:
+        _print_pruning(planned, really)
+    for doomed in planned.doomed if really else ():
+        try:
+            delete(doomed)
+        except UserError as reason:
+            failures.append(str(reason))
+            continue
+        deleted.append(doomed.name)
+        if not as_json:
+            click.echo(printable(f"deleted  {doomed.name}"))
+    if deleted:
+        with _store(results):
+            pass  # the index follows: it forgets the files that are gone
+    if as_json:
+        click.echo(_pruning_as_json(planned, deleted, failures))
+    if failures:
+        raise UserError(" ".join(failures))
+
+
+@click.command()
+@click.argument("benchmark", required=False, metavar="[BENCHMARK]")
+@stored_options
+@also_option
+@click.option(
+    "--format",
+    "chosen",
+    type=click.Choice(EXPORT_FORMATS),
+    default="csv",
+    show_default=True,
+    help="github-action-benchmark: the newest run as customSmallerIsBetter.",
+)
+@click.option("--json", "chosen", flag_value="json", help="The same as --format json.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="By default to standard output.")
+def export(
+    benchmark: str | None,
+    results: Path,
+    machine: str | None,
+    also: tuple[Path, ...],
+    chosen: str,
+    output: Path | None,
+) -> None:
+    """Write the series of all stored benchmarks, or of BENCHMARK, for other programs: one row a point.
+
+    \b
+    Examples:
+      pyperf-suite export -o history.csv
+      pyperf-suite export 'matmul*' --format parquet -o matmul.parquet
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.history.shown.export import FORMATS, rows_of, write_whole
+
+    if chosen == "parquet" and output is None and sys.stdout.isatty():
+        raise UserError("Parquet is no text that a terminal could show: name a file with -o.")
+    with _store(results, also) as store:
+        series = [store.series(each) for each in _benchmarks(store, benchmark, machine)]
+        warned = [*store.notes, *store.damage]
+    content = FORMATS[chosen](series)
+    _warn(warned)
+    if output is None:
+        click.echo(content, nl=False)
+        return
+    write_whole(output, content)
+    click.echo(f"{len(rows_of(series))} points of {len(series)} series were read and written to {output}.", err=True)
+
+
+def _store(results: Path, also: Sequence[Path] = ()) -> Store:
+    """The store, brought up to date."""
+    from pyperf_suite.history.stored.store import Store
+
+    store = Store(results)
+    for path in also:
+        store.add(path)
+    store.update()
+    return store
+
+
+def _benchmarks(store: Store, pattern: str | None, machine: str | None) -> list[Benchmark]:
+    """What is asked for; raises UserError where there is nothing of the kind."""
+    found = store.benchmarks(pattern, machine)
+    if found:
+        return found
+    raise UserError(store.why_nothing(pattern, machine))
+
+
+# What a person reads in one go; --all shows more.
+_LISTED = 40
+
+
+def _most_recent(found: Sequence[Benchmark], everything: bool) -> tuple[list[Benchmark], tuple[str, ...]]:
+    """The benchmarks to list, and a sentence about each kind of those that are not."""
+    left_out = []
+    timed = list(found)
+    if everything:
+        timed = [each for each in found if each.kind != "static"] or timed
+        if len(timed) < len(found):
+            left_out.append(
+                f"{len(found) - len(timed)} exact figures of static kernels are not listed: name them, or --all."
+            )
+    newest = sorted(timed, key=lambda each: each.last, reverse=True)[:_LISTED]
+    kept = {each.key for each in newest}
+    if len(kept) < len(timed):
+        left_out.append(
+            f"{len(timed) - len(kept)} more are not listed, none of them measured later: name them, or --all."
+        )
+    return [each for each in timed if each.key in kept], tuple(left_out)
+
+
+def _as_json(series: Sequence[Series], warned: Sequence[str]) -> str:
+    import dataclasses
+
+    return json.dumps({"series": [dataclasses.asdict(each) for each in series], "warnings": list(warned)}, indent=2)
+
+
+def _warn(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        click.echo(f"Warning: {printable(sentence)}", err=True)
+
+
+def _print_pruning(planned: Pruning, really: bool) -> None:
+    for doomed in planned.doomed:
+        goes = f"{'goes' if really else 'would go'}  {doomed.name}  {doomed.size_bytes / 1e6:.1f} MB"
+        click.echo(printable(f"{goes}  ({doomed.reason}): {', '.join(doomed.files)}"))
+    for spared in planned.spared:
+        click.echo(printable(f"stays  {spared.name}: {spared.reason}"))
+    runs = "run" if len(planned.doomed) == 1 else "runs"
+    ending = "." if really or not planned.doomed else "; nothing was deleted, --delete does it."
+    click.echo(
+        f"{len(planned.doomed)} {runs} of {planned.size_bytes / 1e6:.1f} MB {'go' if really else 'would go'}, "
+        f"{planned.staying + len(planned.spared)} stay{ending}"
+    )
+
+
+def _pruning_as_json(planned: Pruning, deleted: Sequence[str], failures: Sequence[str]) -> str:
+    return json.dumps(
+        {
+            "would_go": [
+                {
+                    "run": each.name,
+                    "path": str(each.path),
+                    "files": list(each.files),
+                    "size_bytes": each.size_bytes,
+                    "reason": each.reason,
+                }
+                for each in planned.doomed
+            ],
+            "left_alone": [
+                {"run": each.name, "path": str(each.path), "reason": each.reason} for each in planned.spared
+            ],
+            "staying": planned.staying,
+            "deleted": list(deleted),
+            "failures": list(failures),
+        },
+        indent=2,
+    )

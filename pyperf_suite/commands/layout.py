@@ -1,0 +1,185 @@
+"""`pyperf-suite layout`: how to cut the training of a model over the GPUs of a cluster, the fastest way first."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyperf_suite.commands.model_options import asked_gpu, asked_model, gpu_options, model_options
+from pyperf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from pyperf_suite.hardware.catalogue import GpuSpec
+
+USUAL_NODE = 8
+MOST_MEMORY_GIB = 1 << 14
+MOST_ROWS = 1000
+# Options that hold an axis to one value, and the field of a `Layout` that each is.
+AXES = {
+    "dp": "data",
+    "tp": "tensor",
+    "pp": "pipeline",
+    "virtual_pp": "chunks",
+    "cp": "context",
+    "ep": "expert",
+    "zero": "zero_stage",
+    "micro_batch": "micro_batch",
+    "recompute": "recompute",
+}
+
+
+def cluster_options(command: Any) -> Any:
+    """What the model is to be trained on."""
+    options = (
+        click.option("--gpus", type=int, required=True, metavar="N", help="In all."),
+        click.option("--gpus-per-node", type=int, metavar="N", help="By default 8, or all if there are fewer."),
+        click.option("--memory", type=float, metavar="GIB", help="Of one GPU; by default as its data sheet says."),
+        click.option(
+            "--link", metavar="RATE", help="Between GPUs of a node: NVLink3, PCIe4, or 300GB/s one direction."
+        ),
+        click.option(
+            "--network",
+            metavar="RATE",
+            help="What each GPU really sends out of its node: HDR, NDR, 200Gbps; by default as the laws have it.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def axis_options(command: Any) -> Any:
+    """Axes of a layout that are to have one value."""
+    whole = ("dp", "tp", "pp", "virtual-pp", "cp", "ep", "zero", "micro-batch")
+    options = (
+        *(click.option(f"--{name}", type=int, metavar="N", help="Only this value.") for name in whole),
+        click.option("--recompute", metavar="WHAT", help="Only this: nothing, attention or layers."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@model_options
+@gpu_options
+@cluster_options
+@click.option("--global-batch", type=int, required=True, metavar="N", help="Sequences of one iteration.")
+@axis_options
+@click.option("--flash/--no-flash", default=True, help="Fused attention, which keeps no scores; by default on.")
+@click.option("--sequence-parallel/--no-sequence-parallel", default=True, help="Beside TP; by default on.")
+@click.option("--overlap/--no-overlap", default=True, help="Send gradients beside computation; by default on.")
+@click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Rows of each list.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+def layout(
+    config: Path | None,
+    seq: int | None,
+    gpu: str | None,
+    calibration: Path | None,
+    gpus: int,
+    gpus_per_node: int | None,
+    memory: float | None,
+    link: str | None,
+    network: str | None,
+    global_batch: int,
+    flash: bool,
+    sequence_parallel: bool,
+    overlap: bool,
+    top: int,
+    as_json: bool,
+    **named: Any,
+) -> None:
+    """Rank the ways to train a model on a cluster: DP, TP, PP, virtual PP, CP, EP, ZeRO, micro-batch, recompute.
+
+    \b
+    Examples:
+      pyperf-suite layout --config config.json --gpu A100 --gpus 64 --gpus-per-node 8 --global-batch 512 --seq 4096
+      pyperf-suite layout --config config.json --gpu H100 --gpus 256 --network 400Gbps --global-batch 1024 --json
+      pyperf-suite layout --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50304 --not-gated
+          --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.advise.layout.grid import Cluster, Training
+    from pyperf_suite.advise.layout.planned import planned
+    from pyperf_suite.advise.layout.report import layout_answer
+
+    spec, laws = asked_gpu(gpu, calibration)
+    if link is not None:
+        if laws is not spec:
+            raise UserError(f"--link {link} is beside a calibration, which has its own links: leave one of them out.")
+        spec = laws = replace(spec, link_bytes_per_s=_link(link))
+    if not 1 <= top <= MOST_ROWS:
+        raise UserError(f"--top has to lie between 1 and {MOST_ROWS}, but {top} was asked for.")
+    fixed = _fixed(named)
+    model, length, notes = asked_model(config, seq, named)
+    usual = min(USUAL_NODE, gpus) if gpus > 0 else USUAL_NODE
+    per_node = usual if gpus_per_node is None else gpus_per_node
+    cluster = Cluster(spec, gpus, per_node, _memory(spec, memory), _network(network))
+    training = Training(model, global_batch, length, flash, sequence_parallel, overlap)
+    _present(layout_answer(planned(training, cluster, laws, fixed), top, notes), as_json)
+
+
+def _present(answer: Any, as_json: bool) -> None:
+    from rich.console import Console
+
+    from pyperf_suite.advise.layout.report import findings_of_layouts, layouts_as_json
+    from pyperf_suite.report.terminal import print_findings
+
+    if as_json:
+        click.echo(json.dumps(layouts_as_json(answer), indent=2))
+    else:
+        print_findings(Console(), {"layout": findings_of_layouts(answer)}, [])
+
+
+def _fixed(named: dict[str, Any]) -> dict[str, int]:
+    """Take the axes with one value out of the options."""
+    from pyperf_suite.laws.model_flops import RECOMPUTES, check_recompute
+
+    found = {}
+    for option, axis in AXES.items():
+        value = named.pop(option)
+        if value is None:
+            continue
+        if axis == "recompute":
+            check_recompute(value)
+            value = RECOMPUTES.index(value)
+        elif value < (0 if axis == "zero_stage" else 1):
+            raise UserError(
+                f"--{option.replace('_', '-')} cannot be {value}: name a layout's own value, or leave it out."
+            )
+        found[axis] = value
+    return found
+
+
+def _memory(spec: GpuSpec, gib: float | None) -> float:
+    if gib is None:
+        return spec.memory_bytes
+    if not 0 < gib <= MOST_MEMORY_GIB:
+        raise UserError(f"--memory has to lie above 0 and up to {MOST_MEMORY_GIB} GiB, but {gib:g} was asked for.")
+    return gib * 2**30
+
+
+def _network(rate: str | None) -> float | None:
+    from pyperf_suite.hardware.links import network
+
+    return None if rate is None else network(rate).gb_per_s * 1e9
+
+
+def _link(rate: str) -> float:
+    """Bytes/s, one direction, of what people call a link within a node."""
+    from pyperf_suite.hardware.links import NVLINK, PCIE
+
+    text = re.sub(r"[\s_-]", "", rate).lower()
+    if named := re.fullmatch(r"(nvlink|pcie)(\d)", text):
+        peaks = NVLINK if named[1] == "nvlink" else PCIE
+        if int(named[2]) in peaks:
+            return peaks[int(named[2])].gb_per_s * 1e9
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)gb/s", text)
+    if number is None or not 0 < float(number[1]) <= 1e5:
+        names = ", ".join([*(f"NVLink{n}" for n in NVLINK), *(f"PCIe{n}" for n in PCIE)])
+        raise UserError(f"{rate[:40]!r} is no link within a node: write one of {names}, or a rate as in 300GB/s.")
+    return float(number[1]) * 1e9

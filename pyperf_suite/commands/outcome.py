@@ -1,0 +1,146 @@
+"""How every command that judges benchmarks ends: the same options, the same table, the same files, the same exit codes.
+
+A command takes `@outcome_options`, gets `outcome: OutcomeOptions`, and calls `finish` as the last thing it does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.history.outputs.exit_code import DEFAULT_FAIL_ON, FAIL_ON
+
+if TYPE_CHECKING:
+    from pyperf_suite.history.finding import Finding
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class OutcomeOptions:
+    """How a command is to tell its findings. `fail_on` None leaves it to pyproject.toml."""
+
+    as_json: bool = False
+    markdown: Path | None = None
+    junit: Path | None = None
+    fail_on: str | None = None
+
+
+class Share(click.ParamType):
+    """A share between 0 and 1, written as `1%` or `0.01`."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from pyperf_suite.history.thresholds import parse_share
+
+        try:
+            return parse_share(value)
+        except ValueError as reason:
+            self.fail(f"{reason}.", param, ctx)
+
+
+def margin_option(command: Command) -> Command:
+    """`--margin`: None where it was not given; `Thresholds.margin_of` knows what then holds for a benchmark."""
+    return click.option(
+        "--margin",
+        type=Share(),
+        metavar="SHARE",
+        help="Slowdown that is tolerated, as 1% or 0.01; by default what pyproject.toml says, or 1%.",
+    )(command)
+
+
+def outcome_options(command: Command) -> Any:
+    """`--json --markdown FILE --junit FILE --fail-on`, handed to the command as one argument `outcome`."""
+
+    @functools.wraps(command)
+    def with_outcome(
+        *arguments: Any,
+        as_json: bool,
+        markdown: Path | None,
+        junit: Path | None,
+        fail_on: str | None,
+        **options: Any,
+    ) -> Any:
+        return command(*arguments, outcome=OutcomeOptions(as_json, markdown, junit, fail_on), **options)
+
+    options = (
+        click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON instead of a table."),
+        click.option(
+            "--markdown",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Append a summary to FILE, as $GITHUB_STEP_SUMMARY wants it.",
+        ),
+        click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write FILE as JUnit XML."),
+        click.option(
+            "--fail-on",
+            type=click.Choice(FAIL_ON),
+            help="What makes the exit code other than 0, each with all before it: 1 for slower, 3 for failed and "
+            "undecided; nominated takes an unconfirmed slower change for a regression. "
+            f"[default: pyproject.toml, or {DEFAULT_FAIL_ON}]",
+        ),
+    )
+    wrapped: Any = with_outcome
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def finish(
+    findings: Sequence[Finding],
+    options: OutcomeOptions,
+    heading: str,
+    notes: Sequence[str] = (),
+    extra: Mapping[str, Any] | None = None,
+) -> NoReturn:
+    """Print the findings, write the files asked for, and exit with the code that the findings make.
+
+    `extra` stands beside the findings in JSON. Raises UserError where a file cannot be written, after all is printed,
+    and where pyproject.toml does not say thresholds; SystemExit otherwise.
+    """
+    from pyperf_suite.history.outputs.exit_code import exit_code
+    from pyperf_suite.history.thresholds import load_thresholds
+
+    fail_on = options.fail_on or load_thresholds().fail_on or DEFAULT_FAIL_ON
+    code = exit_code(findings, fail_on)
+    if options.as_json:
+        from pyperf_suite.history.outputs.json_text import findings_as_json
+
+        click.echo(findings_as_json(heading, findings, notes, code, extra))
+    else:
+        from rich.console import Console
+
+        from pyperf_suite.history.outputs.terminal import print_findings
+
+        print_findings(Console(), heading, findings, notes, code, fail_on)
+    _write_files(findings, options, heading, notes, fail_on)
+    raise SystemExit(code)
+
+
+def _write_files(
+    findings: Sequence[Finding], options: OutcomeOptions, heading: str, notes: Sequence[str], fail_on: str
+) -> None:
+    from pyperf_suite.history.outputs.junit import junit_xml
+    from pyperf_suite.history.outputs.markdown import summary
+    from pyperf_suite.history.shown.export import write_whole
+
+    if options.markdown is not None:
+        # Appended: the steps of a job share one summary, and each adds its own.
+        _append(options.markdown, summary(heading, findings, notes).encode() + b"\n")
+    if options.junit is not None:
+        write_whole(options.junit, junit_xml(heading, findings, fail_on))
+
+
+def _append(path: Path, content: bytes) -> None:
+    try:
+        with path.open("ab") as file:
+            file.write(content)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); the findings above are whole.") from None

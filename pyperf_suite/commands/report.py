@@ -1,0 +1,43 @@
+"""`pyperf-suite report`: a results folder as one HTML page that can be opened from disk and sent round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+DEFAULT_NAME = "report.html"
+
+
+@click.command()
+@click.argument("results", default="bench_results", type=click.Path(path_type=Path), metavar="[RESULTS]")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help=f"[default: RESULTS/{DEFAULT_NAME}]"
+)
+@click.option(
+    "--runs",
+    default="latest",
+    show_default=True,
+    metavar="latest|all|ID,...",
+    help="Of each probe the newest run that measured anything, every run, or the runs named.",
+)
+@click.option("--machine", metavar="NAME", help="Only this machine: the name of a folder of the results.")
+def report(results: Path, output: Path | None, runs: str, machine: str | None) -> None:
+    """Write everything that RESULTS hold as one HTML page: a results folder, one machine's, or a single run's.
+
+    The page needs no network and nothing beside it.
+
+    \b
+    Examples:
+      pyperf-suite report
+      pyperf-suite report bench_results/cuda-nvidia-h100-132sm-80gib --runs all -o h100.html
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.history.shown.export import write_whole
+    from pyperf_suite.report.html.page import draw_page
+    from pyperf_suite.report.html.results import choose, read_results
+
+    read = read_results(results, machine)
+    page = draw_page(read, choose(read, [word.strip() for word in runs.split(",") if word.strip()]))
+    path = results / DEFAULT_NAME if output is None else output
+    write_whole(path, page.encode())
+    click.echo(f"{path}  {len(page.encode()) / 1e6:.1f} MB: open it in a browser")

@@ -1,0 +1,235 @@
+"""`pyperf-suite selfcheck`: how often this machine's verdicts are wrong, and how small a slowdown they see."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyperf_suite.commands.outcome import margin_option
+from pyperf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from pyperf_suite.hardware.devices import Device
+    from pyperf_suite.history.pairs.arms import PairedCase
+    from pyperf_suite.history.selfcheck.run import Compare, Planned
+    from pyperf_suite.history.selfcheck.selfcheck import Comparison, Selfcheck
+    from pyperf_suite.history.statistics.sequential import SequentialRule
+
+# Comparisons are left to be made: the same command with --resume makes them.
+UNFINISHED = 3
+
+LARGEST_SHIFT = 0.5
+
+
+class Shifts(click.ParamType):
+    """Injected slowdowns in percent, each maybe with how many comparisons: `0:200,1,5:100`."""
+
+    name = "shifts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[float, int | None]:
+        if isinstance(value, dict):
+            return value
+        return dict(self._shift(text.strip(), param, ctx) for text in str(value).split(","))
+
+    def _shift(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, int | None]:
+        percent, colon, count = text.partition(":")
+        try:
+            shift, asked = round(float(percent.strip().removesuffix("%")) / 100, 6), int(count) if colon else None
+        except ValueError:
+            self.fail(f"{text[:40]!r} is not a slowdown in percent, as 5 is, or 5:100 for 100 comparisons.", param, ctx)
+        if not 0 <= shift <= LARGEST_SHIFT or (asked is not None and asked < 1):
+            self.fail(f"{text[:40]!r}: from 0 to 50 percent, and at least one comparison.", param, ctx)
+        return shift, asked
+
+
+def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """What no range keeps out: not a number, which lies in none."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number.", ctx, param)
+    return value
+
+
+@click.command()
+@click.option(
+    "--shifts",
+    default="0,1,2,3,5",
+    show_default=True,
+    type=Shifts(),
+    metavar="PERCENT[:N],...",
+    help="Slowdowns to inject, in percent; 0 compares the code with itself. N comparisons of one, as in 0:200,5:100.",
+)
+@click.option(
+    "--comparisons", default=50, show_default=True, type=click.IntRange(1), metavar="N", help="Of each slowdown."
+)
+@margin_option
+@click.option(
+    "--budget", default=30.0, show_default=True, type=click.FloatRange(1, 3600), callback=_finite,
+    metavar="SECONDS",
+    help="For one comparison.",
+)  # fmt: skip
+@click.option("--max-pairs", type=click.IntRange(1), metavar="N", help="For one comparison; by default the rule's own.")
+@click.option(
+    "--time-limit", type=click.FloatRange(0, min_open=True), callback=_finite, metavar="MINUTES",
+    help="Begin no comparison after so long; --resume makes those that are left.",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Go on with the newest selfcheck of the same benchmarks, rule and budget.")
+@click.option("--show", is_flag=True, help="Measure nothing: show what speaks for this machine already.")
+@click.option("-k", "pattern", metavar="TEXT", help="Only benchmarks whose label holds TEXT; * stands for anything.")
+@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, or cuda:N.")
+@click.option(
+    "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the order in which comparisons are made.")
+@click.option("--json", "as_json", is_flag=True, help="Print the rates as JSON instead of tables.")
+@click.option(
+    "--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Append the tables to FILE as Markdown."
+)
+def selfcheck(
+    shifts: dict[float, int | None],
+    comparisons: int,
+    margin: float | None,
+    budget: float,
+    max_pairs: int | None,
+    time_limit: float | None,
+    resume: bool,
+    show: bool,
+    pattern: str | None,
+    device: str,
+    results: Path,
+    seed: int,
+    as_json: bool,
+    markdown: Path | None,
+) -> None:
+    """Compare the code with itself, and with itself slowed down: how often is the verdict of `ab` wrong here?
+
+    Exit code 0 when every comparison was made, 3 when some are left or failed.
+
+    \b
+    Examples:
+      pyperf-suite selfcheck --shifts 0:200,3:100,5:100
+      pyperf-suite selfcheck --shifts 0:200,3:100,5:100 --resume --time-limit 30
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.history.selfcheck.run import make_comparisons, planned, resumable, start
+    from pyperf_suite.history.selfcheck.selfcheck import latest_selfcheck
+
+    where = resolve(device)
+    machine = identity(where).slug
+    if show:
+        stored = latest_selfcheck(results, machine)
+        if stored is None:
+            raise UserError(f"There is no selfcheck of {machine} in {results}: leave --show out to make one.")
+        _tell(stored, as_json, markdown)
+        return
+    counts = {shift: count or comparisons for shift, count in shifts.items()}
+    cases, rule = _cases(where, pattern, counts), _rule(margin, max_pairs)
+    settings = _settings(where, cases, rule, budget, seed)
+    plan = planned(counts, cases, seed)
+    found = resumable(results, machine, settings) if resume else start(results, machine, settings)
+    commit = str(settings["state"].get("source", {}).get("commit", ""))
+    try:
+        found = make_comparisons(
+            found,
+            plan,
+            _comparing(where, rule, budget),
+            seed=seed,
+            commit=commit,
+            time_limit_s=time_limit * 60 if time_limit is not None else None,
+            progress=_say_each,
+        )
+    except KeyboardInterrupt:
+        from pyperf_suite.history.selfcheck.selfcheck import open_selfcheck
+
+        found = open_selfcheck(found.path)
+    _tell(found, as_json, markdown)
+    _exit_where_unfinished(found, plan)
+
+
+def _cases(where: Device, pattern: str | None, counts: dict[float, int]) -> list[PairedCase]:
+    from pyperf_suite.history.selfcheck.cases import selfcheck_cases
+    from pyperf_suite.history.thresholds import matches
+
+    if where.kind != "cpu" and any(counts):
+        raise UserError(
+            f"A slowdown can be injected into launches on a CPU only, but {where} was asked for: "
+            "use --shifts 0, or --device cpu."
+        )
+    cases = [case for case in selfcheck_cases(where) if pattern is None or matches(f"*{pattern}*", case.label)]
+    if not cases:
+        raise UserError(f"No benchmark of the selfcheck holds {pattern!r}: leave -k out to see them all.")
+    return cases
+
+
+def _rule(margin: float | None, max_pairs: int | None) -> SequentialRule:
+    from pyperf_suite.history.selfcheck.cases import PROBE
+    from pyperf_suite.history.statistics.sequential import SequentialRule
+    from pyperf_suite.history.thresholds import load_thresholds
+
+    rule = SequentialRule(margin=load_thresholds().margin_of(PROBE, "", margin))
+    return rule if max_pairs is None else dataclasses.replace(rule, looks=(), max_pairs=max_pairs)
+
+
+def _settings(
+    where: Device, cases: list[PairedCase], rule: SequentialRule, budget_s: float, seed: int
+) -> dict[str, Any]:
+    from pyperf_suite.hardware.state import state
+
+    return {
+        "device": str(where),
+        "rule": dataclasses.asdict(rule),
+        "budget_s": budget_s,
+        "seed": seed,
+        "cases": [case.new.to_json() for case in cases],
+        "state": state(where),
+    }
+
+
+def _comparing(where: Device, rule: SequentialRule, budget_s: float) -> Compare:
+    """What `ab` does for one benchmark, with this code on both sides."""
+    from pyperf_suite.history.pairs.ab import compare_case
+    from pyperf_suite.history.pairs.arms import this_code
+
+    def compare(case: PairedCase, shift: float, seed: int, write: Callable[..., None]) -> Any:
+        old, new = this_code("this code"), this_code("this code, slowed down" if shift else "this code again")
+        return compare_case(old, new, case, where, rule, budget_s, seed, journal=write, spin_share=shift)
+
+    return compare
+
+
+def _say_each(position: int, count: int, made: Comparison) -> None:
+    injected = f"{100 * made.shift:.3g} % injected" if made.shift else "identical"
+    concluded = "" if made.ratio is None else f" {100 * (made.ratio - 1):+.1f} %"
+    pairs = f"{len(made.log_ratios)} pairs in {made.seconds:.1f} s"
+    click.echo(f"{position}/{count} {made.label} {injected}: {made.verdict}{concluded}, {pairs}", err=True)
+
+
+def _tell(found: Selfcheck, as_json: bool, markdown: Path | None) -> None:
+    from pyperf_suite.history.selfcheck.report import print_selfcheck, selfcheck_as_markdown
+
+    if as_json:
+        click.echo(json.dumps({"path": str(found.path), "settings": found.settings, **found.to_json()}, indent=2))
+    else:
+        from rich.console import Console
+
+        print_selfcheck(Console(), found)
+    if markdown is not None:
+        try:
+            with markdown.open("a", encoding="utf-8") as file:
+                file.write(selfcheck_as_markdown(found))
+        except OSError as error:
+            raise UserError(f"{markdown} cannot be written ({error.strerror}).") from None
+
+
+def _exit_where_unfinished(found: Selfcheck, plan: list[Planned]) -> None:
+    made = {(each.shift, each.number) for each in found.comparisons if each.verdict != "failed"}
+    left = sum((each.shift, each.number) not in made for each in plan)
+    if left:
+        click.echo(f"{left} of {len(plan)} comparisons are left: the same command with --resume makes them.", err=True)
+        raise SystemExit(UNFINISHED)

@@ -1,0 +1,144 @@
+"""`pyperf-suite track`: what changed in the history of every benchmark, when, and with which commits."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pyperf_suite.commands.outcome import OutcomeOptions, finish, margin_option, outcome_options
+from pyperf_suite.errors import UserError
+
+if TYPE_CHECKING:
+    from pyperf_suite.history.changes.nominations import Nomination
+    from pyperf_suite.history.changes.tracking import Tracked
+    from pyperf_suite.history.finding import Finding
+    from pyperf_suite.history.pairs.ab import RuleFor
+    from pyperf_suite.history.stored.store import Store
+
+
+@click.command()
+@click.argument("benchmark", required=False, metavar="[BENCHMARK]")
+@click.option(
+    "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
+)
+@click.option("--machine", metavar="NAME", help="Only this machine: the name of a folder of the results.")
+@click.option(
+    "--since",
+    type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
+    metavar="DATE",
+    help="Tell changes that began since then (UTC); by default those among a series' newest 30 points.",
+)
+@click.option("--confirm", "rerun", is_flag=True, help="Pair the two commits of each slower change, here and now.")
+@click.option(
+    "--budget", default=30, show_default=True, type=click.IntRange(1, 3600), metavar="SECONDS",
+    help="For one benchmark that is rerun.",
+)  # fmt: skip
+@margin_option
+@click.option(
+    "--device", default="auto", show_default=True, metavar="DEVICE", help="Where to rerun: auto, cpu, cuda:N."
+)
+@click.option("--seed", default=0, show_default=True, help="Of the order of reruns.")
+@outcome_options
+def track(
+    benchmark: str | None,
+    results: Path,
+    machine: str | None,
+    since: datetime.datetime | None,
+    rerun: bool,
+    budget: int,
+    margin: float | None,
+    device: str,
+    seed: int,
+    outcome: OutcomeOptions,
+) -> None:
+    """Search the stored series of all benchmarks, or of BENCHMARK, for changes; the most recent first.
+
+    History only nominates: a slower change is undecided (exit code 3) until --confirm has paired the two commits
+    between which it came.
+
+    \b
+    Examples:
+      pyperf-suite track
+      pyperf-suite track --confirm --markdown "$GITHUB_STEP_SUMMARY"
+      pyperf-suite track 'matmul*' --since 2026-01-31 --fail-on nominated
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from pyperf_suite.history.changes.tracking import track as search
+    from pyperf_suite.history.changes.tracking import watch_shapes
+    from pyperf_suite.history.stored.store import Store
+
+    with Store(results) as store:
+        store.update()
+        wanted = store.benchmarks(benchmark, machine)
+        if not wanted:
+            raise UserError(store.why_nothing(benchmark, machine))
+        found = search(store, wanted, since.isoformat() if since else None)
+        if benchmark is None:
+            watch_shapes(store, found, machine)
+        notes = [*found.notes, *store.notes, *store.damage]
+        findings = [nomination.finding() for nomination in found.current]
+        if rerun:
+            findings, extra_notes = _confirmed(store, found, results, device, budget, margin, seed)
+            notes += extra_notes
+    finish(
+        [*findings, *found.alarms],
+        outcome,
+        "Changes in history" + (f" of {benchmark}" if benchmark else ""),
+        notes,
+        {"earlier": [nomination.sentence for nomination in found.earlier]},
+    )
+
+
+def _confirmed(
+    store: Store, found: Tracked, results: Path, device: str, budget_s: float, margin: float | None, seed: int
+) -> tuple[list[Finding], list[str]]:
+    """Findings with the slower changes rerun, the rest as it was; and where the pairs lie."""
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.history.changes.confirm import cases_of, confirm
+    from pyperf_suite.history.pairs.builds import revision_arm
+    from pyperf_suite.history.pairs.checkout import find_checkout
+    from pyperf_suite.history.pairs.pair_journal import PairJournal, comparison_folder
+
+    where = resolve(device)
+    machine = identity(where).slug
+    slower = [each for each in found.current if each.is_slower and not each.is_exact]
+    others = [each.finding() for each in found.current if each not in slower]
+    paths = {(run.machine, run.run_id): run.path for run in store.runs()}
+
+    def records_of(nomination: Nomination) -> Path:
+        return paths[nomination.series.machine, nomination.first.run_id]
+
+    able, unable = cases_of(slower, machine, records_of)
+    if not able:
+        return [*unable, *others], []
+    checkout = find_checkout()
+    manifest: dict[str, Any] = {
+        "asked_by": "track --confirm",
+        "device": str(where),
+        "seed": seed,
+        "budget_s": budget_s,
+        "commits": [list(commits) for commits in dict.fromkeys(each.commits for each in able)],
+        "cases": [each.case.to_json() for each in able],
+    }
+    folder = comparison_folder(results, machine, manifest)
+    click.echo(f"Rerunning {len(able)} nominated changes, up to {budget_s:g} s each after their builds.", err=True)
+    try:
+        with PairJournal(folder / "pairs.jsonl") as journal:
+            decided = confirm(
+                able, lambda commit: revision_arm(checkout, commit), where, _rule(margin), budget_s, seed, journal
+            )
+    except KeyboardInterrupt:
+        raise UserError(f"Interrupted; the pairs measured so far are kept in {folder}.") from None
+    return [*decided, *unable, *others], [f"The pairs of the reruns are in {folder}."]
+
+
+def _rule(margin: float | None) -> RuleFor:
+    """The rule of a benchmark, with the margin that holds for it."""
+    from pyperf_suite.history.statistics.sequential import SequentialRule
+    from pyperf_suite.history.thresholds import load_thresholds
+
+    thresholds = load_thresholds()
+    return lambda case: SequentialRule(margin=thresholds.margin_of(case.probe, case.label, margin))

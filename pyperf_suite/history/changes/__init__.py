@@ -1,0 +1,1 @@
+"""Steps in a series: what detectors nominate, what a rerun confirms, shapes that changed."""

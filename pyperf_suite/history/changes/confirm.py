@@ -1,0 +1,141 @@
+"""A nominated change put to the test: the two commits between which it came, paired against each other on this machine.
+
+History says when; only code that runs side by side says whether it was the code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.history.changes.nominations import Nomination
+from pyperf_suite.history.finding import Finding
+from pyperf_suite.history.pairs.ab import BUDGET_S, Progress, RuleFor, compare_arms
+from pyperf_suite.history.pairs.arms import Arm, PairedCase
+from pyperf_suite.history.pairs.pair_journal import WritePair
+from pyperf_suite.runner.case import Case
+
+# The arm of a commit: `revision_arm` of the checkout.
+ArmOf = Callable[[str], Arm]
+
+
+@dataclass(frozen=True)
+class Confirmable:
+    """A nomination with the case that its runs measured."""
+
+    nomination: Nomination
+    case: Case
+
+    @property
+    def commits(self) -> tuple[str, str]:
+        """Old and new."""
+        return (self.nomination.change.commit_before, self.nomination.change.commit_after)
+
+
+def why_not(nomination: Nomination, machine: str) -> str | None:
+    """Why a nomination cannot be confirmed here; None where it can."""
+    if nomination.series.machine != machine:
+        return f"it was measured on {nomination.series.machine}, and this is {machine}"
+    if nomination.series.kind != "timing" or nomination.series.probe == "pytest-benchmark":
+        return "it is no timed case of this suite"
+    before, after = nomination.change.commit_before, nomination.change.commit_after
+    if not before or not after:
+        return "its runs do not name their commits"
+    beside = nomination.series.points[nomination.change.index - 1 : nomination.change.index + 1]
+    if before == after or any(point.dirty for point in beside):
+        return "its runs measured uncommitted changes, which are gone"
+    return None
+
+
+def find_case(records: Path, case_id: str) -> Case:
+    """The case of that id in a journal. Raises UserError where it is not there, or no case any more."""
+    why = f"{records} holds no case {case_id}."
+    try:
+        with records.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if case_id in line:
+                    try:
+                        record = json.loads(line)
+                        if record.get("case_id") == case_id:
+                            return Case.from_json(record["case"])
+                    except UserError as error:
+                        why = str(error)
+                    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+                        continue  # a torn or foreign line; another visit may be whole
+    except OSError as error:
+        raise UserError(f"{records} cannot be read: {error.strerror}.") from None
+    raise UserError(why)
+
+
+def confirm(
+    wanted: Iterable[Confirmable],
+    arm_of: ArmOf,
+    device: Device,
+    rule: RuleFor | None = None,
+    budget_s: float = BUDGET_S,
+    seed: int = 0,
+    journal: WritePair | None = None,
+    progress: Progress | None = None,
+) -> list[Finding]:
+    """Compare both commits of each nomination; all of the same two commits as one suite, in the order first wanted.
+
+    A nomination whose commit is not in the checkout stays what it was, with the reason. Raises UserError where a pair
+    cannot be written to the journal.
+    """
+    suites: dict[tuple[str, str], list[Confirmable]] = {}
+    for each in wanted:
+        suites.setdefault(each.commits, []).append(each)
+    found: list[Finding] = []
+    for (before, after), members in suites.items():
+        try:
+            old, new = arm_of(before), arm_of(after)
+        except UserError as reason:
+            found += [unconfirmed(each.nomination, str(reason)) for each in members]
+            continue
+        cases = [PairedCase.same(each.nomination.series.probe, each.case) for each in members]
+        decided = compare_arms(old, new, cases, device, rule, budget_s, seed, journal, progress=progress)
+        found += [_joined(each.nomination, finding) for each, finding in zip(members, decided, strict=True)]
+    return found
+
+
+def unconfirmed(nomination: Nomination, reason: str) -> Finding:
+    """The nomination's own finding, with why it was not rerun."""
+    finding = nomination.finding()
+    return replace(
+        finding,
+        sentence=f"{finding.sentence} It was not rerun: {reason.rstrip('.')}.",
+        details={**finding.details, "not_rerun": reason},
+    )
+
+
+def _joined(nomination: Nomination, decided: Finding) -> Finding:
+    """The rerun's verdict, with what history says beside it."""
+    history = nomination.finding()
+    return replace(
+        decided,
+        benchmark=history.benchmark,
+        sentence=f"Rerun of both commits: {decided.sentence} History: {nomination.sentence}",
+        details={**decided.details, "history": dict(history.details)},
+    )
+
+
+def cases_of(
+    wanted: Sequence[Nomination], machine: str, records_of: Callable[[Nomination], Path]
+) -> tuple[list[Confirmable], list[Finding]]:
+    """Those that can be confirmed, with their cases; and findings of those that cannot, with the reason."""
+    able: list[Confirmable] = []
+    unable: list[Finding] = []
+    for nomination in wanted:
+        reason = why_not(nomination, machine)
+        if reason is None:
+            try:
+                able.append(Confirmable(nomination, find_case(records_of(nomination), nomination.series.case_id)))
+                continue
+            except UserError as error:
+                reason = str(error)
+        unable.append(unconfirmed(nomination, reason))
+    return able, unable

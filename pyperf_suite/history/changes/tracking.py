@@ -1,0 +1,152 @@
+"""All series of a store searched for changes, and the newest runs for shapes that changed: what `track` tells."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyperf_suite.errors import TornJournal, UserError
+from pyperf_suite.history.changes.nominations import Nomination, nominations
+from pyperf_suite.history.changes.shapes import MOST_BEFORE, shape_alarms
+from pyperf_suite.history.changes.step_detector import FEWEST_POINTS
+from pyperf_suite.history.finding import Finding
+from pyperf_suite.history.stored.series import Benchmark, Series
+from pyperf_suite.history.stored.store import Run, Store
+from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.record import Record
+
+# Larger journals are not read again for their shapes: a probe's sweep is far smaller.
+MOST_BYTES = 256 << 20
+
+# So many notes of a kind are told one by one.
+TOLD = 10
+
+
+@dataclass
+class Tracked:
+    """What was found: changes that stand, the most recent first; alarms about shapes; and the rest, for notes."""
+
+    current: list[Nomination] = field(default_factory=list)
+    earlier: list[Nomination] = field(default_factory=list)
+    of_the_machine: list[Nomination] = field(default_factory=list)
+    alarms: list[Finding] = field(default_factory=list)
+    searched: int = 0
+    too_short: int = 0
+    breaks: list[tuple[str, str]] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know beside the findings."""
+        told = [f"{self.searched} series were searched for changes."]
+        if self.too_short:
+            told.append(
+                f"{self.too_short} more have fewer than {2 * FEWEST_POINTS} points since the last break, of one GPU: "
+                "too few for a change to be seen."
+            )
+        told += _some([f"Not the code: {each.sentence}" for each in self.of_the_machine], "changes of the machine")
+        told += _some(
+            [f"A break, across which no change is looked for: {what} at {when[:16]}Z." for when, what in self.breaks],
+            "breaks",
+        )
+        undone = sum(each.undone for each in self.earlier)
+        if self.earlier:
+            older = len(self.earlier) - undone
+            kinds = [
+                f"{older} older, which --since DATE tells" if older else "",
+                f"{undone} made good again" if undone else "",
+            ]
+            told.append(f"Changes not told: {'; '.join(filter(None, kinds))}.")
+        return told + _some(self.unread, "runs")
+
+
+def track(store: Store, benchmarks: Sequence[Benchmark], since: str | None = None) -> Tracked:
+    """Search the series of these benchmarks; `since` is ISO 8601, UTC: changes that began earlier are not told."""
+    found = Tracked()
+    sentinels: dict[str, list[Series]] = {}
+    for benchmark in store.benchmarks():
+        if benchmark.kind == "sentinel":
+            sentinels.setdefault(benchmark.machine, []).append(store.series(benchmark))
+    breaks: dict[tuple[str, str], None] = {}
+    for benchmark in benchmarks:
+        series = store.series(benchmark)
+        found.searched += 1
+        if series.kind != "static" and _longest_stretch(series) < 2 * FEWEST_POINTS:
+            found.searched -= 1
+            found.too_short += 1
+            continue
+        for each in series.breaks if series.kind != "static" else ():
+            when = series.points[each.index].started_at
+            if not since or when >= since:
+                breaks[when[:13], each.what] = None
+        for nomination in nominations(series, () if series.kind == "sentinel" else sentinels.get(series.machine, ())):
+            _sort_in(found, nomination, since)
+    found.current.sort(key=lambda each: each.first.started_at, reverse=True)
+    found.breaks = sorted(breaks, reverse=True)
+    return found
+
+
+def watch_shapes(store: Store, tracked: Tracked, machine: str | None = None) -> None:
+    """Add the alarms about the newest run of each probe on each machine."""
+    members: dict[tuple[str, str, str], list[Run]] = {}
+    for run in store.runs():
+        if machine in (None, run.machine):
+            for probe, profile in _probes(run.path):
+                members.setdefault((run.machine, probe, profile), []).append(run)
+    for (_, probe, _), runs in sorted(members.items()):
+        read = []
+        for run in runs[-MOST_BEFORE - 1 :]:
+            try:
+                read.append([record for record in _records(run.path) if record.probe == probe])
+            except UserError as reason:
+                tracked.unread.append(f"Shapes of run {run.run_id} were not compared: {reason}")
+        tracked.alarms += shape_alarms(probe, [records for records in read if records])
+
+
+def _longest_stretch(series: Series) -> int:
+    """Points of one GPU between breaks, at most."""
+    broken = {each.index for each in series.breaks}
+    counts: dict[tuple[int, str], int] = {}
+    part = 0
+    for index, point in enumerate(series.points):
+        part += index in broken
+        counts[part, point.unit] = counts.get((part, point.unit), 0) + 1
+    return max(counts.values(), default=0)
+
+
+def _sort_in(found: Tracked, nomination: Nomination, since: str | None) -> None:
+    if not nomination.is_recent(since) or nomination.undone:
+        found.earlier.append(nomination)
+    elif nomination.same_code or nomination.series.kind == "sentinel":
+        found.of_the_machine.append(nomination)
+    else:
+        found.current.append(nomination)
+
+
+def _probes(records: Path) -> list[tuple[str, str]]:
+    """The probes of the run whose journal that is, each with the run's profile; none where its manifest is damaged."""
+    try:
+        manifest = json.loads(records.with_name("run.json").read_text(encoding="utf-8"))
+        return [(str(probe), str(manifest["profile"])) for probe in manifest["probes"]]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return []
+
+
+def _records(path: Path) -> list[Record]:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+    if size > MOST_BYTES:
+        raise UserError(f"{path} holds {size / 1e6:.0f} MB, and more than {MOST_BYTES / 1e6:.0f} are not read again.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TornJournal)  # the run may still be writing
+        return read_journal(path)
+
+
+def _some(sentences: Sequence[str], what: str) -> list[str]:
+    rest = len(sentences) - TOLD
+    return [*sentences[:TOLD], *([f"{rest} more {what} of this kind."] if rest > 0 else [])]

@@ -1,0 +1,298 @@
+"""Old against new by live pairs: as many as it takes to decide, for one benchmark or a suite of them.
+
+The rule is stated before the first pair; a suite's verdicts must also survive being many (Benjamini-Hochberg).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.history.finding import Finding, Verdict
+from pyperf_suite.history.pairs.arms import Arm, PairedCase
+from pyperf_suite.history.pairs.live_pair import PACE, SIDES, ArmFailed, Pace, Pair, measure_pair
+from pyperf_suite.history.pairs.pair_journal import WritePair
+from pyperf_suite.history.static_figures import judge_figures
+from pyperf_suite.history.statistics.decision import Decision
+from pyperf_suite.history.statistics.multiple import suite_verdicts
+from pyperf_suite.history.statistics.sequential import SequentialRule
+from pyperf_suite.measure.ratio import Ratio
+
+BUDGET_S = 30.0
+
+# A clock that differs by more between the sides explains a difference that is no fault of the code.
+CLOCK_DIFFERENCE = 0.01
+
+# So much of the wanted time may go to other guests of a hypervisor before a reader should know.
+STOLEN_SHARE = 0.02
+
+Progress = Callable[[PairedCase, Sequence[Pair]], None]
+RuleFor = Callable[[PairedCase], SequentialRule]
+
+
+@dataclasses.dataclass
+class Comparison:
+    """One benchmark on its way to a verdict."""
+
+    old: Arm
+    new: Arm
+    case: PairedCase
+    device: Device
+    rule: SequentialRule
+    budget_s: float = BUDGET_S
+    seed: int = 0
+    spin_share: float = 0.0
+    write: WritePair | None = None
+    pace: Pace = PACE
+    progress: Progress | None = None
+    pairs: list[Pair] = dataclasses.field(default_factory=list)
+    spent_s: float = 0.0
+    failure: ArmFailed | None = None
+    decision: Decision | None = None
+
+    def run(self) -> None:
+        """Measure pairs until the rule decides, pairs or budget are used up, or an arm fails."""
+        while self.failure is None and not self._is_over():
+            self._measure_one()
+
+    def _is_over(self) -> bool:
+        if not self.pairs:
+            return False
+        if self.pairs[-1].static is not None:
+            return True
+        final = len(self.pairs) >= self.rule.max_pairs or not self._can_afford_another()
+        if final or self.rule.is_look(len(self.pairs)):
+            self.decision = self.rule.decide([pair.log_ratio for pair in self.pairs], final=final)
+            return final or self.decision.is_decided
+        return False
+
+    def _can_afford_another(self) -> bool:
+        typical_s = statistics.median(pair.seconds for pair in self.pairs)
+        return self.spent_s + typical_s <= self.budget_s
+
+    def _measure_one(self) -> None:
+        """One pair more. A process that is lost once may be the machine's fault; a second in a row is the arm's."""
+        begin = time.monotonic()
+        number = len(self.pairs)
+        for attempt in range(2):
+            try:
+                pair = measure_pair(
+                    self.old,
+                    self.new,
+                    self.case,
+                    self.device,
+                    seed=random.Random(f"{self.seed} {self.case.case_id} {number} {attempt}").getrandbits(32),
+                    verify=number == 0,
+                    spin_share=self.spin_share,
+                    pace=self.pace,
+                )
+            except ArmFailed as failure:
+                if number == 0 or attempt == 1:
+                    self.failure = failure
+                continue
+            self.pairs.append(pair)
+            break
+        self.spent_s += time.monotonic() - begin
+        if len(self.pairs) > number:
+            if self.write is not None:
+                self.write(self._line(number, self.pairs[-1]))
+            if self.progress is not None:
+                self.progress(self.case, self.pairs)
+
+    def _line(self, number: int, pair: Pair) -> dict[str, Any]:
+        what = {"probe": self.case.probe, "case_id": self.case.case_id, "pair": number, "log_ratio": pair.log_ratio}
+        slowed = {"spin_share": self.spin_share} if self.spin_share else {}
+        measured = {name: value for name, value in vars(pair).items() if value is not None}
+        return what | slowed | measured | {"old": self.case.old.to_json(), "new": self.case.new.to_json()}
+
+    def finding(self, as_one_of_many: Verdict | None = None) -> Finding:
+        """The verdict with everything a reader may ask about it; `as_one_of_many` is that beside the suite's others."""
+        if self.failure is not None:
+            return self._failed(self.failure)
+        if self.pairs[-1].static is not None:
+            verdict, sentence, figures = judge_figures(*self.pairs[-1].static)
+            return self._finding(verdict, None, sentence, {"figures": figures})
+        decision = self.decision
+        assert decision is not None
+        verdict = as_one_of_many or decision.verdict
+        sentence = _sentence(verdict, decision, self.rule.margin, self.spent_s)
+        if verdict == "undecided" and decision.is_decided:
+            sentence += f" Alone it would be {decision.verdict}; as one of several that is not sure enough."
+        cautions = self._cautions()
+        details = {
+            "p_value": decision.p_value,
+            "confidence": decision.confidence,
+            "further_pairs": decision.further_pairs,
+            "t": _plain(decision.t),
+            "bca": _plain(decision.bca),
+            "old_s": statistics.median(pair.old_s for pair in self.pairs),
+            "new_s": statistics.median(pair.new_s for pair in self.pairs),
+            "machine": self._machine(),
+        }
+        return self._finding(verdict, decision.ratio, " ".join([sentence, *cautions]), details)
+
+    def _failed(self, failure: ArmFailed) -> Finding:
+        arms = {"old": self.old, "new": self.new}
+        reasons = "; ".join(
+            reason if reason.startswith(arms[side].name) else f"{arms[side].name}: {reason}"
+            for side, reason in failure.reasons.items()
+        )
+        sentence = f"Nothing to compare with: {reasons}" if failure.unsupported else reasons
+        return self._finding("failed", None, sentence, {"reasons": failure.reasons, "unsupported": failure.unsupported})
+
+    def _finding(self, verdict: Verdict, ratio: Ratio | None, sentence: str, details: Mapping[str, Any]) -> Finding:
+        common: dict[str, Any] = {
+            "pairs": len(self.pairs),
+            "seconds": self.spent_s,
+            "old": self.old.to_json(),
+            "new": self.new.to_json(),
+        }
+        if self.pairs and self.pairs[0].kernels is not None:
+            common["kernels"] = dict(zip(SIDES, self.pairs[0].kernels, strict=True))
+        if self.spin_share:
+            common["spin_share"] = self.spin_share
+        return Finding(
+            self.case.label, self.case.probe, self.case.case_id, verdict, ratio, self.rule.margin, sentence,
+            common | dict(details),
+        )  # fmt: skip
+
+    def _machine(self) -> dict[str, float]:
+        """Clocks of both sides and stolen time over the pairs, where the machine tells."""
+        told: dict[str, float] = {}
+        clocks = [pair.machine["clock_hz"] for pair in self.pairs if pair.machine.get("clock_hz")]
+        if clocks:
+            told |= {f"{side}_clock_hz": statistics.median(clock[side] for clock in clocks) for side in SIDES}
+        stolen = [pair.machine.get("steal_share", 0.0) for pair in self.pairs]
+        return told | {"steal_share": statistics.fmean(stolen)}
+
+    def _cautions(self) -> list[str]:
+        """What beside the code may have made the difference."""
+        found = []
+        machine = self._machine()
+        if "old_clock_hz" in machine:
+            change = machine["new_clock_hz"] / machine["old_clock_hz"] - 1
+            if abs(change) > CLOCK_DIFFERENCE:
+                found.append(f"The GPU's clock was {_percent(change)} under the new one: its power may have changed.")
+        if machine["steal_share"] > STOLEN_SHARE:
+            found.append(f"Other guests of this machine took {100 * machine['steal_share']:.0f} % of its time.")
+        assert self.pairs[0].kernels is not None
+        paths = [kernel.get("path") for kernel in self.pairs[0].kernels]
+        if paths[0] != paths[1]:
+            found.append(f"The path taken changed from {paths[0]} to {paths[1]}.")
+        return found
+
+
+def compare_case(
+    old: Arm,
+    new: Arm,
+    case: PairedCase,
+    device: Device,
+    rule: SequentialRule | None = None,
+    budget_s: float = BUDGET_S,
+    seed: int = 0,
+    journal: WritePair | None = None,
+    spin_share: float = 0.0,
+    pace: Pace = PACE,
+    progress: Progress | None = None,
+) -> Finding:
+    """Compare one benchmark; `spin_share` slows every launch of the new arm down by that share, as selfcheck does.
+
+    Raises UserError where a pair cannot be written to the journal.
+    """
+    rule = rule or SequentialRule()
+    comparison = Comparison(
+        old, new, case, device, rule, budget_s, seed, spin_share, journal, pace, progress
+    )  # fmt: skip
+    if (unbuilt := _unbuilt(comparison)) is not None:
+        return unbuilt
+    comparison.run()
+    return comparison.finding()
+
+
+def compare_arms(
+    old: Arm,
+    new: Arm,
+    cases: Sequence[PairedCase],
+    device: Device,
+    rule: SequentialRule | RuleFor | None = None,
+    budget_s: float = BUDGET_S,
+    seed: int = 0,
+    journal: WritePair | None = None,
+    spin_share: float = 0.0,
+    pace: Pace = PACE,
+    progress: Progress | None = None,
+) -> list[Finding]:
+    """Compare a suite, in random order; `budget_s` is for each benchmark. Findings come in the order of `cases`.
+
+    Each benchmark is judged by the rule for one of so many, and the verdicts must stand together. Raises UserError
+    where a pair cannot be written to the journal.
+    """
+    rule_for = rule if callable(rule) else lambda _: rule or SequentialRule()
+    comparisons = [
+        Comparison(
+            old,
+            new,
+            case,
+            device,
+            rule_for(case).for_suite(len(cases)),
+            budget_s,
+            seed,
+            spin_share,
+            journal,
+            pace,
+            progress,
+        )
+        for case in cases
+    ]
+    unbuilt = [_unbuilt(comparison) for comparison in comparisons]
+    if any(unbuilt):
+        return [finding for finding in unbuilt if finding is not None]
+    for comparison in random.Random(seed).sample(comparisons, len(comparisons)):
+        comparison.run()
+    decided = [comparison for comparison in comparisons if comparison.decision is not None]
+    verdicts = suite_verdicts([comparison.decision for comparison in decided if comparison.decision is not None])
+    together = {id(comparison): verdict for comparison, verdict in zip(decided, verdicts, strict=True)}
+    return [comparison.finding(together.get(id(comparison))) for comparison in comparisons]
+
+
+def _unbuilt(comparison: Comparison) -> Finding | None:
+    """The finding where an arm has nothing to run, since it was not built."""
+    reasons = {side: arm.failure for side in SIDES if (arm := getattr(comparison, side)).failure}
+    if not reasons:
+        return None
+    comparison.failure = ArmFailed(reasons, unsupported=False)
+    return comparison.finding()
+
+
+def _sentence(verdict: Verdict, decision: Decision, margin: float, seconds: float) -> str:
+    ratio = decision.ratio
+    interval = f"{_percent(ratio.low - 1)} to {_percent(ratio.high - 1)}"
+    cost = f"{decision.pairs} pairs in {seconds:.0f} s"
+    if verdict == "equivalent":
+        return f"No difference beyond {100 * margin:g} %: {_percent(ratio.value - 1)} ({interval}; {cost})."
+    if verdict in ("slower", "faster"):
+        return f"{100 * abs(ratio.value - 1):.1f} % {verdict} ({interval}; {cost})."
+    seen = f"{_percent(ratio.value - 1)} ({interval}) after {cost}"
+    if decision.is_decided:
+        return f"Undecided: {seen}."
+    if decision.further_pairs is None:
+        return f"Undecided: {seen}; it lies too near the margin of {100 * margin:g} % for any number of pairs."
+    each_s = seconds / decision.pairs
+    pairs = "pair" if decision.further_pairs == 1 else "pairs"
+    return (
+        f"Undecided: {seen}; about {decision.further_pairs} further {pairs} "
+        f"({decision.further_pairs * each_s:.0f} s) would decide."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
+def _plain(ratio: Ratio) -> list[float]:
+    return [ratio.value, ratio.low, ratio.high]

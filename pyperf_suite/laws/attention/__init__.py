@@ -1,0 +1,1 @@
+"""Attention: pairs and blocks counted, kernels with their constants, the time on a named GPU."""

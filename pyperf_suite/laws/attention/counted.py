@@ -1,0 +1,158 @@
+"""Attention counted: which pairs of query and key are computed, and what a kernel's blocks make of them.
+
+Causal is bottom-right aligned throughout: query i sees keys j ≤ i + seq_k − seq_q.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.matmul.tiling import ceil_div
+
+# dQ, dK, dV, and the scores and the gradient of the weights once more: five products where the forward has two.
+BACKWARD_FLOP_RATIO = 2.5
+
+_BLOCKS = re.compile("([0-9]{1,9})x([0-9]{1,9})(?::s([0-9]{1,9}))?(?::w([0-9]{1,9}))?")
+
+
+@dataclass(frozen=True, order=True)
+class Blocks:
+    """What one worker holds at a time: `m` queries, and `n` keys per step of its loop.
+
+    `stages` is the depth of the key and value pipeline and `warps` those of one program; both are 1 on CPUs. Written
+    `128x64:s3:w8`, parts at 1 left out.
+    """
+
+    m: int
+    n: int
+    stages: int = 1
+    warps: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.m, self.n, self.stages, self.warps) < 1:
+            raise UserError(f"Blocks have sizes of at least 1, but {self} was asked for.")
+
+    def __str__(self) -> str:
+        pipeline = f":s{self.stages}" if self.stages != 1 else ""
+        warps = f":w{self.warps}" if self.warps != 1 else ""
+        return f"{self.m}x{self.n}{pipeline}{warps}"
+
+    @classmethod
+    def parse(cls, text: str) -> Blocks:
+        """The inverse of `str`. Raises UserError for anything else."""
+        match = _BLOCKS.fullmatch(text.strip())
+        if match is None:
+            raise UserError(f"{text[:80]!r} are not blocks: write QUERIESxKEYS, as in 128x64 or 128x64:s3:w8.")
+        return cls(*(int(part) for part in match.groups(default="1")))
+
+
+def visible_pairs(seq_q: ArrayLike, seq_k: ArrayLike, causal: bool) -> NDArray[np.int64]:
+    """Σᵢ visible(i): pairs of query and key that one head computes, for seq_q ≤ seq_k where causal."""
+    queries, keys = np.asarray(seq_q, dtype=np.int64), np.asarray(seq_k, dtype=np.int64)
+    if not causal:
+        return queries * keys
+    # Query 0 sees seq_k − seq_q + 1 keys, each later one sees one more.
+    return queries * (keys - queries) + queries * (queries + 1) // 2
+
+
+def attention_flop(
+    batch: ArrayLike, heads: ArrayLike, head_dim: ArrayLike, pairs: ArrayLike, backward: bool = False
+) -> NDArray[np.int64]:
+    """4·b·h·d·Σᵢ visible(i) for the forward pass, 2.5 × that for the backward pass alone (Dao, FlashAttention-2)."""
+    forward = (
+        4
+        * np.asarray(batch, dtype=np.int64)
+        * np.asarray(heads, dtype=np.int64)
+        * np.asarray(head_dim, dtype=np.int64)
+        * np.asarray(pairs, dtype=np.int64)
+    )
+    return forward * 5 // 2 if backward else forward
+
+
+@dataclass(frozen=True)
+class TiledAttention:
+    """One forward pass as a kernel with explicit blocks computes it: a tile is a block of queries of one head.
+
+    `padded_head_dim` is what its products compute with, `slots` how many tiles are computed at once (workers of a CPU,
+    multiprocessors times resident programs of a GPU). Tiles are handed out to whoever is free, the heaviest first among
+    the `heads_together` heads that are visited at a time (0: all of them). A block that hangs over an edge or over the
+    diagonal costs a whole one; one that no query sees is stepped over.
+    """
+
+    batch: int
+    heads: int
+    seq_q: int
+    seq_k: int
+    head_dim: int
+    padded_head_dim: int
+    causal: bool
+    blocks: Blocks
+    slots: int
+    heads_together: int = 0
+
+    @property
+    def query_blocks(self) -> int:
+        """Tiles of one head: ⌈seq_q/m⌉."""
+        return int(ceil_div(self.seq_q, self.blocks.m))
+
+    @property
+    def tiles(self) -> int:
+        """Tiles in all: batch · heads · ⌈seq_q/m⌉."""
+        return self.batch * self.heads * self.query_blocks
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Blocks of keys that each tile of one head steps over, first queries first."""
+        if not self.causal:
+            return np.full(self.query_blocks, ceil_div(self.seq_k, self.blocks.n))
+        ends = np.minimum(np.arange(1, self.query_blocks + 1) * self.blocks.m, self.seq_q)
+        return ceil_div(ends + self.seq_k - self.seq_q, self.blocks.n)
+
+    @property
+    def padding_efficiency(self) -> float:
+        """Share of the computed head dimension that is the model's: head_dim / padded_head_dim, in (0, 1]."""
+        return self.head_dim / self.padded_head_dim
+
+    @property
+    def tile_efficiency(self) -> float:
+        """Share of the computed pairs of query and key that count: Σ visible / (Σ steps · m · n), in (0, 1]."""
+        computed = int(self.steps.sum()) * self.blocks.m * self.blocks.n
+        return float(visible_pairs(self.seq_q, self.seq_k, self.causal)) / computed
+
+    @property
+    def slot_efficiency(self) -> float:
+        """Share of the slots that work until the busiest is done: Σ steps / (slots · its steps), in (0, 1]."""
+        return float(self.batch * self.heads * self.steps.sum()) / (self.slots * self.busiest[0])
+
+    @functools.cached_property
+    def busiest(self) -> tuple[int, int]:
+        """Steps and tiles of the slot that is done last, which decides the time: the critical path.
+
+        Equal tiles make rounds, ⌈tiles/slots⌉ of them; unequal ones are handed out one by one, as greedily as kernels
+        do it. A tile's own cost is small beside its steps and does not enter who is free first.
+        """
+        if not self.causal:
+            rounds = int(ceil_div(self.tiles, self.slots))
+            return rounds * int(self.steps[0]), rounds
+        free_at = [(0, 0)] * min(self.slots, self.tiles)
+        for steps in self._handed_out():
+            done, tiles = free_at[0]
+            heapq.heapreplace(free_at, (done + steps, tiles + 1))
+        return max(free_at)
+
+    def _handed_out(self) -> Iterator[int]:
+        """Steps of every tile in the order of handing out."""
+        heads = self.batch * self.heads
+        together = min(self.heads_together or heads, heads)
+        heaviest_first = sorted(self.steps.tolist(), reverse=True)
+        for first in range(0, heads, together):
+            for steps in heaviest_first:
+                yield from (steps for _ in range(min(together, heads - first)))

@@ -1,0 +1,1 @@
+"""Matrix products: tiles and waves, divisors, and the time on a named GPU."""

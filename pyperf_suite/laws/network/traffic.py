@@ -1,0 +1,302 @@
+"""What each way of training in parallel sends over the network in one step, and whether the network is enough for it.
+
+Sizes are the S of nccl-tests, so that a measured curve of time over size can be read at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.network.communication import bus_factor
+
+# Gradients are sent in buckets: bucket_cap_mb of torch's DistributedDataParallel, in MiB.
+BUCKET_BYTES = 25 * 2**20
+# Of the multiplications of a step, the forward pass is a third: backward computes two gradients for each product.
+FORWARD_SHARE = 1 / 3
+# Exposed communication of more than this share of a step is called network-bound: what a user would act on.
+TOLERATED_SHARE = 0.1
+
+# Seconds of one operation: measured, as in AlphaBetaOverRanks.seconds. Called with operation, S in bytes, ranks.
+SecondsOf = Callable[[str, float, int], float]
+Phase = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one data-parallel replica does in a step: `micro_batches` times `micro_batch` sequences of `seq` tokens.
+
+    `element_bytes` is of parameters and activations, `gradient_bytes` of one element of a gradient as it is sent.
+    Raises UserError where one of them is less than 1.
+    """
+
+    seq: int
+    micro_batch: int = 1
+    micro_batches: int = 1
+    element_bytes: int = 2
+    gradient_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        if min(self.seq, self.micro_batch, self.micro_batches, self.element_bytes, self.gradient_bytes) < 1:
+            raise UserError(f"A step needs sizes of at least 1 throughout, but {self} was asked for.")
+
+    def activation_bytes(self, hidden: int) -> int:
+        """Of one micro-batch between two layers: micro_batch · seq · hidden elements."""
+        return self.micro_batch * self.seq * hidden * self.element_bytes
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One kind of collective in a step: `calls` of it, each of `size_bytes` (S) among `ranks`.
+
+    `behind` is the computation that it can run beside, None where the computation has to wait for it.
+    """
+
+    purpose: str
+    operation: str
+    calls: int
+    size_bytes: float
+    ranks: int
+    behind: Phase | None = None
+
+    @property
+    def bus_bytes(self) -> float:
+        """Bytes that cross each rank's link, by the busbw formula."""
+        return self.calls * self.size_bytes * float(bus_factor(self.operation, self.ranks))
+
+    def seconds(self, seconds_of: SecondsOf) -> float:
+        """All calls together; nothing among one rank."""
+        return self.calls * float(seconds_of(self.operation, self.size_bytes, self.ranks)) if self.ranks > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Everything that one rank takes part in, in one step, for one kind of parallelism."""
+
+    parallelism: str
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def bus_bytes(self) -> float:
+        """Bytes that cross each rank's link in a step, by the busbw formula."""
+        return sum(transfer.bus_bytes for transfer in self.transfers)
+
+    def seconds(self, seconds_of: SecondsOf) -> float:
+        """Seconds of a step's transfers one after the other, nothing hidden."""
+        return sum(transfer.seconds(seconds_of) for transfer in self.transfers)
+
+
+def ddp(model: ModelDimensions, work: Workload, ranks: int) -> Traffic:
+    """DDP: an all_reduce of the gradients, in buckets, once a step (Li et al. 2020, PyTorch Distributed)."""
+    size, calls = _buckets(model.parameters * work.gradient_bytes)
+    return Traffic("DDP", (Transfer("gradients", "all_reduce", calls, size, ranks, "backward"),))
+
+
+def zero_1(model: ModelDimensions, work: Workload, ranks: int) -> Traffic:
+    """Optimizer states sharded: gradients reduce_scattered once a step, updated parameters gathered; 2Ψ as DDP.
+
+    Source: Rajbhandari et al. 2020, ZeRO, section 7.
+    """
+    return Traffic("ZeRO-1", (_scattered_gradients(model, work, ranks, 1), _gathered_update(model, work, ranks)))
+
+
+def zero_2(model: ModelDimensions, work: Workload, ranks: int) -> Traffic:
+    """Gradients sharded too: each micro-batch scatters its own, since no rank has room to add whole ones up.
+
+    (m + 1)Ψ for m micro-batches; source as `zero_1`.
+    """
+    gradients = _scattered_gradients(model, work, ranks, work.micro_batches)
+    return Traffic("ZeRO-2", (gradients, _gathered_update(model, work, ranks)))
+
+
+def zero_3(model: ModelDimensions, work: Workload, ranks: int) -> Traffic:
+    """Parameters sharded too, as FSDP does: every micro-batch gathers each layer forward and again backward.
+
+    3Ψ a micro-batch, 1.5 × DDP (Rajbhandari et al. 2020, section 7.2.2). One call a layer; what stands outside of the
+    layers, embeddings and output matrix, is one more.
+    """
+    transfers = []
+    for where, calls, parameters in (
+        ("layers", model.sparse_layers, model.layer_parameters),
+        ("dense layers", model.dense_layers, model.dense_layer_parameters),
+        ("embeddings", 1, model.outer_parameters),
+    ):
+        if not calls:
+            continue
+        calls *= work.micro_batches
+        size, gradient_size = parameters * work.element_bytes, parameters * work.gradient_bytes
+        transfers += [
+            Transfer(f"parameters of {where}, forward", "all_gather", calls, size, ranks, "forward"),
+            Transfer(f"parameters of {where}, backward", "all_gather", calls, size, ranks, "backward"),
+            Transfer(f"gradients of {where}", "reduce_scatter", calls, gradient_size, ranks, "backward"),
+        ]
+    return Traffic("ZeRO-3", tuple(transfers))
+
+
+def tensor_parallel(model: ModelDimensions, work: Workload, ranks: int, recompute: bool = False) -> Traffic:
+    """TP: per layer and micro-batch two all_reduces of the activations forward and two backward, none of them hidden.
+
+    The embedding sums up once forward, the output matrix once backward; the loss three numbers a token (Shoeybi et al.
+    2019, Megatron-LM, section 3). With `recompute` (activation checkpointing) backward repeats the forward ones.
+    """
+    _check_divides(model, ranks)
+    size, m = work.activation_bytes(model.hidden), work.micro_batches
+    forward = 4 if recompute else 2
+    per_token = work.micro_batch * work.seq * 4
+    return Traffic(
+        "TP",
+        (
+            Transfer("activations", "all_reduce", forward * model.layers * m, size, ranks),
+            Transfer("gradients of activations", "all_reduce", 2 * model.layers * m, size, ranks),
+            Transfer("embedding and output", "all_reduce", 2 * m, size, ranks),
+            Transfer("loss", "all_reduce", 3 * m, per_token, ranks),
+        ),
+    )
+
+
+def tensor_and_sequence_parallel(
+    model: ModelDimensions, work: Workload, ranks: int, recompute: bool = False
+) -> Traffic:
+    """TP + SP: each all_reduce of TP becomes a reduce_scatter and an all_gather of the same bytes in total.
+
+    Only a share of the sequence is kept between the blocks, so backward gathers each block's input once more, beside
+    the product that does not need it (Korthikanti et al. 2022, section 4.2.2). The rest as `tensor_parallel`.
+    """
+    whole = tensor_parallel(model, work, ranks, recompute)
+    split = [
+        Transfer(transfer.purpose, operation, transfer.calls, transfer.size_bytes, ranks)
+        for transfer in whole.transfers
+        for operation in (("all_reduce",) if transfer.purpose == "loss" else ("reduce_scatter", "all_gather"))
+    ]
+    again = 2 * model.layers * work.micro_batches
+    size = work.activation_bytes(model.hidden)
+    return Traffic("TP+SP", (*split, Transfer("inputs of blocks", "all_gather", again, size, ranks, "backward")))
+
+
+def pipeline_parallel(
+    model: ModelDimensions, work: Workload, stages: int, chunks: int = 1, tensor_ranks: int = 1
+) -> Traffic:
+    """PP: each micro-batch goes to the next stage, and its gradient to the one before, once a chunk of layers.
+
+    `chunks` is of the interleaved schedule; with `tensor_ranks` each of them sends its share. A stage in the middle is
+    counted, which does both (Narayanan et al. 2021, section 2.2). Among more than one micro-batch transfers can run
+    beside the computation of another. What waiting costs besides is `pipeline_bubble`.
+    """
+    if stages < 1 or chunks < 1 or stages * chunks > model.layers:
+        raise UserError(f"{model.layers} layers cannot be cut into {stages} stages of {chunks} chunks.")
+    if stages == 1:
+        return Traffic("PP", ())
+    size, calls = work.activation_bytes(model.hidden) / tensor_ranks, work.micro_batches * chunks
+    hides = work.micro_batches > 1
+    return Traffic(
+        "PP",
+        (
+            Transfer("activations", "send_receive", calls, size, 2, "forward" if hides else None),
+            Transfer("gradients of activations", "send_receive", calls, size, 2, "backward" if hides else None),
+        ),
+    )
+
+
+def pipeline_bubble(stages: int, micro_batches: int, chunks: int = 1) -> float:
+    """Idle time of a pipeline over the time of its computation: (p − 1)/(v·m) (Narayanan et al. 2021, section 2.2)."""
+    return (stages - 1) / (chunks * micro_batches)
+
+
+def expert_parallel(model: ModelDimensions, work: Workload, ranks: int, capacity_factor: float = 1.0) -> Traffic:
+    """EP: per layer and micro-batch tokens are sent to their experts and back, forward and backward: four all_to_alls.
+
+    S is a rank's tokens × top_k × hidden × capacity_factor, for routing that is even (Lepikhin et al. 2020, GShard;
+    Rajbhandari et al. 2022, DeepSpeed-MoE, section 5). Raises UserError where the experts cannot be spread evenly.
+    """
+    if model.experts % ranks:
+        raise UserError(f"{model.experts} experts cannot be spread over {ranks} ranks evenly.")
+    size = work.activation_bytes(model.hidden) * model.top_k * capacity_factor
+    calls = 2 * model.sparse_layers * work.micro_batches
+    return Traffic(
+        "EP",
+        (
+            Transfer("tokens to experts and back", "all_to_all", calls, size, ranks),
+            Transfer("their gradients", "all_to_all", calls, size, ranks),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the network is enough for one kind of parallelism at one compute time; all in seconds a step.
+
+    `exposed_s` is what no computation hides: what has to be waited for, and what is longer than what it runs beside.
+    """
+
+    parallelism: str
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Computation and what of communication it does not hide."""
+        return self.compute_s + self.exposed_s
+
+    @property
+    def exposed_share(self) -> float:
+        """The share of the step that is spent waiting for the network, 0 to 1."""
+        return self.exposed_s / self.step_s if self.step_s else 0.0
+
+    @property
+    def network_bound(self) -> bool:
+        """Whether the exposed share is more than a user should tolerate."""
+        return self.exposed_share > TOLERATED_SHARE
+
+    def __str__(self) -> str:
+        bound = "network-bound" if self.network_bound else "not network-bound"
+        ratio = f", {self.communication_s / self.compute_s:.2f} x of computing" if self.compute_s else ""
+        return (
+            f"{self.parallelism} is {bound}: {self.communication_s * 1e3:.3g} ms of communication a step{ratio}, of "
+            f"which {self.exposed_s * 1e3:.3g} ms are exposed, {self.exposed_share:.0%} of the step"
+        )
+
+
+def verdict(traffic: Traffic, compute_s: float, seconds_of: SecondsOf) -> Verdict:
+    """Judge a parallelism by a measured curve, at `compute_s` of computing a step.
+
+    A third of that is taken for the forward pass. The best case: all that can run beside a pass does so from its start
+    to its end. Raises UserError for a negative compute time.
+    """
+    if compute_s < 0:
+        raise UserError(f"A step cannot compute for {compute_s} s.")
+    exposed_s = 0.0
+    for phase, window_s in (
+        ("forward", FORWARD_SHARE * compute_s),
+        ("backward", (1 - FORWARD_SHARE) * compute_s),
+        (None, 0.0),
+    ):
+        busy_s = sum(transfer.seconds(seconds_of) for transfer in traffic.transfers if transfer.behind == phase)
+        exposed_s += max(0.0, busy_s - window_s)
+    return Verdict(traffic.parallelism, compute_s, traffic.seconds(seconds_of), exposed_s)
+
+
+def _buckets(total_bytes: int) -> tuple[float, int]:
+    """The size of each bucket, and how many there are."""
+    calls = -(-total_bytes // BUCKET_BYTES)
+    return total_bytes / calls, calls
+
+
+def _scattered_gradients(model: ModelDimensions, work: Workload, ranks: int, times: int) -> Transfer:
+    size, calls = _buckets(model.parameters * work.gradient_bytes)
+    return Transfer("gradients", "reduce_scatter", calls * times, size, ranks, "backward")
+
+
+def _gathered_update(model: ModelDimensions, work: Workload, ranks: int) -> Transfer:
+    size, calls = _buckets(model.parameters * work.element_bytes)
+    # Beside the next step's forward pass, which needs one layer at a time.
+    return Transfer("updated parameters", "all_gather", calls, size, ranks, "forward")
+
+
+def _check_divides(model: ModelDimensions, ranks: int) -> None:
+    for name in ("heads", "ffn"):
+        if getattr(model, name) % ranks:
+            raise UserError(f"TP over {ranks} ranks cannot divide {name} = {getattr(model, name)} evenly.")

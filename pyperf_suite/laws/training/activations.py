@@ -1,0 +1,220 @@
+"""What torch keeps of a transformer's forward pass for the backward one, to the byte: each operation by what it saves.
+
+`laws/training/memory.py` has Korthikanti's formula for planning: 16 bits, fused masks, several GPUs. This one is for
+one device and a model written in torch's own operations; it says what such a model keeps today, on a CPU or a GPU, in
+any element. With 16 bits on a GPU both are the same but for statistics, and for what torch keeps and the formula does
+not: SiLU's result in a gated MLP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.matmul.tiling import ceil_div
+
+# float32, in which torch keeps statistics, and int64, in which it has tokens.
+FLOAT, INTEGER = 4, 8
+KINDS = ("none", "every", "selective")
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How the model is run, as far as that decides what is kept.
+
+    `element_bytes` are of the results of matrix products, `stream_bytes` of the residual stream and the norms: the
+    same but under autocast, where the stream stays in float32. `attention` "sdpa" is the fused kernel, which keeps no
+    scores, "math" torch's own that writes them out, "explicit" the model's. `checkpointing` "every" drops all but the
+    inputs of groups of `every` layers, "selective" all but each layer's input and the results of products and
+    attention. `ends` says whether there are embeddings, last norm, logits and loss. Raises UserError for a kind of
+    checkpointing that there is not.
+    """
+
+    element_bytes: int = FLOAT
+    stream_bytes: int = FLOAT
+    dropout: bool = False
+    attention: Literal["sdpa", "math", "explicit"] = "sdpa"
+    checkpointing: str = "none"
+    every: int = 1
+    ends: bool = True
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.checkpointing not in KINDS or self.every < 1:
+            raise UserError(
+                f"Nothing is known of checkpointing {self.checkpointing!r} by {self.every}: choose from "
+                f"{', '.join(KINDS)}, by at least 1."
+            )
+
+    @property
+    def autocast(self) -> bool:
+        """Whether results of products are narrower than the stream."""
+        return self.element_bytes < self.stream_bytes
+
+    @property
+    def written_out(self) -> bool:
+        """Whether scores are kept: torch has no fused kernel with dropout on a CPU."""
+        return self.attention != "sdpa" or (self.device == "cpu" and self.dropout)
+
+
+@dataclass(frozen=True)
+class KeptBytes:
+    """Bytes kept, by what they are: of all layers, and of the `ends` before and behind them.
+
+    `statistics` are means and deviations of norms and the logarithms of softmax's sums. With checkpointing "every",
+    `inputs` is all there is of the layers.
+    """
+
+    inputs: float = 0.0
+    norms: float = 0.0
+    attention: float = 0.0
+    mlp: float = 0.0
+    masks: float = 0.0
+    statistics: float = 0.0
+    ends: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Bytes of all together."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def __add__(self, other: KeptBytes) -> KeptBytes:
+        return KeptBytes(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    def __mul__(self, factor: float) -> KeptBytes:
+        return KeptBytes(*(getattr(self, each.name) * factor for each in fields(self)))
+
+
+def kept_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> KeptBytes:
+    """What is kept of `batch` sequences of `seq` tokens between forward and backward, weights not counted.
+
+    Measured on the CPU (tests/laws/test_activations.py), where it is exact; on a GPU written after torch's derivatives
+    and not measured yet. For decoders of dense layers, GPT-2's (LayerNorm, GELU) or gated ones (RMSNorm, SwiGLU).
+    """
+    layers = _layers(model, batch, seq, keeping)
+    return layers + (_ends(model, keeping) * (batch * seq) if keeping.ends else KeptBytes()) + _once(keeping)
+
+
+def working_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> float:
+    """What backward holds besides at the most: one group's activations, once they are computed again."""
+    if keeping.checkpointing == "none":
+        return 0.0
+    plain = replace(keeping, checkpointing="none")
+    group = min(keeping.every, model.layers) if keeping.checkpointing == "every" else 1
+    whole = _layer(model, batch, seq, plain).total * group
+    dropped = _layer_kept(model, batch, seq, keeping).total * group if keeping.checkpointing == "selective" else 0.0
+    return whole - dropped
+
+
+def _layers(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> KeptBytes:
+    if keeping.checkpointing == "every":
+        groups = int(ceil_div(model.layers, keeping.every))
+        return KeptBytes(inputs=float(batch * seq * keeping.stream_bytes * model.hidden * groups))
+    kept = _layer_kept(model, batch, seq, keeping) * model.layers
+    # A stack of layers alone starts from data, for which no gradient is computed.
+    if keeping.checkpointing == "none" and not keeping.ends and _is_composite(model, keeping):
+        kept = kept + KeptBytes(norms=-FLOAT * model.hidden, statistics=-FLOAT) * (batch * seq)
+    return kept
+
+
+def _layer_kept(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> KeptBytes:
+    return (_selected if keeping.checkpointing == "selective" else _layer)(model, batch, seq, keeping)
+
+
+def _layer(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> KeptBytes:
+    """One layer of which all is kept that autograd saves."""
+    element, hidden = keeping.element_bytes, model.hidden
+    norm = _norm(model, keeping)
+    # Under autocast each product casts its own input; else gate and up share the norm's result.
+    readers = 2 if model.gated and keeping.autocast else 1
+    # Hidden layer before and after GELU; gate, SiLU of it, up and their product where gated.
+    mlp = element * (readers * hidden + (4 if model.gated else 2) * model.ffn)
+    attention, statistics, masks = _attention(model, batch, seq, keeping)
+    per_token = KeptBytes(
+        norms=2 * norm.norms,
+        attention=element * hidden + attention,
+        mlp=mlp,
+        masks=masks + (2 * hidden * _mask_bytes(element, keeping) if keeping.dropout else 0),
+        statistics=2 * norm.statistics + statistics,
+    )
+    return per_token * (batch * seq)
+
+
+def _attention(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> tuple[float, float, float]:
+    """Bytes a token from the result of the first projection to the input of the last one; statistics; masks."""
+    element, heads = keeping.element_bytes, model.heads
+    result = heads * model.head_dim
+    projected = (heads + 2 * model.kv_heads) * model.head_dim
+    if not keeping.written_out:
+        return element * (projected + result), FLOAT * heads, 0.0
+    # Not fused, torch's own attention computes in float32 and scales copies of queries and keys.
+    fallback = keeping.attention != "explicit"
+    inner = FLOAT if fallback else element
+    shared = model.kv_heads != heads
+    operands = inner * 3 * result
+    # With a batch of one, products read the projection in place, of which a view keeps the whole.
+    if batch == 1 or heads == 1:
+        if fallback and not shared and inner == element:
+            operands = inner * 2 * result + element * projected
+        elif not fallback and shared:
+            operands = element * (projected + 2 * result)
+    # Softmax in float32 is what autocast wants of a GPU.
+    softmax = FLOAT if keeping.autocast and keeping.device == "cuda" else inner
+    dropped = inner if keeping.dropout or softmax != inner else 0
+    mask = _mask_bytes(softmax, keeping) * heads * seq if keeping.dropout else 0
+    return operands + (softmax + dropped) * heads * seq + element * result, 0.0, mask
+
+
+def _selected(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> KeptBytes:
+    """One layer of which its input is kept, and what products and attention returned."""
+    element, heads, hidden = keeping.element_bytes, model.heads, model.hidden
+    projected, result = (heads + 2 * model.kv_heads) * model.head_dim, heads * model.head_dim
+    statistics = 0.0
+    if keeping.written_out:
+        inner = FLOAT if keeping.attention != "explicit" else element
+        attention = inner * (heads * seq + result)
+    else:
+        attention, statistics = element * result, float(FLOAT * heads)
+    per_token = KeptBytes(
+        inputs=keeping.stream_bytes * hidden,
+        attention=attention + element * (projected + hidden),
+        mlp=element * ((2 if model.gated else 1) * model.ffn + hidden),
+        statistics=statistics,
+    )
+    return per_token * (batch * seq)
+
+
+def _norm(model: ModelDimensions, keeping: Keeping) -> KeptBytes:
+    """Bytes a token: what a norm was given, and what it knows of it; its result is counted with who reads it."""
+    if _is_composite(model, keeping):
+        # RMSNorm out of single operations: input and scaled input, both in float32.
+        return KeptBytes(norms=2 * FLOAT * model.hidden, statistics=FLOAT)
+    statistic = keeping.stream_bytes if keeping.device == "cpu" else FLOAT
+    return KeptBytes(norms=keeping.stream_bytes * model.hidden, statistics=(1 if model.gated else 2) * statistic)
+
+
+def _is_composite(model: ModelDimensions, keeping: Keeping) -> bool:
+    return model.gated and keeping.device == "cpu"
+
+
+def _ends(model: ModelDimensions, keeping: Keeping) -> KeptBytes:
+    """Bytes a token: its number and its target's, the mask behind the embedding, last norm, logits' input and result.
+
+    The result is log-softmax in float32.
+    """
+    norm = _norm(model, keeping)
+    mask = _mask_bytes(keeping.stream_bytes, keeping) * model.hidden if keeping.dropout else 0
+    ends = 2 * INTEGER + norm.norms + keeping.element_bytes * model.hidden + FLOAT * model.vocab
+    return KeptBytes(ends=ends, masks=mask, statistics=norm.statistics)
+
+
+def _once(keeping: Keeping) -> KeptBytes:
+    """The sum of weights that the loss divides by."""
+    return KeptBytes(statistics=FLOAT if keeping.ends else 0)
+
+
+def _mask_bytes(element_bytes: int, keeping: Keeping) -> int:
+    """Of one element: a byte where dropout is one kernel, else a factor in the element's own type."""
+    return 1 if keeping.device == "cuda" else element_bytes

@@ -1,0 +1,241 @@
+"""What of a GPU's memory training takes: weights with their gradients and optimizer states, and kept activations.
+
+Closed forms of the literature; what a framework allocates besides is left room for, not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.matmul.tiling import ceil_div
+from pyperf_suite.laws.model_flops import Recompute, check_recompute
+from pyperf_suite.laws.training.engine_memory import MIXED, Storage
+from pyperf_suite.laws.transformer import Linear, Sharding, Sizes, attention_call, linears
+
+# Bytes a parameter with AdamW in mixed precision, 18 in all (Bekman, Machine Learning Engineering): weights in 16 bits
+# and the master copy in 32, gradients in 32, two moments in 32.
+WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = MIXED.weight, MIXED.gradient, MIXED.state
+# From which stage of ZeRO on data-parallel ranks share each (Rajbhandari et al. 2020, section 5).
+SHARED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
+LAST_STAGE = 3
+# Of a layer's parameter where ZeRO-3 gathers them: 16 bits of the one at work, of the next one, which is fetched
+# meanwhile, and of its gradient before that is scattered (Zhao et al. 2023, PyTorch FSDP, section 3.3).
+GATHERED_BYTES = 2 + 2 + 2
+# The rest is for the CUDA context, buffers of NCCL and of the libraries, and fragmentation: a choice, no measurement.
+USABLE_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes on the fullest GPU, by what they are for; arrays where the model or the way it is cut is a grid.
+
+    `gathered` are whole layers that ZeRO stage 3 has on each rank for the time of their computation.
+    """
+
+    weights: Any
+    gradients: Any
+    optimizer: Any
+    activations: Any
+    gathered: Any = 0
+
+    @property
+    def total(self) -> Any:
+        """Bytes of all together."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.gathered
+
+    def fits(self, memory_bytes: float) -> Any:
+        """Whether a GPU with so many bytes has room for it, a tenth of them kept free."""
+        return self.total <= USABLE_SHARE * memory_bytes
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How micro-batches go through a pipeline of `stages`, each of `chunks` groups of layers (interleaved schedule).
+
+    `micro_batches` are of an iteration; None where there are enough to fill the pipeline. All may be arrays.
+    """
+
+    stages: Sizes = 1
+    chunks: Sizes = 1
+    micro_batches: Sizes | None = None
+
+    @property
+    def held_by_first(self) -> Any:
+        """Micro-batches that the first stage keeps at once: p by 1F1B, p + (p − 1)/v where interleaved.
+
+        Source: Narayanan et al. 2021, section 2.2; Korthikanti et al. 2022, section 4.2.3.
+        """
+        stages, chunks = np.asarray(self.stages), np.asarray(self.chunks)
+        return self._at_most_all(np.where(chunks > 1, stages + (stages - 1) / chunks, stages))
+
+    @property
+    def held_by_last(self) -> Any:
+        """Micro-batches that the last stage keeps at once: 1, or p·(v − 1) + 1 chunks where interleaved."""
+        stages, chunks = np.asarray(self.stages), np.asarray(self.chunks)
+        return self._at_most_all((stages * (chunks - 1) + 1) / chunks)
+
+    def _at_most_all(self, held: Any) -> Any:
+        return held if self.micro_batches is None else np.minimum(held, self.micro_batches)
+
+
+def training_memory(
+    model: ModelDimensions,
+    micro_batch: Sizes,
+    seq: Sizes,
+    sharding: Sharding | None = None,
+    *,
+    data_ranks: Sizes = 1,
+    zero_stage: Sizes = 0,
+    stages: Sizes = 1,
+    recompute: Recompute = "attention",
+    chunks: Sizes = 1,
+    micro_batches: Sizes | None = None,
+    context: Sizes = 1,
+    storage: Storage = MIXED,
+) -> MemoryNeed:
+    """The need of one GPU of `data_ranks` that share by ZeRO stage 0 to 3, in a pipeline of `stages`.
+
+    `recompute` "attention" is also right for FlashAttention, which keeps no scores. Of a pipeline the fullest stage is
+    counted: the first, which holds the most micro-batches (`Schedule`), or the last, which has the logits. `context`
+    ranks (CP) share each sequence; they are among the `data_ranks`. `storage` is bytes a parameter, by default of mixed
+    precision; activations are of 16 bits. Experts are shared by those ranks that have the
+    same ones. Raises UserError for a stage of ZeRO that there is not, for layers that cannot be cut into stages, and
+    where a dimension cannot be cut over the ranks.
+    """
+    sharding = sharding or Sharding()
+    stage = np.asarray(zero_stage)
+    if not (np.all(stage >= 0) and np.all(stage <= LAST_STAGE)):
+        raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {zero_stage} was asked for.")
+    if np.min(data_ranks) < 1:
+        raise UserError(f"Training needs at least 1 data-parallel rank, but {np.min(data_ranks)} were asked for.")
+    if np.any(np.asarray(stages) < 1) or np.any(np.asarray(model.layers) < stages):
+        raise UserError(f"{np.min(model.layers)} layers cannot be cut into {stages} stages.")
+    ours = rank_parameters(model, sharding, stages)
+    experts = rank_expert_parameters(model, sharding, stages)
+    like = np.maximum(1, np.asarray(data_ranks) // sharding.expert)
+
+    def held(name: str) -> Any:
+        is_shared = stage >= SHARED_FROM_STAGE[name]
+        return (ours - experts) / np.where(is_shared, data_ranks, 1) + experts / np.where(is_shared, like, 1)
+
+    schedule = Schedule(stages, chunks, micro_batches)
+    gathers = (stage >= SHARED_FROM_STAGE["weights"]) & (np.asarray(data_ranks) > 1)
+    return MemoryNeed(
+        weights=storage.weight * held("weights"),
+        gradients=storage.gradient * held("gradients"),
+        optimizer=storage.state * held("optimizer"),
+        activations=_scheduled_bytes(model, micro_batch, seq, sharding, schedule, recompute) / context,
+        gathered=np.where(gathers, GATHERED_BYTES * _largest_gathered(model, sharding), 0.0),
+    )
+
+
+def rank_parameters(model: ModelDimensions, sharding: Sharding, stages: Sizes = 1) -> Any:
+    """Parameters on the first rank: its share of every matrix, embeddings cut over TP, and norms and biases whole.
+
+    With a pipeline, its share of the layers beside the larger of what stands at the ends: embedding or output matrix.
+    """
+    # A matrix of a rank has the shape of its product.
+    ours, every = linears(model, 1, sharding), linears(model, 1)
+    inside = _matrix_parameters(part for part in ours if not part.outside_layers)
+    outside = _matrix_parameters(part for part in ours if part.outside_layers)
+    embedding = 1.0 * model.vocab * model.hidden
+    in_no_product = model.parameters - _matrix_parameters(every) - (0 if model.tied else embedding)
+    embedding_share = 1.0 * ceil_div(model.vocab, sharding.tensor) * model.hidden
+    alone = inside + outside + in_no_product + (0 if model.tied else embedding_share)
+    piped = (inside + in_no_product) * _layers_share(model, stages) + np.maximum(outside, embedding_share)
+    return np.where(np.asarray(stages) == 1, alone, piped)
+
+
+def rank_expert_parameters(model: ModelDimensions, sharding: Sharding, stages: Sizes = 1) -> Any:
+    """Those of them that belong to experts which tokens are routed to."""
+    routed = (part for part in linears(model, 1, sharding) if part.part.startswith("expert "))
+    return _matrix_parameters(routed) * _layers_share(model, stages)
+
+
+def activation_bytes(
+    model: ModelDimensions,
+    micro_batch: Sizes,
+    seq: Sizes,
+    sharding: Sharding | None = None,
+    stages: Sizes = 1,
+    recompute: Recompute = "attention",
+) -> Any:
+    """What the fullest stage keeps for backward, in 16 bits: s·b·h·(34 + 5·a·s/h) bytes a layer of a GPT.
+
+    With TP and SP as table 2 of Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
+    Models, here for any width, shared key-value heads, gated MLPs and experts; masks of dropout are counted. Where
+    layers are recomputed, their inputs are kept and the one at work. Raises UserError for an unknown `recompute`.
+    """
+    return _scheduled_bytes(model, micro_batch, seq, sharding or Sharding(), Schedule(stages), recompute)
+
+
+def _scheduled_bytes(
+    model: ModelDimensions, micro_batch: Sizes, seq: Sizes, sharding: Sharding, schedule: Schedule, recompute: Recompute
+) -> Any:
+    """Bytes that a stage keeps of whole sequences, of the stage that keeps the most."""
+    check_recompute(recompute)
+    tokens = 1.0 * micro_batch * seq
+    layers = _layers_bytes(model, seq, sharding, recompute)
+    at_work = _layers_bytes(model, seq, sharding, "attention") / model.layers if recompute == "layers" else 0.0
+    ends = _outside_bytes(model, sharding)
+    # A stage in front holds one micro-batch more than the one behind it, each in its share of the layers.
+    share = _layers_share(model, schedule.stages)
+    inputs = model.hidden / _sequence_ranks(sharding)
+    first = schedule.held_by_first * (layers * share + inputs)
+    last = schedule.held_by_last * layers * share + ends
+    return tokens * (at_work + np.where(np.asarray(schedule.stages) == 1, layers + ends, np.maximum(first, last)))
+
+
+def _layers_share(model: ModelDimensions, stages: Sizes) -> Any:
+    """Of all layers, those of the fullest stage."""
+    return ceil_div(model.layers, stages) / np.asarray(model.layers)
+
+
+def _largest_gathered(model: ModelDimensions, sharding: Sharding) -> Any:
+    """Parameters of the largest unit that is gathered at once: a layer, or embedding or output matrix."""
+    layers = (part for part in linears(model, 1, sharding) if not part.outside_layers)
+    layer = _matrix_parameters(layers) / np.asarray(model.layers)
+    return np.maximum(layer, 1.0 * ceil_div(model.vocab, sharding.tensor) * model.hidden)
+
+
+def _layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recompute: Recompute) -> Any:
+    """Bytes a token of all layers."""
+    sequence_ranks = _sequence_ranks(sharding)
+    if recompute == "layers":
+        return 2.0 * model.hidden * model.layers / sequence_ranks
+    attention = attention_call(model, 1, seq, sharding)
+    # Inputs of norms, of attention and of the MLP, and a byte for each mask after the latter two.
+    whole = 2 * model.norms * model.hidden + 2 * (2 + 1) * model.hidden
+    whole = whole + 2 * (model.query_rank + model.latent_rank + model.rope_head_dim)
+    cut = 2 * (attention.heads + attention.kv_heads) * attention.head_dim  # queries and keys
+    cut = cut + 2 * (attention.kv_heads + attention.heads) * attention.value_head_dim  # values, and what comes out
+    if recompute == "nothing":
+        cut = cut + 5 * attention.heads * np.asarray(seq)  # softmax, its dropout, and the mask of that
+    # Before and after the activation function, and the gate; each of a token's experts has its input and output too.
+    per_width = 2 * (3 if model.gated else 2) / np.asarray(sharding.tensor)
+    visited = model.top_k * model.expert_ffn + model.shared_ffn
+    routed = 4 * model.top_k * model.hidden if model.experts > 1 else 0
+    experts = model.sparse_layers * (per_width * visited + routed / sequence_ranks)
+    dense = model.dense_layers * per_width * model.ffn
+    return model.layers * (whole / sequence_ranks + cut) + experts + dense
+
+
+def _outside_bytes(model: ModelDimensions, sharding: Sharding) -> Any:
+    """Bytes a token outside of the layers: mask of the embedding, last norm, input and 32-bit result of the logits."""
+    return 5 * model.hidden / _sequence_ranks(sharding) + 4.0 * ceil_div(model.vocab, sharding.tensor)
+
+
+def _matrix_parameters(parts: Iterable[Linear]) -> Any:
+    return sum(1.0 * part.outputs * part.inputs * part.calls for part in parts)
+
+
+def _sequence_ranks(sharding: Sharding) -> NDArray[np.int64]:
+    """Over how many ranks the sequence is cut where TP leaves tokens whole."""
+    return np.asarray(sharding.tensor if sharding.sequence_parallel else 1)
