@@ -1,14 +1,11 @@
-"""Bars of configurations as SVG and as data for the script: a length, an error, a second mark, a note where none is.
-
-A panel of bars is known by what it holds: named `bars` from the left, the first on top.
-"""
+"""Bars of configurations as SVG and as data for the script: a length, an error, a second mark, a note where none is."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from pyperf_suite.probes.findings import Table
+from pyperf_suite.probes.findings import Bar, Bars, Table
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.ticks import round_ticks, short
 
@@ -17,14 +14,9 @@ _LETTER = 6.4
 _MOST_LETTERS = 44
 
 
-def is_bars(panel: Any) -> bool:
-    """Whether the panel is of that kind."""
-    return bool(getattr(panel, "bars", ()))
-
-
-def draw_bars(panel: Any) -> str:
+def draw_bars(panel: Bars) -> str:
     """The SVG: names at the left, values at the end of each bar."""
-    longest = min(_MOST_LETTERS, max(len(str(bar.name)) for bar in panel.bars))
+    longest = min(_MOST_LETTERS, max(len(bar.name) for bar in panel.bars))
     left = 12 + _LETTER * longest
     low, high = range_of(panel)
     height = _TOP + len(panel.bars) * _ROW + _BOTTOM
@@ -40,8 +32,7 @@ def draw_bars(panel: Any) -> str:
         parts.append(f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{short(value)}</text>')
     for number, bar in enumerate(panel.bars):
         y = _TOP + number * _ROW + 4
-        name = str(bar.name)
-        name = name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"
+        name = bar.name if len(bar.name) <= _MOST_LETTERS else f"{bar.name[: _MOST_LETTERS - 1]}…"
         parts.append(f'<text x="{left - 6:.1f}" y="{y + 13}" text-anchor="end">{text(name)}</text>')
         parts += _bar(bar, y, across)
     parts.append(
@@ -51,7 +42,7 @@ def draw_bars(panel: Any) -> str:
     return "".join(parts)
 
 
-def bars_as_json(panel: Any) -> dict[str, Any]:
+def bars_as_json(panel: Bars) -> dict[str, Any]:
     """What the script draws from."""
     return {
         "kind": "bars",
@@ -59,15 +50,15 @@ def bars_as_json(panel: Any) -> dict[str, Any]:
         "label": panel.label,
         "mark_label": panel.mark_label,
         "xr": range_of(panel),
-        "names": [str(bar.name) for bar in panel.bars],
-        "values": [float(bar.value) for bar in panel.bars],
-        "errors": [float(bar.error) for bar in panel.bars],
-        "marks": [float(bar.mark) for bar in panel.bars],
-        "notes": [str(bar.note) for bar in panel.bars],
+        "names": [bar.name for bar in panel.bars],
+        "values": [bar.value for bar in panel.bars],
+        "errors": [bar.error for bar in panel.bars],
+        "marks": [bar.mark for bar in panel.bars],
+        "notes": [bar.note for bar in panel.bars],
     }
 
 
-def range_of(panel: Any) -> tuple[float, float]:
+def range_of(panel: Bars) -> tuple[float, float]:
     """From zero, or below, to a little beyond the longest."""
     ends = [
         end
@@ -79,7 +70,7 @@ def range_of(panel: Any) -> tuple[float, float]:
     return (low * 1.06, high * 1.06) if high > low else (0.0, 1.0)
 
 
-def bars_in_words(panel: Any) -> str:
+def bars_in_words(panel: Bars) -> str:
     """How many bars, the longest and the shortest."""
     told = [bar for bar in panel.bars if math.isfinite(bar.value)]
     head = f"{panel.title}: " if panel.title else ""
@@ -90,16 +81,14 @@ def bars_in_words(panel: Any) -> str:
     return f"{head} Longest: {most.name}, {most.value:.4g}; shortest: {least.name}, {least.value:.4g}."
 
 
-def table_of_bars(panel: Any) -> Table:
+def table_of_bars(panel: Bars) -> Table:
     """The bars in rows."""
-    rows = tuple(
-        (str(bar.name), _said(bar.value), _said(bar.error), _said(bar.mark), str(bar.note)) for bar in panel.bars
-    )
+    rows = tuple((bar.name, _said(bar.value), _said(bar.error), _said(bar.mark), bar.note) for bar in panel.bars)
     columns = ("", panel.x_label, "half the error bar", panel.mark_label or "mark", "note")
     return Table(panel.title or panel.x_label, columns, rows)
 
 
-def _bar(bar: Any, y: int, across: Any) -> list[str]:
+def _bar(bar: Bar, y: int, across: Any) -> list[str]:
     if not math.isfinite(bar.value):
         return [f'<text class="quiet" x="{across(0.0) + 6:.1f}" y="{y + 13}">{text(bar.note or "no value")}</text>']
     start, end = sorted((across(0.0), across(bar.value)))

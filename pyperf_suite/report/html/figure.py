@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from pyperf_suite.probes.findings import Figure, HeatMap, Table
+from pyperf_suite.probes.findings import Bars, Figure, HeatMap, Table
 from pyperf_suite.report.html.alternative import KINDS, chart_in_words, map_in_words
-from pyperf_suite.report.html.bars import bars_as_json, bars_in_words, draw_bars, is_bars, table_of_bars
+from pyperf_suite.report.html.bars import bars_as_json, bars_in_words, draw_bars, table_of_bars
 from pyperf_suite.report.html.chart import Chart, charts_of
 from pyperf_suite.report.html.escape import json_island, text
 from pyperf_suite.report.html.predicted import MARK, is_predicted
@@ -63,14 +63,14 @@ def tables_of(panel: Any) -> list[Table]:
             for y, values in reversed(list(zip(panel.y, panel.values, strict=True)))
         )
         return [Table(f"{panel.value_label}: {panel.title}".rstrip(": "), (_corner(panel), *map(str, panel.x)), rows)]
-    return [table_of_bars(panel)] if is_bars(panel) else _table_of_unknown(panel)
+    return [table_of_bars(panel)] if isinstance(panel, Bars) else _table_of_unknown(panel)
 
 
 def _is_measured(panel: Any) -> bool:
     """Whether what it shows was measured, whatever else its caption says was predicted."""
     if isinstance(panel, Chart):
         return any(trace.style == "points" for trace in panel.traces)
-    return is_bars(panel) and not is_predicted(panel.label)
+    return isinstance(panel, Bars) and not is_predicted(panel.label)
 
 
 def _corner(heat_map: HeatMap) -> str:
@@ -161,7 +161,7 @@ def _panel(panel: Any) -> str:
         # Cells that grow beyond this only push the next figure off the screen.
         style = f"min-width:{least_width(panel)}px;max-width:{2 * least_width(panel)}px"
         return _live(panel.title, map_in_words(panel), draw_map(panel), data, key, style)
-    if is_bars(panel):
+    if isinstance(panel, Bars):
         marks = f", {text(panel.mark_label)} as a line" if panel.mark_label else ""
         key = f'<p class="key">Bars: {text(panel.label)}{marks}</p>'
         return _live(panel.title, bars_in_words(panel), draw_bars(panel), bars_as_json(panel), key)

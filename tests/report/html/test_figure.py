@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from pyperf_suite.probes.findings import Figure, HeatMap, Panel, Series, Table
+from pyperf_suite.probes.findings import Bar, Bars, Figure, HeatMap, Panel, Series, Table
 from pyperf_suite.report.html.figure import draw_figure
 from pyperf_suite.report.html.provenance import Source
 from pyperf_suite.report.html.sentence import draw_sentence, judged
@@ -18,24 +18,6 @@ SOURCE = Source("pyperf-suite run made_up", "machine/run/records.jsonl")
 MEASURED = Series("measured", [1, 2], [3.0, 4.0], "points", [2.9, 3.9], [3.1, 4.1])
 LAW = Series("a law", [1, 2], [3.0, 4.0], "line")
 MAP = HeatMap("", "heads", "hidden", "work", (1, 2), (3, 4), ((1.0, 1.5), (math.nan, 0.5)), here=(0, 0))
-
-
-@dataclass(frozen=True)
-class Bar:
-    name: str
-    value: float
-    error: float = math.nan
-    mark: float = math.nan
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Bars:
-    title: str
-    x_label: str
-    bars: tuple[Bar, ...]
-    label: str
-    mark_label: str = ""
 
 
 @dataclass(frozen=True)
