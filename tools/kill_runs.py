@@ -22,7 +22,7 @@ from typing import IO, Any
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES = tuple(range(8, 58))
+CASES = 50
 PROCESSES = 2
 # How long a worker whose run is gone may take to go too.
 ORPHANS_S = 20.0
@@ -35,16 +35,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kills", type=int, nargs="?", default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=CASES)
     parser.add_argument("--as-run", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.as_run is not None:
-        measure(asked.as_run)
+        measure(asked.as_run, asked.cases)
         return
     with tempfile.TemporaryDirectory() as folder:
-        print(kill_runs(asked.kills, Path(folder), asked.seed, print))
+        print(kill_runs(asked.kills, Path(folder), asked.seed, print, asked.cases))
 
 
-def measure(results: Path) -> None:
+def measure(results: Path, count: int) -> None:
     """Begin or resume the run in that folder and tell of each visit once its record is on disk."""
     from pyperf_suite.errors import UserError
     from pyperf_suite.hardware.devices import resolve
@@ -52,7 +53,7 @@ def measure(results: Path) -> None:
     from pyperf_suite.runner import session as runner
     from pyperf_suite.runner.results import create_run, find_run
 
-    plan, cpu = tiny_plan(), resolve("cpu")
+    plan, cpu = tiny_plan(count), resolve("cpu")
     # The usual one is a library's, which takes longer to import than this whole run.
     runner.SENTINELS = {"cpu": plan.cases[0].case}
     try:
@@ -67,7 +68,7 @@ def measure(results: Path) -> None:
     print("finished", flush=True)
 
 
-def tiny_plan():
+def tiny_plan(count: int):
     """Products of our own kernel that take microseconds, each visited by two processes."""
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.laws.matmul.tiling import Schedule, Tile
@@ -80,20 +81,23 @@ def tiny_plan():
 
     effort = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.02))
     schedule, tile = Schedule("persistent", 1), Tile(32, 32, 32)
-    cases = [Case("matmul", MatmulParameters(size, size, size, schedule, tile), "native") for size in SIZES]
+    cases = [
+        Case("matmul", MatmulParameters(size, size, size, schedule, tile), "native") for size in range(8, 8 + count)
+    ]
     profile = Profile("quick", PROCESSES, effort, "to be killed")
     return Plan(tuple(PlannedCase("tile_wave", case) for case in cases), profile, resolve("cpu"))
 
 
-def kill_runs(kills: int, folder: Path, seed: int = 0, tell=lambda _: None) -> str:
+def kill_runs(kills: int, folder: Path, seed: int = 0, tell=lambda _: None, cases: int = CASES) -> str:
     """Kill so often, and return a sentence on what was seen. Raises AssertionError where anything was lost."""
     draw, done, finished, number = random.Random(seed), Counter(), 0, 0
     while sum(done.values()) < kills:
         results, number = folder / f"results-{number}", number + 1
-        while not is_complete(results):
+        while not is_complete(results, cases):
             kind = draw.choice(KINDS) if sum(done.values()) < kills else None
-            told, killed = run_until_killed(results, kind, draw)
-            done[kind] += killed
+            told, killed = run_until_killed(results, cases, kind, draw)
+            if kind is not None:
+                done[kind] += killed
             check(results, told)
             tell(f"{sum(done.values())} kills ({dict(done)}), {finished} runs finished")
         finished += 1
@@ -101,14 +105,14 @@ def kill_runs(kills: int, folder: Path, seed: int = 0, tell=lambda _: None) -> s
     return f"{sum(done.values())} kills ({kinds}), {finished} runs finished; no record was lost or measured twice."
 
 
-def run_until_killed(results: Path, kind: str | None, draw: random.Random) -> tuple[set[str], int]:
+def run_until_killed(results: Path, cases: int, kind: str | None, draw: random.Random) -> tuple[set[str], int]:
     """Run, and kill at a random moment what `kind` says, None for nothing: the visits told, and whether it came to it.
 
     Most moments lie within the first visits, where a kill by the clock would mostly meet Python's imports.
     """
     results.mkdir(exist_ok=True)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "ignore", __file__, "--as-run", str(results)]
+    command = [sys.executable, "-W", "ignore", __file__, "--as-run", str(results), "--cases", str(cases)]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         run = subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
         try:
@@ -196,14 +200,14 @@ def check(results: Path, told: set[str]) -> None:
             index.unlink()
 
 
-def is_complete(results: Path) -> bool:
+def is_complete(results: Path, cases: int) -> bool:
     """Whether each case was measured by each process."""
     visits = {
         (each.case_id, each.process)
         for each in records_in(results)
         if each.outcome == "ok" and each.probe == "tile_wave"
     }
-    return len(visits) == len(SIZES) * PROCESSES
+    return len(visits) == cases * PROCESSES
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class Case:
                 operator.name, parameters, data["implementation"], data.get("seed", 0), data.get("mode", "burst")
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"This is not a case of the suite ({error!r}): {str(data)[:200]}") from None
+            raise UserError(f"This is not a case of the suite ({repr(error)[:200]}): {str(data)[:200]}") from None
 
     @functools.cached_property
     def case_id(self) -> str:

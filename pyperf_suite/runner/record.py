@@ -109,17 +109,19 @@ class Record:
             raise UserError(f"A record is a JSON object, but this is {type(data).__name__}.")
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
-            raise UserError(f"A record of schema version {version!r} was found; this version reads {SCHEMA_VERSION}.")
+            raise UserError(
+                f"A record of schema version {repr(version)[:40]} was found; this version reads {SCHEMA_VERSION}."
+            )
         known = {item.name for item in dataclasses.fields(cls)}
         try:
             metrics = {name: Metric.from_json(metric) for name, metric in data["metrics"].items()}
             record = cls(**{name: value for name, value in data.items() if name in known} | {"metrics": metrics})
         except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"A record is incomplete or malformed: {error}.") from None
+            raise UserError(f"A record is incomplete or malformed: {str(error)[:200]}.") from None
         record._require_types()
         if record.outcome not in OUTCOMES or record.kind not in KINDS or not isinstance(record.case, dict):
             raise UserError(
-                f"A record of kind {record.kind!r} and outcome {record.outcome!r} is not one of the suite's."
+                f"A record of kind {record.kind[:40]!r} and outcome {record.outcome[:40]!r} is not one of the suite's."
             )
         record._require_what_readers_use()
         return record

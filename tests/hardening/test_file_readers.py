@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import sqlite3
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,27 @@ def test_an_index_of_any_bytes_is_made_anew(each_spoiled, place, journal_bytes, 
             store.runs(), store.holdings(), store.damaged()
 
     each_spoiled(seed, (good,), read, (UserError,))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE conditions SET state = '{'",
+        "DELETE FROM conditions",
+        "UPDATE observations SET started_at = 7",
+        "UPDATE files SET damage = 'x'",
+        "DROP TABLE observations",
+    ],
+)
+def test_an_index_whose_rows_are_damaged_is_made_anew(tmp_path, journal_bytes, damage):
+    run = tmp_path / "a-machine" / "20260101T000000Z-0001"
+    run.mkdir(parents=True)
+    (run / "records.jsonl").write_bytes(journal_bytes)
+    with Store(tmp_path) as store:
+        store.update()
+    with contextlib.closing(sqlite3.connect(tmp_path / NAME)) as connection, connection:
+        connection.execute(damage)
+    with Store(tmp_path) as store:
+        store.update()
+        (benchmark,) = store.benchmarks()
+        assert [point.value for point in store.series(benchmark).points] == [1e-3]

@@ -247,6 +247,7 @@ def test_the_good_texts_are_read(reader):
         ("blocks", f"64x{'9' * 5000}"),
         ("network", f"{'9' * 400} Gbps"),
         ("attention_kernel_name", TRAITS.replace("128", "9" * 5000)),
+        ("attention_kernel_name", TRAITS.replace("128", "0")),
     ],
 )
 def test_what_once_ended_in_a_traceback_is_refused(name, text):

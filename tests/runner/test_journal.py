@@ -138,6 +138,33 @@ def test_a_timed_record_without_what_readers_use_is_refused(field: str, value: o
         Record.from_json(a_record(0).to_json() | {field: value})
 
 
+@pytest.mark.parametrize("field", ["schema_version", "kind", "outcome"])
+def test_a_record_of_another_kind_is_told_of_in_a_sentence_however_long_its_words(field: str) -> None:
+    with pytest.raises(UserError) as refused:
+        Record.from_json(a_record(0).to_json() | {field: "a" * 10_000})
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"probe": []},
+        {"case_id": {}},
+        {"process": "0"},
+        {"process": True},
+        {"state": None},
+        {"quality": {"converged": True, "discarded": [7]}},
+        {"metrics": {"time": {**a_record(0).to_json()["metrics"]["time"], "value": 10**400}}},
+        {"metrics": {"time": {**a_record(0).to_json()["metrics"]["time"], "value": 0}}},
+        {"metrics": {"time": {**a_record(0).to_json()["metrics"]["time"], "samples": ["x"]}}},
+        {"metrics": {"time": {**a_record(0).to_json()["metrics"]["time"], "unit": None}}},
+    ],
+)
+def test_a_record_with_a_field_that_readers_would_stumble_over_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="record"):
+        Record.from_json(a_record(0).to_json() | wrong)
+
+
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written"):
         Journal(tmp_path / "absent" / "records.jsonl")

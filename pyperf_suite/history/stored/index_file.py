@@ -18,6 +18,10 @@ VERSION = 1
 BUSY_S = 30.0
 CACHE_KIB = 64 * 1024
 
+# How a file that is no index, or half of one, shows: sqlite's own errors, and what it holds being no text, no JSON, no
+# row of ours.
+DAMAGE = (sqlite3.DatabaseError, ValueError, LookupError, TypeError, OverflowError)
+
 SCHEMA = """
 CREATE TABLE watched (path TEXT PRIMARY KEY);
 CREATE TABLE files (
@@ -62,7 +66,7 @@ class IndexFile:
         self.connection.close()
         self._leave_lock()
 
-    def recover(self, error: sqlite3.DatabaseError) -> None:
+    def recover(self, error: Exception) -> None:
         """Go on after that error with a fresh index, on disk or in memory.
 
         Raises UserError where another process has held the index for longer than is waited.
@@ -82,6 +86,13 @@ class IndexFile:
         else:
             self.connection = self._open()
 
+    def start_over(self) -> None:
+        """Go on with an empty index in memory, whatever lies on disk."""
+        self.connection.close()
+        self._note("what is there cannot be trusted")
+        self.connection = sqlite3.connect(":memory:", isolation_level=None)
+        _prepare(self.connection)
+
     def _open(self) -> sqlite3.Connection:
         if not self.results.is_dir():
             if self.results.exists():
@@ -96,9 +107,9 @@ class IndexFile:
             if "locked" in str(error):
                 self.recover(error)
             self._note(str(error))
-        except sqlite3.DatabaseError as error:
+        except DAMAGE as error:
             if self._remove():
-                with contextlib.suppress(sqlite3.DatabaseError):
+                with contextlib.suppress(*DAMAGE):
                     return _connect(str(self.results / NAME))
             self._note(str(error))
         return self._in_memory()
@@ -116,12 +127,12 @@ class IndexFile:
             try:
                 with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as kept:
                     kept.backup(connection)
-            except sqlite3.DatabaseError:
+            except DAMAGE:
                 connection.close()
                 connection = sqlite3.connect(":memory:", isolation_level=None)
         try:
             _prepare(connection)
-        except sqlite3.DatabaseError:
+        except DAMAGE:
             connection.close()
             connection = sqlite3.connect(":memory:", isolation_level=None)
             _prepare(connection)

@@ -83,7 +83,7 @@ def observation(record: Record, machine: str) -> Observation:
             profile=_text(record.profile, "profile"),
         )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise UserError(f"A record cannot be used: {error}.") from None
+        raise UserError(f"A record cannot be used: {str(error)[:200]}.") from None
 
 
 def label_of(case: Mapping[str, Any]) -> str:

@@ -5,18 +5,21 @@ The journals are the truth: the index remembers how far it has read each of them
 
 from __future__ import annotations
 
-import sqlite3
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.build_series import Row, build_series
-from pyperf_suite.history.stored.index_file import IndexFile
+from pyperf_suite.history.stored.index_file import DAMAGE, IndexFile
 from pyperf_suite.history.stored.index_update import IndexUpdate
 from pyperf_suite.history.stored.series import TIME, Benchmark, Series
 from pyperf_suite.nearest import nearest, offer
+
+Answer = TypeVar("Answer")
 
 # Machine, probe, case_id and metric.
 BenchmarkKey = tuple[str, ...]
@@ -81,14 +84,7 @@ class Store:
 
         Raises UserError where another process keeps the index locked.
         """
-        try:
-            self._update()
-        except sqlite3.DatabaseError as error:
-            self._index.recover(error)
-            try:
-                self._update()
-            except sqlite3.DatabaseError as again:
-                raise UserError(f"The records in {self.results} cannot be indexed: {again}.") from None
+        self._index_of_any_state(self._update)
 
     def benchmarks(self, pattern: str | None = None, machine: str | None = None) -> list[Benchmark]:
         """What was measured, by machine, probe and label.
@@ -109,6 +105,9 @@ class Store:
 
     def series(self, benchmark: Benchmark) -> Series:
         """All points of a benchmark in the order measured, with its breaks."""
+        return self._index_of_any_state(lambda: self._series(benchmark))
+
+    def _series(self, benchmark: Benchmark) -> Series:
         # What failed has no metrics, and counts against each of them: it is kept under the time.
         rows = self._ask(
             "SELECT r.run_id, o.visit, o.started_at, o.outcome, o.value, o.low, o.high, o.samples, o.clock_hz, "
@@ -182,12 +181,24 @@ class Store:
 
     def _ask(self, question: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """The rows; an index found damaged is made anew first."""
+        return self._index_of_any_state(lambda: self._index.connection.execute(question, values).fetchall())
+
+    def _index_of_any_state(self, answer: Callable[[], Answer]) -> Answer:
+        """What `answer` makes of the index: of one that turns out damaged once it is made anew.
+
+        Raises UserError where the records cannot be indexed even so, or another process keeps the index locked.
+        """
+        for repair in (self._index.recover, lambda _: self._index.start_over()):
+            try:
+                return answer()
+            except DAMAGE as error:
+                repair(error)
+            with contextlib.suppress(*DAMAGE):
+                self._update()
         try:
-            return self._index.connection.execute(question, values).fetchall()
-        except sqlite3.DatabaseError as error:
-            self._index.recover(error)
-            self._update()
-            return self._index.connection.execute(question, values).fetchall()
+            return answer()
+        except DAMAGE as error:
+            raise UserError(f"The records in {self.results} cannot be indexed: {error}.") from None
 
 
 def _matches(benchmark: Benchmark, pattern: str | None) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pyperf_suite.laws.attention.counted import Blocks
 
 _FORWARD_TRAITS = re.compile(
-    r"flash_fwd_kernel_traits<" + ",".join([r"\s*(?:\(int\))?([0-9]{1,9})"] * 4), re.IGNORECASE
+    r"flash_fwd_kernel_traits<" + ",".join([r"\s*(?:\(int\))?([1-9][0-9]{0,8})"] * 4), re.IGNORECASE
 )
 
 
