@@ -301,7 +301,7 @@ def test_an_update_killed_in_the_middle_of_a_file_is_as_if_it_had_not_begun(resu
     program = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from pyperf_suite.history import index_update\n"
+        "from pyperf_suite.history.stored import index_update\n"
         "from pyperf_suite.history.stored.store import Store\n"
         "insert = index_update.IndexUpdate._insert\n"
         "def insert_or_die(self, file, runs, line, one):\n"
