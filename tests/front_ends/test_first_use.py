@@ -204,7 +204,11 @@ def test_runs_and_machines_are_those_of_the_results_folder(tmp_path):
     results = ("--results", str(tmp_path))
     assert completed("history", *results, "--machine", "") == ["cpu-x-2c"]
     assert completed("run", *results, "--resume", "2026") == ["20260202T000000Z-bbbb", "20260101T000000Z-aaaa"]
-    assert completed("compare", *results, "latest") == ["latest", "latest~1"]
+    assert completed("compare", *results, "latest") == ["latest~1", "latest"]
+    assert completed("run", *results, "--resume", "latest") == ["latest"]
+    assert completed("report", str(tmp_path), "--runs", "la") == ["latest"]
+    assert completed("report", str(tmp_path), "--machine", "") == ["cpu-x-2c"]
+    assert completed("report", str(tmp_path), "--runs", "latest,20260101") == ["latest,20260101T000000Z-aaaa"]
     assert completed("history", "--results", str(tmp_path / "none"), "--machine", "") == []
 
 
