@@ -1,4 +1,4 @@
-"""The command that measures a probe again as a run did, from what the run's manifest keeps of the one that was given."""
+"""The command that measures a probe again as a run did, from what its manifest keeps of the command it came from."""
 
 from __future__ import annotations
 
