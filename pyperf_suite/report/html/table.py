@@ -16,7 +16,7 @@ _TALL = 16
 _LONG = 28
 _SORT = '<button type="button" class="sort">'
 # A number, or none: with its unit and its interval, but no more words.
-_FIGURE = re.compile(r"-?|([+\-−]?[\d.,]+(e[+\-]?\d+)?)( ?(%|[A-Za-z/]{1,6}))?( \[.*\])?")
+_FIGURE = re.compile(r"-?|([+\-−]?[\d.,]+(e[+\-]?\d+)?)( ?(%|[A-Za-z/]{1,6}))?( \[.*\]( %)?)?")
 
 
 def draw_table(table: Table) -> str:
