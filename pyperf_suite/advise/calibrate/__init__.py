@@ -1,1 +1,1 @@
-"""The laws fitted to published tables or to a run on this machine, with the error that they make on what was held out."""
+"""The laws fitted to published tables or to a run on this machine, with their error on what was held out."""
