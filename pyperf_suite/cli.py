@@ -236,7 +236,7 @@ def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, .
     if rank_environment().launched:
         # Fresh processes are the launcher's to start, so one visit is all that each case can get.
         chosen = replace(chosen, processes=1)
-    return Plan(in_random_order(cases, seed), chosen, where, seed)
+    return Plan(in_random_order(cases, seed), chosen, where, seed, axes)
 
 
 def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:

@@ -201,6 +201,7 @@ class SuiteRun:
             find_profile(option("suite_profile")),
             resolve(option("suite_device")),
             option("suite_seed"),
+            tuple(option("suite_axis")),
         )
 
 

@@ -152,3 +152,7 @@ def test_every_module_imports_without_torch_and_without_the_extension():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_folder_of_modules_is_a_package_that_an_installation_takes_along():
+    assert not [path.parent for path in SOURCES if not (path.parent / "__init__.py").exists()]

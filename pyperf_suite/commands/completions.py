@@ -72,7 +72,18 @@ def _machines(ctx: click.Context, _: str) -> list[str]:
 def _runs(ctx: click.Context, _: str) -> list[str]:
     """`latest`, then runs from the newest."""
     runs = {path.parent.name for path in _results(ctx).glob("*/*/run.json")}
-    return ["latest", "latest~1", *sorted(runs, reverse=True)[:MOST_RUNS]]
+    return ["latest", *sorted(runs, reverse=True)[:MOST_RUNS]]
+
+
+def _compared_runs(ctx: click.Context, incomplete: str) -> list[str]:
+    """`compare` alone knows the run before the latest by a name."""
+    return ["latest~1", *_runs(ctx, incomplete)]
+
+
+def _told_runs(ctx: click.Context, incomplete: str) -> list[str]:
+    """`all` or runs, several with commas between them: the last is the one being typed."""
+    before, comma, _ = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in ("all", *_runs(ctx, incomplete))]
 
 
 def _named_probes(ctx: click.Context) -> tuple[str, ...]:
@@ -81,6 +92,9 @@ def _named_probes(ctx: click.Context) -> tuple[str, ...]:
 
 
 def _results(ctx: click.Context) -> Path:
+    """The folder that an option names, or an argument, which is unread as those of `_named_probes` are."""
+    if ctx.args and any(isinstance(each, click.Argument) and each.name == "results" for each in ctx.command.params):
+        return Path(ctx.args[0])
     return Path(ctx.params.get("results") or DEFAULT_RESULTS)
 
 
@@ -95,5 +109,6 @@ COMPLETED: dict[str | None, Any] = {
 }
 # What `compare` and `ab` call OLD and NEW are runs for the one and revisions for the other.
 COMPLETED_OF: dict[str | None, dict[str | None, Any]] = {
-    "compare": {"old": Completed(_runs, files=True), "new": Completed(_runs, files=True)}
+    "compare": {"old": Completed(_compared_runs, files=True), "new": Completed(_compared_runs, files=True)},
+    "report": {"runs": Completed(_told_runs)},
 }

@@ -6,6 +6,7 @@ pyperf-suite measures the laws that decide how fast a transformer trains on a ma
 Begin with
   pyperf-suite doctor                                              is this machine fit for measuring?
   pyperf-suite run tile_wave                                       a first picture, within a minute
+  pyperf-suite report                                              all that was measured here, on one page for a browser
 You design a model (no GPU needed)
   pyperf-suite size --config config.json --gpu H200                nearby sizes that train faster, and why
   pyperf-suite explain 4096 50257 2560 --gpu H100                  one matrix product: tiles, waves, alignment
@@ -13,6 +14,7 @@ You design a model (no GPU needed)
 You train on this machine
   pyperf-suite run memory block checkpointing                      what takes memory, what time, what can be dropped
   pyperf-suite run precision optimizer input_pipeline              which settings are worth changing here
+  pyperf-suite study                                               DDP, ZeRO, TP, PP in live steps, by samples/s
 You accept a cluster
   pyperf-suite run topology                                        what is connected to what, and as it should be?
   torchrun --nproc-per-node=8 -m pyperf_suite collectives --profile standard          busbw, stragglers, verdicts

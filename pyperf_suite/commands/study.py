@@ -138,7 +138,7 @@ def _plan(cases: Sequence[Case], asked: Asked, device: Device, deadline_s: float
     run = asked.run
     profile = fixed_steps(run.steps, run.warm_up, run.experiments, BLOCK_SHARE * deadline_s)
     planned = in_random_order([PlannedCase(PROBE, case) for case in cases], run.seed)
-    return Plan(planned, profile, device, run.seed)
+    return Plan(planned, profile, device, run.seed, tuple(asked.arguments()))
 
 
 def _measure(

@@ -37,14 +37,16 @@ def read_place(name: str, folder: str, writable: Callable[[Path], bool] | None =
         return Place(name, "", False, False, False, None)
     path = Path(folder)
     nearest = path
+    is_folder = False
     try:
         while not nearest.exists() and nearest != nearest.parent:
             nearest = nearest.parent
+        is_folder = nearest.is_dir()
         free_bytes = shutil.disk_usage(nearest).free
     except OSError:
         free_bytes = None
     may = writable or (lambda place: os.access(place, os.W_OK | os.X_OK))
-    return Place(name, folder, nearest == path, nearest.is_dir(), may(nearest), free_bytes)
+    return Place(name, folder, nearest == path, is_folder, may(nearest), free_bytes)
 
 
 def place_checks(places: tuple[Place, ...]) -> tuple[Check, ...]:

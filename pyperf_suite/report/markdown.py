@@ -9,12 +9,24 @@ from pyperf_suite.printable import printable
 from pyperf_suite.probes.findings import Findings, Table
 
 
-def page(title: str, findings: Mapping[str, Findings], cautions: Sequence[str], pictures: Sequence[Path]) -> str:
-    """Sentences, tables and pictures of every probe; the pictures are named by their file alone, as they lie beside."""
+def page(
+    title: str,
+    findings: Mapping[str, Findings],
+    cautions: Sequence[str],
+    pictures: Sequence[Path],
+    commands: Mapping[str, str] | None = None,
+) -> str:
+    """Sentences, tables and pictures of every probe; the pictures are named by their file alone, as they lie beside.
+
+    `commands` names for a probe what measures it again.
+    """
     drawn = {picture.stem: picture.name for picture in pictures}
     lines = [f"# {title}", ""]
     for name, found in findings.items():
-        lines += [f"## {name}", "", *(f"- {escape(sentence)}" for sentence in found.sentences), ""]
+        lines += [f"## {name}", ""]
+        if commands and name in commands:
+            lines += [f"    {printable(commands[name])}", ""]
+        lines += [*(f"- {escape(sentence)}" for sentence in found.sentences), ""]
         for figure in found.figures:
             if figure.name in drawn:
                 lines += [f"![{escape(figure.title)}]({drawn[figure.name]})", ""]

@@ -15,6 +15,7 @@ from rich.console import Console
 from pyperf_suite.probes import PROBES
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.readings import readings
+from pyperf_suite.report.command import command_of
 from pyperf_suite.report.markdown import page
 from pyperf_suite.report.picture import draw
 from pyperf_suite.report.terminal import cautions, print_findings, print_places
@@ -47,7 +48,9 @@ def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folde
     """The pictures, the page findings.md that shows them, and what the probes have as text in forms others know."""
     pictures = draw_all(findings, folder.path)
     title = f"{folder.run_id} on {folder.path.parent.name}"
-    texts = {"findings.md": page(title, findings, cautions(records), pictures)}
+    profiles = {record.probe: record.profile for record in records}
+    commands = {name: command_of(name, folder.manifest, profiles.get(name, "")) for name in findings}
+    texts = {"findings.md": page(title, findings, cautions(records), pictures, commands)}
     texts |= {document.name: document.text for found in findings.values() for document in found.documents}
     written = []
     for name, text in texts.items():

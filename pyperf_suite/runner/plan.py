@@ -35,12 +35,17 @@ class PlannedCase:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides what a run measures; the same plan resumes the same run."""
+    """Everything that decides what a run measures; the same plan resumes the same run.
+
+    `asked` is what led to the cases beside probe, profile, device and seed, as it was written: axes that replace a
+    sweep's, or a study's arguments. It is kept for whoever wants to measure the same again, and decides nothing.
+    """
 
     cases: tuple[PlannedCase, ...]
     profile: Profile
     device: Device
     seed: int = 0
+    asked: tuple[str, ...] = ()
 
     @property
     def plan_id(self) -> str:

@@ -60,6 +60,7 @@ def create_run(results: Path, identity: Identity, plan: Plan, name: str | None =
         "processes": plan.profile.processes,
         "device": str(plan.device),
         "seed": plan.seed,
+        "asked": list(plan.asked),
         "cases": len(plan.cases),
         "identity": dict(identity.fields),
     }

@@ -128,3 +128,7 @@ def test_a_folder_that_cannot_be_written_is_a_problem_for_results_and_a_warning_
 def test_a_file_in_a_folders_place_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     assert "is no folder" in place_check(read_place("results", str(tmp_path / "file"))).found
+
+
+def test_a_folder_name_that_no_system_takes_is_told(tmp_path):
+    assert place_check(read_place("results", str(tmp_path / ("x" * 5000)))).verdict == "problem"

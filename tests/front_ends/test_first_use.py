@@ -90,6 +90,19 @@ def test_nothing_asked_is_answered_with_a_map_that_fits_a_screen():
     assert max(map(len, lines)) <= 120
     for words in ("design a model", "accept a cluster", "own kernels", "train on this machine"):
         assert words in result.output
+    first_words = {call[0] for line in lines for call in own_calls(re.split(r"\s{3,}", line.strip())[0]) if call}
+    assert first_words >= {
+        "doctor",
+        "run",
+        "report",
+        "size",
+        "explain",
+        "layout",
+        "study",
+        "collectives",
+        "ab",
+        "track",
+    }
 
 
 def test_every_command_on_the_map_parses_and_every_probe_on_it_is_there():
@@ -161,6 +174,12 @@ def completed(*words: str) -> list[str]:
     ("words", "offered"),
     [
         (("do",), ["doctor"]),
+        (("rep",), ["report"]),
+        (("st",), ["study"]),
+        (("run", "step"), ["step_calibration"]),
+        (("run", "step_calibration", "-a", "eng"), ["engine="]),
+        (("study", "--ze"), ["--zero-stage", "--zero"]),
+        (("study", "--impl"), ["--implementation"]),
         (("run", "tile"), ["tile_wave"]),
         (("run", "tile_wave", "--profile", "s"), ["standard"]),
         (("run", "static_kernels", "-a", ""), ["compiler=", "target="]),
@@ -185,7 +204,11 @@ def test_runs_and_machines_are_those_of_the_results_folder(tmp_path):
     results = ("--results", str(tmp_path))
     assert completed("history", *results, "--machine", "") == ["cpu-x-2c"]
     assert completed("run", *results, "--resume", "2026") == ["20260202T000000Z-bbbb", "20260101T000000Z-aaaa"]
-    assert completed("compare", *results, "latest") == ["latest", "latest~1"]
+    assert completed("compare", *results, "latest") == ["latest~1", "latest"]
+    assert completed("run", *results, "--resume", "latest") == ["latest"]
+    assert completed("report", str(tmp_path), "--runs", "la") == ["latest"]
+    assert completed("report", str(tmp_path), "--machine", "") == ["cpu-x-2c"]
+    assert completed("report", str(tmp_path), "--runs", "latest,20260101") == ["latest,20260101T000000Z-aaaa"]
     assert completed("history", "--results", str(tmp_path / "none"), "--machine", "") == []
 
 

@@ -215,7 +215,7 @@ def _step_sentences(steps: Sequence[Reading], peaks: _Peaks) -> Iterator[str]:
     for each in steps:
         p = each.case.parameters
         rate = asked_flop(p) / each.seconds / 1e12
-        told = f"A step of {_name(p)} takes {each.seconds * 1e3:.4g} ms: {p.tokens / each.seconds:.4g} tokens/s"
+        told = f"A step of {_name(p)} takes {each.seconds * 1e3:.4g} ms: {p.tokens / each.seconds:,.0f} tokens/s"
         told += f", {rate:.3g} TFLOP/s of the model's own"
         shares = peaks.utilization(each, asked_flop(p)), peaks.utilization(each, computed_flop(p))
         product = peaks.product(dtype_of(each))
@@ -269,7 +269,7 @@ def _step_table(steps: Sequence[Reading], peaks: _Peaks) -> Table | None:
             (
                 _name(p),
                 f"{each.seconds * 1e3:.4g}",
-                f"{p.tokens / each.seconds:.4g}",
+                f"{p.tokens / each.seconds:.0f}",
                 f"{guides_flop(p, _parameters_of(each)) / each.seconds / 1e12:.4g}",
                 f"{asked_flop(p) / each.seconds / 1e12:.4g}",
                 f"{computed_flop(p) / each.seconds / 1e12:.4g}",

@@ -156,6 +156,8 @@ def _x_range(chart: Chart) -> tuple[float, float]:
     if not values:
         return (1.0, 10.0) if chart.log else (0.0, 1.0)
     low, high = min(values), max(values)
+    # A bound not far beyond all values, as a budget is, is what they are read against.
+    high = max([high, *(edge for edge in chart.strong_edges if edge <= 2 * high - low)])
     if chart.log:
         margin = (high / low) ** _MARGIN if high > low else 2.0
         return low / margin, high * margin

@@ -49,7 +49,9 @@ def facts(held: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
             found += facts(value, f"{whole}.")
         elif value not in (None, "", [], ()):
             told = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            found.append((whole.replace("_", " "), told[:_LONGEST_VALUE]))
+            # A package's name is what an installer knows it by.
+            label = whole if before == "packages." else whole.replace("_", " ")
+            found.append((label, told[:_LONGEST_VALUE]))
     return found[:_MOST_FACTS]
 
 

@@ -37,7 +37,7 @@ def draw_page(results: Results, chosen: Mapping[str, Sequence[Told]]) -> str:
     many = len(machines) > 1
     contents = "".join(
         (f"<li><strong>{text(machine)}</strong><ul>" if many else "")
-        + "".join(f'<li><a href="#{name}">{text(title)}</a></li>' for name, title, _ in sections)
+        + "".join(f'<li><a href="#{name}">{text(title)}</a></li>' for name, title in _told_apart(sections))
         + ("</ul></li>" if many else "")
         for machine, sections in machines.items()
     )
@@ -86,6 +86,16 @@ def _sections(results: Results, machine: str, told: Sequence[Found]) -> list[Sec
 def _probe_section(machine: str, told: Told, findings: Findings) -> Section:
     place = anchor("probe", told.probe, told.run.run_id, machine)
     return place, title_of(told.probe), draw_probe(told, findings, place)
+
+
+def _told_apart(sections: Sequence[Section]) -> list[tuple[str, str]]:
+    """Anchors and headings for the contents; of a probe that is told of several runs, all but the newest numbered."""
+    seen: Counter[str] = Counter()
+    found = []
+    for place, title, _ in sections:
+        seen[title] += 1
+        found.append((place, f"{title} ({seen[title]})" if seen[title] > 1 else title))
+    return found
 
 
 def _history(results: Results, machine: str, place: str) -> str:

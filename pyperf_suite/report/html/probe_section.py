@@ -8,11 +8,12 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.observations import label_of
 from pyperf_suite.probes import PROBES
 from pyperf_suite.probes.findings import Findings, Table
+from pyperf_suite.report.command import command_of
 from pyperf_suite.report.html.careful import draw_careful
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.findings import draw_findings
 from pyperf_suite.report.html.names import title_of
-from pyperf_suite.report.html.provenance import Source, command_of
+from pyperf_suite.report.html.provenance import Source
 from pyperf_suite.report.html.results import Told
 from pyperf_suite.report.html.table import draw_table
 from pyperf_suite.report.terminal import cautions
@@ -55,10 +56,7 @@ def plain_findings(records: Sequence[Record], sentence: str) -> Findings:
 
 def source_of(told: Told) -> Source:
     """The command that would measure the probe again, and where its records lie."""
-    run, first = told.run, told.records[0]
-    seed = run.manifest.get("seed")
-    profile = run.said("profile") or first.profile
-    return Source(command_of(told.probe, profile, run.said("device"), seed if isinstance(seed, int) else 0), run.place)
+    return Source(command_of(told.probe, told.run.manifest, told.records[0].profile), told.run.place)
 
 
 def draw_probe(told: Told, findings: Findings, anchor: str) -> str:

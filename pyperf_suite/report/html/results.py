@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.nearest import nearest
 from pyperf_suite.runner.record import Record
 
 RECORDS = "records.jsonl"
@@ -78,7 +79,7 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
 
     Raises UserError where there is no such folder, nothing in it was measured, or the machine is not in it.
     """
-    if not asked.is_dir():
+    if not _is_folder(asked):
         raise UserError(f"There is no results folder {asked}: measure one with `pyperf-suite run`, or name another.")
     asked = asked.resolve()
     root, places, single = _layout(asked)
@@ -86,7 +87,7 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
         known = sorted({path.parent.parent.name for path in places})
         places = [path for path in places if path.parent.parent.name == machine]
         if not places and known:
-            raise UserError(f"Machine {machine!r} is not in {asked.name}: it holds {', '.join(known)}.")
+            raise UserError(f"Machine {machine[:80]!r} is not in {asked.name}: it holds {', '.join(known)}.")
     notes: list[str] = []
     runs = [_run(path, root, notes) for path in places]
     read = sorted((run for run in runs if run.records), key=lambda run: (run.machine, run.started_at, run.run_id))
@@ -101,16 +102,27 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
     return Results(root, tuple(read), tuple(notes), single)
 
 
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name longer than any system takes
+        return False
+
+
 def choose(results: Results, wanted: Sequence[str] = (LATEST,)) -> dict[str, list[Told]]:
     """By machine what is told: of each probe the newest run that measured anything, all runs, or those named.
 
-    Raises UserError for a run that there is not.
+    Raises UserError for a run that there is not, or where none is wanted.
     """
+    if not wanted:
+        raise UserError("--runs names no run: ask for latest, all, or runs by their ids.")
     named = set(wanted) - {LATEST, ALL}
     unknown = sorted(named - {run.run_id for run in results.runs})
     if unknown:
+        near = nearest(unknown[0], (LATEST, ALL))
         known = ", ".join(run.run_id for run in results.runs[-5:])
-        raise UserError(f"There is no run {unknown[0]} in these results: the newest are {known}.")
+        offered = f"did you mean {near[0]}?" if near else f"the newest are {known}."
+        raise UserError(f"There is no run {unknown[0][:80]} in these results: {offered}")
     chosen: dict[str, list[Told]] = {}
     for machine in results.machines:
         holding: dict[str, list[Told]] = {}

@@ -12,9 +12,11 @@ from pyperf_suite.report.html.predicted import mark_if_predicted
 # Rows beyond this many are left to the records; the page stays one that can be sent.
 MOST_ROWS = 1000
 _TALL = 16
+# Characters from which on the words of a cell are broken into lines rather than push figures out of sight.
+_LONG = 28
 _SORT = '<button type="button" class="sort">'
 # A number, or none: with its unit and its interval, but no more words.
-_FIGURE = re.compile(r"-?|([+\-−]?[\d.,]+(e[+\-]?\d+)?)( ?(%|[A-Za-z/]{1,6}))?( \[.*\])?")
+_FIGURE = re.compile(r"-?|([+\-−]?[\d.,]+(e[+\-]?\d+)?)( ?(%|[A-Za-z/]{1,6}))?( \[.*\]( %)?)?")
 
 
 def draw_table(table: Table) -> str:
@@ -56,4 +58,5 @@ def _class(is_figure: bool) -> str:
 
 
 def _cell(cell: str, is_figure: bool) -> str:
-    return f"<td{_class(is_figure)}>{text(cell)}</td>"
+    long = ' class="long"' if len(cell) > _LONG and not is_figure else ""
+    return f"<td{_class(is_figure)}{long}>{text(cell)}</td>"

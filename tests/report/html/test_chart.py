@@ -81,3 +81,11 @@ def test_ticks_lie_within_the_range_and_are_few(low: float, span: float) -> None
     ticks = round_ticks(low, low + span)
     assert len(ticks) <= 8
     assert all(low - span * 1e-3 <= tick <= low + span * 1.001 for tick in ticks)
+
+
+def test_a_bound_a_little_beyond_all_values_is_in_sight_and_one_far_off_does_not_squeeze_them() -> None:
+    def right(bound: float) -> float:
+        return one_chart(Series("a", (1.0, 2.0), (1.0, 1.0), "points"), strong_edges=(bound,)).x_range[1]
+
+    assert right(2.5) > 2.5
+    assert right(0.5) == right(100.0) < 2.5

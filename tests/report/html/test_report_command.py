@@ -212,3 +212,49 @@ def test_a_folder_without_records_raises_a_user_error(results) -> None:
     (results / "machine" / "run" / "records.jsonl").write_text("nothing\n")
     with pytest.warns(UserWarning, match="passed over"), pytest.raises(UserError, match="No measured run"):
         read_results(results)
+
+
+@pytest.mark.parametrize("wanted", ["", ",", " , "])
+def test_runs_that_name_none_make_no_empty_page(results, a_history, wanted) -> None:
+    a_history(results)
+    result = run(results, "--runs", wanted)
+    assert result.exit_code == 2
+    assert "--runs names no run" in result.output
+    assert not (results / "report.html").exists()
+
+
+def test_a_run_nearly_named_is_answered_with_the_nearest(results, a_history) -> None:
+    a_history(results)
+    assert "did you mean latest?" in run(results, "--runs", "lates").output
+    assert "did you mean all?" in run(results, "--runs", "ALL").output
+
+
+def test_a_folder_name_that_no_system_takes_is_refused_in_one_sentence(tmp_path) -> None:
+    result = run(tmp_path / ("x" * 5000))
+    assert result.exit_code == 2
+    assert "There is no results folder" in result.output
+
+
+def test_the_command_below_a_figure_has_the_axes_that_were_replaced(results, a_record, write) -> None:
+    run_id = "20260101T000000Z-0001"
+    path = write(results, run_id, [a_record(run_id, 1e-3)])
+    manifest = json.loads(path.with_name("run.json").read_text()) | {"asked": ["m=64", "other.n=1", "made_up.k=<64>"]}
+    path.with_name("run.json").write_text(json.dumps(manifest))
+    told = "pyperf-suite run made_up -a m=64 -a &#x27;k=&lt;64&gt;&#x27; --profile quick --device cpu"
+    assert told in page_of(results).replace("&#39;", "&#x27;")
+
+
+def test_contents_tell_runs_of_one_probe_apart(results, a_history) -> None:
+    a_history(results)
+    contents = page_of(results, "--runs", "all").partition("</nav>")[0]
+    named = re.findall(r'<li><a href="#[^"]*">([^<]*)</a>', contents)
+    assert len(named) == len(set(named)) > 12
+
+
+def test_a_package_is_named_as_it_is_installed(results, a_record, write) -> None:
+    run_id = "20260101T000000Z-0001"
+    state = {"packages": {"pyperf_suite": "0.1.0"}, "transparent_hugepages": "madvise"}
+    write(results, run_id, [a_record(run_id, 1e-3, state=state)])
+    words = Reader(page_of(results)).words
+    assert "packages.pyperf_suite" in words
+    assert "transparent hugepages" in words
