@@ -17,7 +17,7 @@ from pyperf_suite.probes.axes import overrides_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "probes").glob("*.md"))
-DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), *PAGES]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *PAGES]
 SECTIONS = ("## What it shows", "## How to read", "## The law", "## What can mislead", "## Sources")
 
 
