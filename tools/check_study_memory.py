@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from pyperf_suite.advise.study.memory import memory_by_rank
-from pyperf_suite.advise.study.prediction import COUNTED, Measured
-from pyperf_suite.probes.study.grid import OPERATOR
+from pyperf_suite.advise.study.prediction import COUNTED
+from pyperf_suite.probes.study.results import results_of
 from pyperf_suite.runner.results import open_run
 
 ALLOWED = 0.1
@@ -19,16 +19,13 @@ ALLOWED = 0.1
 
 def main(folder: Path) -> int:
     """Print a row a rank of every configuration that ran; how many are off is the exit code's to tell."""
-    found = (record for record in open_run(folder).records() if record.case.get("operator") == OPERATOR)
-    latest = {record.case_id: record for record in found if record.outcome == "ok"}
+    found = [each for each in results_of(open_run(folder).records()) if each.rate]
     wrong = 0
     print(f"{'configuration':34} rank {' '.join(f'{name:>22}' for name in COUNTED)}     total")
-    for record in latest.values():
-        p = record.parsed_case().parameters
-        counted = Measured.of(1.0, record.kernel).memory
-        for rank, (need, told) in enumerate(zip(memory_by_rank(p), counted, strict=True)):
-            told = {**told, "optimizer_bytes": told["optimizer_bytes"] + told["counter_bytes"]}
-            pairs = {name: (float(getattr(need, name)), told[key]) for name, key in COUNTED.items()}
+    for result in found:
+        p = result.parameters
+        for rank, (need, told) in enumerate(zip(memory_by_rank(p), result.rank_memory, strict=True)):
+            pairs = {name: (float(getattr(need, name)), told[name]) for name in COUNTED}
             foretold_bytes, counted_bytes = map(sum, zip(*pairs.values(), strict=True))
             off = foretold_bytes / counted_bytes - 1
             exact = all(pairs[name][0] == pairs[name][1] for name in ("weights", "gradients", "optimizer"))
@@ -36,7 +33,7 @@ def main(folder: Path) -> int:
             columns = " ".join(f"{f'{law:.0f}/{real:.0f}':>22}" for law, real in pairs.values())
             print(f"{p.name:34} {rank:4} {columns} {off:+8.2%}")
     print(f"{wrong} ranks are off." if wrong else "Every rank holds what the laws foretell.")
-    return 1 if wrong or not latest else 0
+    return 1 if wrong or not found else 0
 
 
 if __name__ == "__main__":

@@ -123,9 +123,9 @@ def _predictor(device: Device, results: Path, calibration: Path | None) -> Predi
     from pyperf_suite.laws.calibration import load_calibration
 
     if calibration is not None:
-        return predictor(load_calibration(calibration))
+        return predictor(load_calibration(calibration), device.kind)
     try:
-        return predictor(find_calibration(results, identity(device).slug))
+        return predictor(find_calibration(results, identity(device).slug), device.kind)
     except UserError as reason:
         click.echo(f"no predictions: {reason}", err=True)
         return None

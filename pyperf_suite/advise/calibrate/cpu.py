@@ -33,7 +33,8 @@ from pyperf_suite.laws.training.engine_step import BLOCK as ENGINE_BLOCK
 from pyperf_suite.laws.training.engine_step import EngineConstants, engine_step, pack_engine, unpack_engine
 from pyperf_suite.laws.training.micro_batch import StepConstants, work_of_ends, work_of_layer
 from pyperf_suite.laws.training.plan import MicroBatch, Plan
-from pyperf_suite.operators.training.parallel.parameters import DTYPES, ParallelStepParameters
+from pyperf_suite.operators.training.on_ranks import DTYPES
+from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.shape import TransformerShape
 from pyperf_suite.probes.readings import Reading, readings
 from pyperf_suite.runner.record import Record

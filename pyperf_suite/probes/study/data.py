@@ -7,14 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from pyperf_suite.probes.study.agreement import agreement_of
 from pyperf_suite.probes.study.results import Result
-from pyperf_suite.probes.study.statistics import agreement
 
 
 def as_data(found: Sequence[Result]) -> dict[str, Any]:
     """Every configuration in the order of the table, and how predictions agree where there are any."""
-    known = [(each.prediction.seconds, each.reading.seconds) for each in found if each.prediction and each.reading]
-    agreed = agreement([law for law, _ in known], [real for _, real in known])
+    agreed = agreement_of(found)
     return {
         "configurations": [_configuration(each) for each in found],
         "agreement": _plain(dataclasses.asdict(agreed)) if agreed else None,
@@ -39,7 +38,9 @@ def _configuration(result: Result) -> dict[str, Any]:
         "flop_per_s": result.flop_per_s,
         "mfu": result.mfu,
         "memory_bytes": [dict(parts) for parts in result.rank_memory],
-        "predicted": {"step_s": law.seconds, "memory_bytes": dict(law.memory_bytes)} if law else None,
+        "predicted": {"step_s": law.seconds, "memory_bytes": [dict(parts) for parts in law.rank_memory]}
+        if law
+        else None,
     }
     plain: dict[str, Any] = _plain(told)
     return plain

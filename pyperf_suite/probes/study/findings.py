@@ -10,9 +10,9 @@ from pyperf_suite.operators.training.parallel.parameters import ParallelStepPara
 from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.speedups import mean_speedup, speedup
+from pyperf_suite.probes.study.agreement import agreement_of
 from pyperf_suite.probes.study.figure import figures_of
 from pyperf_suite.probes.study.results import Predictor, Result, results_of
-from pyperf_suite.probes.study.statistics import agreement
 from pyperf_suite.probes.study.tables import described_model, model_of, tables_of
 from pyperf_suite.probes.training.claims import Claim
 from pyperf_suite.runner.record import Record
@@ -157,16 +157,10 @@ def _least_memory(timed: Sequence[Result]) -> Iterator[str]:
 
 
 def _predicted(timed: Sequence[Result]) -> Iterator[str]:
-    """The order and the step times that the laws foretold."""
-    known = [(each, each.prediction, each.reading) for each in timed if each.prediction and each.reading]
-    found = agreement([law.seconds for _, law, _ in known], [real.seconds for _, _, real in known])
-    if found is None:
-        return
-    order = "all predicted alike" if math.isnan(found.spearman) else f"rank correlation {found.spearman:.2f} (Spearman)"
-    yield (
-        f"Predicted against measured, {found.count} configurations: {order}, step times off by "
-        f"{100 * found.median_error:.0f} % (median; worst {100 * found.worst_error:.0f} %)."
-    )
+    """How the laws kept up, where somebody asked them."""
+    agreed = agreement_of(timed)
+    if agreed is not None:
+        yield from agreed.sentences
 
 
 def _how_taken(timed: Sequence[Result]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pyperf_suite.errors import UserError
@@ -31,10 +31,15 @@ PEAK_OF = {"bfloat16": "bf16", "float32": "fp32"}
 
 @dataclass(frozen=True)
 class Prediction:
-    """What laws say of a configuration: seconds a step, and bytes of the fullest rank, by part where they tell."""
+    """What laws say of a configuration: seconds a step, and each rank's bytes by those of `PARTS` that they tell."""
 
     seconds: float
-    memory_bytes: Mapping[str, float] = field(default_factory=dict)
+    rank_memory: tuple[Mapping[str, float], ...] = ()
+
+    @property
+    def memory_total_bytes(self) -> float | None:
+        """Of the fullest rank, all that is foretold; None where nothing is."""
+        return max((_held(parts) for parts in self.rank_memory), default=None)
 
 
 class Predictor(Protocol):
@@ -99,6 +104,14 @@ class Result:
     def memory_total_bytes(self) -> float | None:
         """Of the fullest rank: its peak, or all parts together where that is not known."""
         return _held(self.memory_bytes) if self.memory_bytes else None
+
+    @property
+    def foretold_share(self) -> float | None:
+        """Predicted over counted bytes of the fullest rank, of the parts that are both; None without any."""
+        law = max(self.prediction.rank_memory, key=_held, default={}) if self.prediction else {}
+        both = [name for name in law if name in self.memory_bytes]
+        counted_bytes = sum(self.memory_bytes[name] for name in both)
+        return sum(law[name] for name in both) / counted_bytes if counted_bytes else None
 
 
 def _held(parts: Mapping[str, float]) -> float:

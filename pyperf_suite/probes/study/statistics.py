@@ -58,27 +58,15 @@ def throughput(samples: int, experiments: Sequence[Sequence[float]]) -> Throughp
     )
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How predictions compare with what was measured: of the order, and of the sizes."""
-
-    spearman: float
-    median_error: float
-    worst_error: float
-    count: int
-
-
-def agreement(predicted: Sequence[float], measured: Sequence[float]) -> Agreement | None:
-    """Spearman's rank correlation (NaN where all on one side are equal) and relative errors; None of fewer than three.
+def rank_correlation(some: Sequence[float], others: Sequence[float]) -> float:
+    """Spearman's; NaN where all on one side are equal, or there are none.
 
     Raises ValueError where they are not as many.
     """
-    errors = [abs(law / real - 1) for law, real in zip(predicted, measured, strict=True)]
-    if len(errors) < 3:
-        return None
-    level = len(set(predicted)) == 1 or len(set(measured)) == 1
-    correlation = math.nan if level else float(np.corrcoef(_ranks(predicted), _ranks(measured))[0, 1])
-    return Agreement(correlation, statistics.median(errors), max(errors), len(errors))
+    if len(some) != len(others):
+        raise ValueError(f"{len(some)} values have no order in common with {len(others)}")
+    level = len(set(some)) <= 1 or len(set(others)) <= 1
+    return math.nan if level else float(np.corrcoef(_ranks(some), _ranks(others))[0, 1])
 
 
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:

@@ -30,6 +30,7 @@ def tables_of(found: Sequence[Result]) -> list[Table]:
     """The configurations of one model."""
     parts = list(dict.fromkeys(name for each in found for name in each.memory_bytes))
     foretold = any(each.prediction for each in found)
+    weighed = any(each.prediction and each.prediction.rank_memory for each in found)
     utilized = any(each.mfu for each in found)
     columns = ["configuration", "ranks", "micro-batch", "samples/s", "median", "tokens/s"]
     columns += ["MFU"] if utilized else []
@@ -37,7 +38,7 @@ def tables_of(found: Sequence[Result]) -> list[Table]:
     columns += [f"{part} MB" for part in parts]
     summed = len(parts) > 1 and "peak" not in parts
     columns += ["all MB"] if summed else []
-    columns += ["predicted MB"] if any(each.prediction and each.prediction.memory_bytes for each in found) else []
+    columns += ["predicted MB", "MB off"] if weighed else []
     rows = []
     for each in found:
         if each.rate is None:
@@ -55,9 +56,7 @@ def tables_of(found: Sequence[Result]) -> list[Table]:
         row += list(_predicted(each)) if foretold else []
         row += [_megabytes(each.memory_bytes.get(part)) for part in parts]
         row += [_megabytes(each.memory_total_bytes)] if summed else []
-        if columns[-1] == "predicted MB":
-            told = each.prediction.memory_bytes if each.prediction else {}
-            row.append(_megabytes(sum(told.values()) if told else None))
+        row += list(_predicted_memory(each)) if weighed else []
         rows.append(tuple(row))
     tables = [Table(described_model(found[0]), tuple(columns), tuple(rows))] if rows else []
     lost = tuple((each.parameters.name, each.outcome, short(each.reason)) for each in found if each.rate is None)
@@ -76,6 +75,13 @@ def _predicted(result: Result) -> tuple[str, str]:
         return "-", "-"
     law_s = result.prediction.seconds
     return f"{result.parameters.global_batch / law_s:.4g}", f"{100 * (law_s / result.reading.seconds - 1):+.0f} %"
+
+
+def _predicted_memory(result: Result) -> tuple[str, str]:
+    """Of the fullest rank by the laws, and how far that is from what was counted of the same parts."""
+    told = result.prediction.memory_total_bytes if result.prediction else None
+    share = result.foretold_share
+    return _megabytes(told), "-" if share is None else f"{100 * (share - 1):+.1f} %"
 
 
 def _with_error(value: float, error: float) -> str:

@@ -164,7 +164,8 @@ def predictor(factor: float) -> Any:
             if record.outcome == "ok":
                 times.setdefault(record.case_id, []).append(record.seconds)
         usual = {case_id: statistics.median(each) for case_id, each in times.items()}
-        return {case_id: Prediction(factor * seconds, {"weights": 1e6}) for case_id, seconds in usual.items()}
+        memory = {case.case_id: ({"weights": 1e6},) * case.parameters.ranks for case in cases}
+        return {case_id: Prediction(factor * seconds, memory[case_id]) for case_id, seconds in usual.items()}
 
     return predict
 
@@ -177,6 +178,7 @@ def test_predictions_stand_beside_each_row_and_are_judged_in_a_sentence(studied:
     row = found.tables[0].rows[0]
     assert "predicted" in columns
     assert row[columns.index("predicted MB")] == "1.00"
+    assert row[columns.index("predicted MB") + 1] == "-75.0 %"
     panel = bars_of(found)
     assert [math.isfinite(bar.mark) for bar in panel.bars] == [True, True, True, True, False]
     assert "predicted" not in explain(studied).tables[0].columns

@@ -8,16 +8,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 
-from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.hardware import cpu
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.collective.agreement import agree, connect_together
-from pyperf_suite.operators.collective.gloo import RANKS_A_CORE
 from pyperf_suite.operators.collective.torch_group import process_group
 from pyperf_suite.operators.ranked import Ranked, RankedImplementation, Transfers
+from pyperf_suite.operators.training.on_ranks import DTYPES, require_for_gloo
 from pyperf_suite.operators.training.parallel.engine import GpuParallelSteps, ParallelSteps, require_possible
-from pyperf_suite.operators.training.parallel.parameters import DTYPES, ParallelStepParameters
-from pyperf_suite.ranks.environment import rank_environment
+from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.ranks.group import Group
 
 
@@ -55,9 +53,7 @@ class OverGloo(RankedImplementation[ParallelStepParameters]):
 
     def validate(self, parameters: ParallelStepParameters) -> None:
         """Raise UserError for more ranks than this machine's cores can keep alive."""
-        most = RANKS_A_CORE * cpu.detect().usable_cores
-        if not rank_environment().launched and parameters.ranks > most:
-            raise UserError(f"{parameters.ranks} ranks were asked for: this machine's cores keep {most} alive at most.")
+        require_for_gloo(parameters.ranks, peer_to_peer=True)
 
     def prepare(self, parameters: ParallelStepParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
         """Join gloo's process group and build this rank's part. Raises Unsupported for what torch cannot combine."""

@@ -6,10 +6,18 @@ from dataclasses import dataclass
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.training.memory import LAST_STAGE
+from pyperf_suite.operators.training.on_ranks import DTYPES, MOST_RANKS, require_within, require_words
 from pyperf_suite.operators.training.shape import TransformerShape
 
-DTYPES = {"float32": 4, "bfloat16": 2}
-MOST_RANKS, MOST_MICRO_BATCHES = 1 << 15, 1 << 12
+MOST_MICRO_BATCHES = 1 << 12
+WORDS = {"dtype": tuple(DTYPES)}
+BOUNDS = {
+    "data": (1, MOST_RANKS),
+    "tensor": (1, MOST_RANKS),
+    "pipeline": (1, MOST_RANKS),
+    "chunks": (1, MOST_RANKS),
+    "micro_batches": (1, MOST_MICRO_BATCHES),
+}
 
 
 @dataclass(frozen=True)
@@ -54,15 +62,10 @@ class ParallelStepParameters(TransformerShape):
     def validate(self) -> None:
         """Raise UserError for what cannot be, whoever implements it."""
         super().validate()
-        if self.dtype not in DTYPES:
-            raise UserError(f"Unknown dtype {self.dtype!r}: choose from {', '.join(DTYPES)}.")
+        require_words(self, WORDS)
         if not 0 <= self.zero_stage <= LAST_STAGE:
             raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {self.zero_stage} was asked for.")
-        for name in ("data", "tensor", "pipeline", "chunks"):
-            if not 1 <= getattr(self, name) <= MOST_RANKS:
-                raise UserError(f"{name}={getattr(self, name)} was asked for: ask for 1 to {MOST_RANKS}.")
-        if not 1 <= self.micro_batches <= MOST_MICRO_BATCHES:
-            raise UserError(f"micro_batches={self.micro_batches} was asked for: ask for 1 to {MOST_MICRO_BATCHES}.")
+        require_within(self, BOUNDS)
         if self.ranks > MOST_RANKS:
             raise UserError(f"{self.ranks} ranks were asked for: ask for {MOST_RANKS} at most.")
         if self.dropout:
