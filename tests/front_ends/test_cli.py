@@ -174,7 +174,7 @@ def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on
     monkeypatch.setattr(Session, "close", close)
     result = invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path))
     assert result.exit_code == 2
-    assert "Interrupted; 1 records are kept in" in result.stderr, "the sentinel's"
+    assert "Interrupted; 1 record is kept in" in result.stderr, "the sentinel's"
     assert "Go on with --resume" in result.stderr
     assert len(closed) == 1
     assert signal.getsignal(getattr(signal, name)) is signal.SIG_DFL
