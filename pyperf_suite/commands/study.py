@@ -184,9 +184,10 @@ def _visit(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> N
     visits = [(planned, number) for number in experiments for planned in _shuffled(wanted, plan.seed + number)]
     if launched:
         visits = [(planned, _next_experiment(session, planned, experiments)) for planned in wanted]
+    count, times = len(wanted), 1 if launched else len(experiments)
     console.print(
-        f"study: {len(wanted)} configurations x {1 if launched else len(experiments)} experiments of "
-        f"{plan.profile.name} on {plan.device}",
+        f"study: {count} configuration{'s' if count > 1 else ''} x {times} experiment{'s' if times > 1 else ''} of "
+        f"{plan.profile.name} of warm-up on {plan.device}",
         highlight=False,
         soft_wrap=True,
     )

@@ -117,4 +117,4 @@ def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "lates
             continue  # a damaged neighbour is no reason not to find the right one
         if run.manifest["plan_id"] == plan.plan_id:
             return run
-    raise UserError(f"There is no run of the same cases and profile to resume in {folder}: start one without --resume.")
+    raise UserError(f"There is no run of the same cases and profile in {folder}: start one, with no --resume.")
