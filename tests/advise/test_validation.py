@@ -18,8 +18,9 @@ from pyperf_suite.advise.sizing.candidates import Bounds
 from pyperf_suite.advise.sizing.measured import SizingRun, chosen, name_of
 from pyperf_suite.advise.sizing.search import Search, judged
 from pyperf_suite.advise.sizing.setting import Setting
+from pyperf_suite.advise.validation import validation
 from pyperf_suite.advise.validation.findings import validation_findings
-from pyperf_suite.advise.validation.validation import PROBE, measure, plan_of, require_gpu, validate, validation
+from pyperf_suite.advise.validation.validation import PROBE, measure, plan_of, require_gpu, validate
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu

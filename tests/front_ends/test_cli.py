@@ -162,9 +162,12 @@ def test_a_model_whose_training_cannot_be_judged_is_refused_before_anything_is_m
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     closed, usual = [], Session.close
+    # Whoever started the tests may ignore it, as nohup does, and a run keeps that.
+    before = signal.signal(getattr(signal, name), signal.SIG_DFL)
+    request.addfinalizer(lambda: signal.signal(getattr(signal, name), before))
 
     def close(session: Session) -> None:
         closed.append(session)
