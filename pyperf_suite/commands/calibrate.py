@@ -59,7 +59,7 @@ def calibrate(
     Examples:
       pyperf-suite run calibration && pyperf-suite calibrate
       pyperf-suite run step_calibration --device cpu && pyperf-suite calibrate --device cpu
-      pyperf-suite calibrate --tables ../shared/data
+      pyperf-suite calibrate --tables published_tables
     """  # noqa: D301 - click keeps the lines below \b as they are
     from rich.console import Console
 
