@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pyperf_suite.probes import find_probe
+from pyperf_suite.probes.probe import Probe
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.record import Record
 
@@ -24,11 +25,14 @@ def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
     known = {(planned.probe, planned.case.case_id) for planned in plan.cases}
     begun = [PlannedCase(r.probe, r.parsed_case()) for r in records if r.probe in plan.probes]
     yield from _new(begun, known)
-    for _ in range(MOST_ROUNDS):
+    asking = [name for name in plan.probes if type(find_probe(name)).follow_up is not Probe.follow_up]
+    for _ in range(MOST_ROUNDS if asking else 0):
+        # Read once a round: records may lie on a disk.
+        theirs = [record for record in records if record.probe in asking]
         asked = [
             PlannedCase(name, case)
-            for name in plan.probes
-            for case in find_probe(name).follow_up([record for record in records if record.probe == name])
+            for name in asking
+            for case in find_probe(name).follow_up([record for record in theirs if record.probe == name])
         ]
         wanted = _new(asked, known)
         if not wanted:

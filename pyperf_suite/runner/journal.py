@@ -40,8 +40,8 @@ class Journal:
         except OSError as error:
             raise UserError(f"The results file {path} cannot be written: {error.strerror}.") from None
 
-    def append(self, record: Record) -> None:
-        """Write one record and wait until it is on disk.
+    def append(self, record: Record) -> int:
+        """Write one record, wait until it is on disk, and return the byte at which it begins.
 
         Raises UserError where the disk refuses, after taking back what it took of the record, and where the file is
         gone.
@@ -56,6 +56,7 @@ class Journal:
                 raise UserError(
                     f"{self.path} was deleted while the run was writing it, and its records with it: start a new run."
                 )
+            return end
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(file, end)

@@ -18,6 +18,7 @@ from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
+from pyperf_suite.runner.kept_records import KeptRecords
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric, Record
@@ -49,11 +50,13 @@ class Session:
         identity = identify(self.plan.device)
         self._identity = {"kind": identity.kind, "slug": identity.slug} | dict(identity.fields)
         self._state = machine_state(self.plan.device)
-        self.records = self.folder.records()
+        kept = self.folder.records()
+        self.records = KeptRecords(self.folder.records_path, len(kept))
         self._resources = ExitStack()
         # The last visit of each case that is visited again, for a soak that asks tens of thousands of times.
         self._visits: dict[tuple[str, str], list[int]] = {}
-        self._finished = {_visit(record): record for record in self.records if record.outcome != "failed"}
+        # By visit, the place of its record.
+        self._finished = {_visit(record): n for n, record in enumerate(kept) if record.outcome != "failed"}
 
     def open(self) -> Session:
         """Open the journal and measure the sentinel. Raises UserError where the journal cannot be written."""
@@ -88,9 +91,10 @@ class Session:
         Raises UserError where a record cannot be written.
         """
         visit = (*_case_of(planned), process)
-        if visit not in self._finished:
-            self._finished[visit] = self._measure(planned, process)
-        return self._finished[visit]
+        if visit in self._finished:
+            return self.records[self._finished[visit]]
+        answer = self._workers.measure(process, planned.case, self.plan.profile.effort)
+        return self._record(planned, process, answer)
 
     def visit_again(self, planned: PlannedCase) -> Record:
         """One more visit by the first worker, numbered after those there are: what a soak repeats for minutes."""
@@ -99,7 +103,6 @@ class Session:
         answer = self._workers.measure(0, planned.case, self.plan.profile.effort)
         record = self._record(planned, max(visits, default=-1) + 1, answer)
         self._visits[case] = [record.process]
-        self._finished[_visit(record)] = record
         return record
 
     def is_finished(self, planned: PlannedCase) -> bool:
@@ -121,10 +124,6 @@ class Session:
             answer = fresh.measure(0, sentinel, SENTINEL_EFFORT)
         self._record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
 
-    def _measure(self, planned: PlannedCase, process: int) -> Record:
-        answer = self._workers.measure(process, planned.case, self.plan.profile.effort)
-        return self._record(planned, process, answer)
-
     def _record(self, planned: PlannedCase, process: int, answer: dict[str, Any], kind: str = "timing") -> Record:
         metrics = {name: Metric.from_json(metric) for name, metric in answer.pop("metrics", {}).items()}
         answer.setdefault("started_at", datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"))
@@ -142,8 +141,7 @@ class Session:
             state=self._state,
             **answer,
         )
-        self._journal.append(record)
-        self.records.append(record)
+        self._finished[_visit(record)] = self.records.add(self._journal.append(record))
         return record
 
 

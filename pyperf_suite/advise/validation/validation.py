@@ -131,7 +131,7 @@ def measure(
         ) from None
     finally:
         session.close()
-    return session.folder, session.records
+    return session.folder, list(session.records)
 
 
 def validate(
