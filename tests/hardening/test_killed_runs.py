@@ -15,5 +15,5 @@ def test_killed_anywhere_a_run_keeps_its_records_resumes_and_measures_nothing_tw
     spec = importlib.util.spec_from_file_location("kill_runs", TOOL)
     kill_runs = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(kill_runs)
-    told = kill_runs.kill_runs(3, tmp_path, seed=3, cases=6)
+    told = kill_runs.kill_runs(2, tmp_path, seed=3, cases=5)
     assert told.endswith("no record was lost or measured twice.")
