@@ -1,7 +1,9 @@
 """Predictions of a study's steps: calibrated from records that a known machine would leave, and judged."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -189,3 +191,18 @@ def test_ranks_are_told_in_the_order_of_the_engine_tensor_innermost():
     assert needs[0].weights == needs[2].weights
     assert needs[0].optimizer != needs[2].optimizer
     assert needs[0].weights != needs[4].weights
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda array: array * np.nan, np.ravel, lambda array: -array], ids=["nan", "form", "sign"]
+)
+def test_laws_of_a_cpu_that_a_hand_has_altered_are_refused_before_anything_is_predicted(calibration, spoil):
+    blocks = {
+        name: replace(
+            block,
+            arrays={each: spoil(array) if array.dtype.kind == "f" else array for each, array in block.arrays.items()},
+        )
+        for name, block in calibration.blocks.items()
+    }
+    with pytest.raises(UserError, match="make it anew"):
+        predictor(replace(calibration, blocks=blocks), "cpu", 2)

@@ -11,8 +11,9 @@ was measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.laws.calibration import Calibration, load_calibration
 from pyperf_suite.laws.kernel_prices import LawPrices
-from pyperf_suite.laws.training.memory import MemoryNeed
+from pyperf_suite.laws.training.memory import LAST_STAGE, MemoryNeed
 from pyperf_suite.laws.training.step_time import step_time
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.probes.study import results as study
@@ -36,6 +37,14 @@ from pyperf_suite.runner.results import open_run
 LAW_DTYPE = {"float32": "tf32", "bfloat16": "bf16"}
 # What of a rank's memory the engine counts too, by the names of laws and of a study's results alike.
 COUNTED = ("weights", "gradients", "optimizer", "activations")
+# A small model, and one cut of each kind, so that every law and constant is asked for.
+SMALL = ParallelStepParameters(hidden=64, heads=4, layers=4, seq=32, vocab=64, tied=False, micro_batches=4)
+TRIED = (
+    SMALL,
+    *(replace(SMALL, data=2, zero_stage=stage) for stage in range(LAST_STAGE + 1)),
+    replace(SMALL, tensor=2),
+    replace(SMALL, pipeline=2),
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,7 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
             f"there, by `pyperf-suite run {probe}` and `pyperf-suite calibrate`."
         )
     if device_kind == "cpu":
-        laws_of(calibration)
+        _require_times(calibration, cores)
 
     def price(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, study.Prediction]:
         del records
@@ -126,6 +135,29 @@ def predictor(calibration: Calibration, device_kind: str, cores: int | None = No
         return found
 
     return price
+
+
+def _require_times(calibration: Calibration, cores: int | None) -> None:
+    """Raise UserError where some cut gets no time: of the right form, an altered block may still be of nothing."""
+    why = ""
+    try:
+        laws_of(calibration)
+        for parameters in TRIED:
+            try:
+                (told,) = predict([parameters], calibration, cores)
+            except UserError:
+                continue  # what was not measured is left out of a study's predictions, case by case
+            # A bubble is what is left over, and may be less than nothing where ranks share cores.
+            parts = {name: part for name, part in told.parts.items() if name != "bubble"}
+            if not 0 < told.seconds < math.inf or min(parts.values()) < 0:
+                why = f"a step takes {told.seconds:.3g} s by them, {min(parts.values()):.3g} s of it for a part"
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        why = f"they end in {type(error).__name__}"
+    if why:
+        raise UserError(
+            f"The calibration of {calibration.gpu} holds laws that price no step ({why}): make it anew with "
+            "`pyperf-suite calibrate --device cpu`."
+        )
 
 
 def _on_cpu(p: ParallelStepParameters, laws: CpuLaws, cores: int) -> Prediction:
