@@ -277,10 +277,11 @@ def _tell(session: Session, as_json: bool) -> None:
 
     from pyperf_suite.report.run_report import report_run, run_as_json
 
+    records = list(session.records)  # read once from the disk
     if as_json:
-        click.echo(run_as_json(session.folder, session.records))
+        click.echo(run_as_json(session.folder, records))
     else:
-        report_run(Console(), session.folder, session.records)
+        report_run(Console(), session.folder, records)
 
 
 def _print_probes(console: Any, device: str) -> None:

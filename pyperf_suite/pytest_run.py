@@ -138,7 +138,7 @@ class SuiteRun:
                 self._follow_up()
                 self._session.finish()
             console = Console(file=text, width=width, force_terminal=terminal.hasmarkup)
-            report_run(console, self._session.folder, self._session.records)
+            report_run(console, self._session.folder, list(self._session.records))
         except UserError as error:
             text.write(f"{error}\n")
         terminal.write(text.getvalue())

@@ -100,7 +100,7 @@ def study(
         return
     session = _measure(plan, wanted, results, resume, only is not None, deadline_s)
     if session is not None:
-        _tell(session.folder, session.records, as_json, _predictor(where, results, calibration))
+        _tell(session.folder, list(session.records), as_json, _predictor(where, results, calibration))
 
 
 def _defaults(device: Device) -> StudyAxes:

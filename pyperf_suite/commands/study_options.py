@@ -141,6 +141,8 @@ def chosen(cases: Sequence[Case], only: str | None) -> list[Case]:
     if only is None:
         return list(cases)
     numbers = _numbers("only", only)
+    if not numbers:
+        raise UserError("--only names no configuration: give their numbers, as in 1,2,4 (--list).")
     for number in numbers:
         if not 1 <= number <= len(cases):
             raise UserError(

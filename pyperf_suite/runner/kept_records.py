@@ -6,7 +6,7 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import overload
+from typing import IO, overload
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.runner.journal import read_journal
@@ -57,6 +57,6 @@ class KeptRecords(Sequence[Record]):
         return iter(read_journal(self._path) if self._starts else [])
 
 
-def _read(journal, start: int) -> Record:  # type: ignore[no-untyped-def]
+def _read(journal: IO[bytes], start: int) -> Record:
     journal.seek(start)
     return Record.from_json(json.loads(journal.readline()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyperf_suite.hardware import nccl_log
+from pyperf_suite.operators.collective import direct_copies
 from pyperf_suite.operators.collective.c10d_nccl import C10dNccl
 from pyperf_suite.operators.collective.gloo import Gloo
 from pyperf_suite.operators.collective.nccl import Nccl, NcclGraph
@@ -31,8 +32,8 @@ class Collective(Ranked[CollectiveParameters]):
 
     def environment(self, parameters: CollectiveParameters) -> Mapping[str, str]:
         """NCCL reads once, when it is loaded, whether to use direct copies between GPUs, and what to log and where."""
-        direct = {} if parameters.peer_to_peer else {"NCCL_P2P_DISABLE": "1"}
-        return direct | (nccl_log.environment() if parameters.logged else {})
+        direct = direct_copies.environment(parameters.peer_to_peer)
+        return {**direct, **(nccl_log.environment() if parameters.logged else {})}
 
     def bytes_moved(self, parameters: CollectiveParameters) -> int:
         """The size of nccl-tests, in whole elements."""

@@ -21,6 +21,7 @@ from pyperf_suite.hardware import nccl_log
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.collective.agreement import agree, connect_together
 from pyperf_suite.operators.collective.data import POISON_BYTE, RankData, Stored
+from pyperf_suite.operators.collective.direct_copies import require_started_so
 from pyperf_suite.operators.collective.parameters import CollectiveParameters
 from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.native import native_extension
@@ -150,11 +151,7 @@ def _translated(nccl: ModuleType) -> Iterator[None]:
 
 def _require_supported(parameters: CollectiveParameters, connection: Connection, device: Device) -> None:
     """Raise Unsupported for what this library on this device does not do, or these processes were not started for."""
-    if not parameters.peer_to_peer and os.environ.get("NCCL_P2P_DISABLE") != "1":
-        raise Unsupported(
-            "No direct copies between GPUs were asked for, but these ranks were started with them: start them with "
-            "NCCL_P2P_DISABLE=1, or let pyperf-suite start them."
-        )
+    require_started_so(parameters.peer_to_peer)
     if parameters.registered and not connection.library.optional["ncclCommRegister"]:
         raise Unsupported(
             f"NCCL {connection.library.version_text} cannot register buffers, 2.19 and later can: update it, or leave "

@@ -12,6 +12,7 @@ from typing import Any
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
+from pyperf_suite.operators.collective import direct_copies
 from pyperf_suite.operators.collective.torch_group import process_group
 from pyperf_suite.operators.ranked import Ranked, RankedImplementation, Transfers
 from pyperf_suite.operators.training import on_ranks
@@ -110,7 +111,7 @@ class DataParallel(Ranked[DataParallelParameters]):
 
     def environment(self, parameters: DataParallelParameters) -> Mapping[str, str]:
         """What NCCL must be told before it is loaded."""
-        return on_ranks.environment(parameters.peer_to_peer)
+        return direct_copies.environment(parameters.peer_to_peer)
 
     def bytes_moved(self, parameters: DataParallelParameters) -> int:
         """Bytes of gradients that one rank hands over in a step."""
@@ -154,7 +155,7 @@ class OverNccl(RankedImplementation[DataParallelParameters]):
 
         Raises Unsupported for ranks that go without direct copies and were started with them.
         """
-        on_ranks.require_started_so(parameters.peer_to_peer)
+        direct_copies.require_started_so(parameters.peer_to_peer)
         place = f"cuda:{device.index}"
         return GpuReplica(parameters, group.rank, process_group(group, "nccl", deadline_s, device=place), place)
 

@@ -1,8 +1,7 @@
-"""What workloads of several ranks ask of a machine, whatever they compute: gloo's limits, NCCL's start, memory."""
+"""What workloads of several ranks ask of a machine, whatever they compute: gloo's limits, memory."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from pyperf_suite.errors import Unsupported, UserError
@@ -14,9 +13,6 @@ from pyperf_suite.ranks.group import Group
 # What ranks compute in, by bytes an element.
 DTYPES = {"float32": 4, "bfloat16": 2}
 MOST_RANKS = 1 << 15
-
-# What NCCL reads once, when it is loaded, to go without direct copies between GPUs.
-WITHOUT_DIRECT_COPIES = {"NCCL_P2P_DISABLE": "1"}
 
 
 def require_words(parameters: object, words: Mapping[str, tuple[str, ...]]) -> None:
@@ -33,11 +29,6 @@ def require_within(parameters: object, bounds: Mapping[str, tuple[int, int]]) ->
             raise UserError(f"{name}={getattr(parameters, name)} was asked for: ask for {low} to {high}.")
 
 
-def environment(peer_to_peer: bool) -> Mapping[str, str]:
-    """What ranks must be started with."""
-    return {} if peer_to_peer else WITHOUT_DIRECT_COPIES
-
-
 def require_for_gloo(ranks: int, peer_to_peer: bool) -> None:
     """Raise UserError for what is NCCL's, and for more ranks than this machine's cores can keep alive."""
     if not peer_to_peer:
@@ -45,15 +36,6 @@ def require_for_gloo(ranks: int, peer_to_peer: bool) -> None:
     most = RANKS_A_CORE * cpu.detect().usable_cores
     if not rank_environment().launched and ranks > most:
         raise UserError(f"{ranks} ranks were asked for: this machine's cores keep {most} alive at most.")
-
-
-def require_started_so(peer_to_peer: bool) -> None:
-    """Raise Unsupported where a launcher started ranks with direct copies that are to go without."""
-    if any(os.environ.get(name) != value for name, value in environment(peer_to_peer).items()):
-        raise Unsupported(
-            "No direct copies between GPUs were asked for, but these ranks were started with them: start them with "
-            "NCCL_P2P_DISABLE=1, or let pyperf-suite start them."
-        )
 
 
 def require_memory(group: Group, bytes_a_rank: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators.collective import direct_copies
 from pyperf_suite.operators.collective.torch_group import process_group
 from pyperf_suite.operators.ranked import Ranked, RankedImplementation, Transfers
 from pyperf_suite.operators.training import on_ranks
@@ -82,7 +83,7 @@ class Overlap(Ranked[OverlapParameters]):
 
     def environment(self, parameters: OverlapParameters) -> Mapping[str, str]:
         """What NCCL must be told before it is loaded."""
-        return on_ranks.environment(parameters.peer_to_peer)
+        return direct_copies.environment(parameters.peer_to_peer)
 
     def bytes_moved(self, parameters: OverlapParameters) -> int:
         """Bytes of the message, where there is one."""
@@ -121,6 +122,6 @@ class BesideNccl(RankedImplementation[OverlapParameters]):
 
         Raises Unsupported for ranks that go without direct copies and were started with them.
         """
-        on_ranks.require_started_so(parameters.peer_to_peer)
+        direct_copies.require_started_so(parameters.peer_to_peer)
         place = f"cuda:{device.index}"
         return OnGpu(parameters, group.rank, process_group(group, "nccl", deadline_s, device=place), place)

@@ -10,7 +10,8 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.training.on_ranks import require_memory, require_started_so
+from pyperf_suite.operators.collective.direct_copies import require_started_so
+from pyperf_suite.operators.training.on_ranks import require_memory
 from pyperf_suite.operators.training.overlap import RUNS, BesideNccl, Overlap, OverlapParameters
 from pyperf_suite.operators.training.side_by_side import OnCpu, blocks_in_trace
 from pyperf_suite.runner.case import Case
