@@ -53,8 +53,9 @@ class SharedArrays:
         entry = self._folder / hashlib.sha256(f"{key}\n{name}".encode()).hexdigest()[:32]
         with suppress(OSError, ValueError):
             arrays = {path.stem: np.asarray(np.load(path, mmap_mode="r")) for path in entry.iterdir()}
-            os.utime(entry)
-            return arrays
+            if arrays:
+                os.utime(entry)
+                return arrays
         arrays = dict(compute())
         with suppress(OSError):
             self._write(entry, arrays)
@@ -64,7 +65,7 @@ class SharedArrays:
         size_bytes = sum(array.nbytes for array in arrays.values())
         if not self._make_room(size_bytes):
             return
-        unfinished = Path(tempfile.mkdtemp(prefix="unfinished_", dir=self._folder))
+        unfinished = self._private_folder()
         try:
             for name, array in arrays.items():
                 np.save(unfinished / f"{name}.npy", array, allow_pickle=False)
@@ -73,6 +74,10 @@ class SharedArrays:
             # The disk is full, or another process was first.
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
+
+    def _private_folder(self) -> Path:
+        """A new folder that no reader looks into."""
+        return Path(tempfile.mkdtemp(prefix="private_", dir=self._folder))
 
     def _make_room(self, size_bytes: int) -> bool:
         """Remove what was read least recently until so many bytes fit; whether they do."""
@@ -87,6 +92,10 @@ class SharedArrays:
         for path in sorted(sizes, key=lambda path: path.stat().st_mtime_ns):
             if held_bytes + size_bytes <= most_bytes:
                 break
-            shutil.rmtree(path, ignore_errors=True)
+            # As whole as it appeared it disappears, by a rename.
+            aside = self._private_folder()
+            with suppress(OSError):
+                path.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
             held_bytes -= sizes[path]
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import multiprocessing
 import os
 import signal
@@ -20,7 +21,7 @@ LARGE = 10_000
 
 
 def arrays(value: float, size: int = LARGE) -> Mapping[str, np.ndarray]:
-    return {"reference": np.full(size, value), "limits": np.full((2, 3), value, np.float32)}
+    return {"reference": np.full(size, float(value)), "limits": np.full((2, 3), value, np.float32)}
 
 
 class Counted:
@@ -129,11 +130,9 @@ def test_no_reader_sees_half_of_what_a_killed_writer_or_several_at_once_wrote(tm
         for writer in writers:
             os.kill(writer.pid, signal.SIGKILL)
             writer.join()
-        for value in range(5):
-            for key in ("case", "evicting"):
-                assert_same(
-                    SharedArrays(tmp_path).keep(key, str(value), Counted(value, 200_000)), arrays(value, 200_000)
-                )
+        for value, key in itertools.product(range(5), ("case", "evicting")):
+            found = SharedArrays(tmp_path).keep(key, str(value), Counted(value, 200_000))
+            assert_same(found, arrays(value, 200_000))
 
 
 def test_without_a_folder_of_the_run_each_process_computes(monkeypatch) -> None:
