@@ -93,6 +93,8 @@ class Record:
     verification: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
+    # Wall seconds of the visit, from asking the worker to its answer, the worker's start included; 0 if not known.
+    visit_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:
@@ -133,6 +135,8 @@ class Record:
                 value = getattr(self, name)
                 if not isinstance(value, kind) or isinstance(value, bool):
                     raise UserError(f"A record is malformed: its {name} is not {called}.")
+        if not _is_finite(self.visit_s):
+            raise UserError("A record is malformed: its visit_s is not a number of seconds.")
 
     def _require_what_readers_use(self) -> None:
         """Raise UserError for a timed record that does not hold its time, its work, and whether it converged."""

@@ -122,8 +122,10 @@ def measure(
     session = Session(plan, create_run(results, identity(plan.device), plan), deadline_s)
     try:
         session.open()
-        for planned in plan.cases:
-            told(session.measure(planned)[-1])
+        for planned, process in session.visits():
+            record = session.visit(planned, process)
+            if process == plan.profile.processes - 1:
+                told(record)
         session.finish()
     except KeyboardInterrupt:
         raise UserError(
