@@ -41,7 +41,7 @@ from pyperf_suite.commands.selfcheck import selfcheck
 from pyperf_suite.commands.size import explain, size
 from pyperf_suite.commands.study import study
 from pyperf_suite.commands.track import track
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import Interrupted, UserError
 from pyperf_suite.printable import printable
 
 if TYPE_CHECKING:
@@ -55,30 +55,50 @@ class Spoken(click.ClickException):
     exit_code = 2
 
 
+class Ended(Spoken):
+    """A signal ended the command."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        type(self).exit_code = 128 + number
+
+
 class SpokenErrors(Suite):
-    """A UserError from any command is one sentence on standard error and exit code 2, click's own for bad usage."""
+    """A UserError from any command is one sentence on standard error and exit code 2, click's own for bad usage.
+
+    A command that a signal ended exits with 128 and the signal's number, as shells expect: 130 after Ctrl-C.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         warnings.showwarning = _speak_warning
+        received: list[int] = []
         try:
-            with _signals_interrupt():
+            with _signals_interrupt(received):
                 return super().invoke(ctx)
+        except (Interrupted, KeyboardInterrupt) as error:
+            number = received[-1] if received else signal.SIGINT
+            raise Ended(printable(str(error)) or "Interrupted.", number) from error
         except UserError as error:
             raise Spoken(printable(str(error))) from error
 
 
 @contextmanager
-def _signals_interrupt() -> Iterator[None]:
+def _signals_interrupt(received: list[int]) -> Iterator[None]:
     """SIGTERM, as batch systems send it, and SIGHUP of a closed terminal end a command as Ctrl-C does.
 
     By default they end this process at once, and its workers and ranks work on alone until their case is over. Whoever
-    had them ignored, as nohup does, keeps that.
+    had them ignored, as nohup does, keeps that. `received` is given the number of what came.
     """
+
+    def interrupt(number: int, _: Any) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
     taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
         taken = []
     for each in taken:
-        signal.signal(each, signal.default_int_handler)
+        signal.signal(each, interrupt)
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyperf_suite.errors import TornJournal, UserError
+from pyperf_suite.errors import DamagedJournal, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan, PlannedCase
@@ -197,7 +197,7 @@ class SuiteRun:
         folder = find_run(results, machine, plan, wanted) if wanted else create_run(results, machine, plan)
         with warnings.catch_warnings():
             # Where a project turns warnings into errors, a torn last line must still not stop a resume.
-            warnings.simplefilter("always", TornJournal)
+            warnings.simplefilter("always", DamagedJournal)
             session = Session(
                 plan,
                 folder,

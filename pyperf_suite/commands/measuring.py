@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.outlook import Progress
@@ -126,7 +126,7 @@ def kept_when_interrupted(session: Session) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         count = len(session.records)
-        raise UserError(
+        raise Interrupted(
             f"Interrupted; {count} record{' is' if count == 1 else 's are'} kept in {session.folder.records_path}. "
             f"Go on with --resume {session.folder.run_id}."
         ) from None

@@ -26,6 +26,10 @@ KINDS = ("timing", "static", "sentinel")
 LARGEST = 1e300
 
 
+class OtherSchema(UserError):
+    """A whole record, but of another version's schema."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """One measured quantity: its unit, its median and quantiles, an interval of the median, and the raw samples.
@@ -111,7 +115,7 @@ class Record:
             raise UserError(f"A record is a JSON object, but this is {type(data).__name__}.")
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
-            raise UserError(
+            raise OtherSchema(
                 f"A record of schema version {repr(version)[:40]} was found; this version reads {SCHEMA_VERSION}."
             )
         known = {item.name for item in dataclasses.fields(cls)}

@@ -21,7 +21,7 @@ from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import Journal
+from pyperf_suite.runner.journal import Journal, placed_records
 from pyperf_suite.runner.kept_records import KeptRecords
 from pyperf_suite.runner.outlook import Outlook, Progress, Visit
 from pyperf_suite.runner.plan import Plan, PlannedCase
@@ -64,7 +64,7 @@ class Session:
         self._identity = {"kind": identity.kind, "slug": identity.slug} | dict(identity.fields)
         self._state = machine_state(self.plan.device)
         self.outlook = Outlook(self.plan)
-        self.records = KeptRecords(self.folder.records_path, 0)
+        self.records = KeptRecords(self.folder.records_path)
         self._resources = ExitStack()
         # The last visit of each case that is visited again, for a soak that asks tens of thousands of times.
         self._visits: dict[tuple[str, str], list[int]] = {}
@@ -79,9 +79,9 @@ class Session:
         self._began_s = self.clock()
         self._journal = self._resources.enter_context(Journal(self.folder.records_path))
         # Only now: until the journal was ours another run could add to it.
-        kept = self.folder.records()
-        self.records = KeptRecords(self.folder.records_path, len(kept))
-        self._finished = {_visit(record): n for n, record in enumerate(kept) if record.outcome != "failed"}
+        kept = list(placed_records(self.folder.records_path))
+        self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
+        self._finished = {_visit(record): n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
         self._workers = self._resources.enter_context(
             closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
         )

@@ -155,7 +155,7 @@ def test_a_torn_last_line_does_not_stop_a_resume_even_where_warnings_are_errors(
     journal(suite).write_bytes(torn)
     result = run(suite, "--benchmark-only", "--suite-resume", "-W", "error")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*TornJournal: *set aside*"])
+    result.stdout.fnmatch_lines(["*DamagedJournal: *set aside*"])
     assert journal(suite).read_bytes().startswith(torn[: torn.rfind(b"\n")])
 
 

@@ -17,7 +17,7 @@ from pyperf_suite.advise.sizing.candidates import shapes_of
 from pyperf_suite.advise.sizing.prices import Part, Priced, Prices, price
 from pyperf_suite.advise.sizing.setting import Setting
 from pyperf_suite.advise.sizing.step import parts_of
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import Interrupted, UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.devices import Device
@@ -128,7 +128,7 @@ def measure(
                 told(record)
         session.finish()
     except KeyboardInterrupt:
-        raise UserError(
+        raise Interrupted(
             f"Interrupted; {len(session.records)} records are kept in {session.folder.records_path}."
         ) from None
     finally:
