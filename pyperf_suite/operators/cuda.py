@@ -61,11 +61,30 @@ class CudaDevice:
             return self.native.Kernel(self.native.Module(self.context, cubin), name)
 
     def stopwatch(self, queueing: str = "held", **options: float) -> CudaStopwatch:
-        """A stopwatch with a stream of its own; `queueing` is held, graph or open, options as `native.Stopwatch`'s."""
+        """A stopwatch; `queueing` is held, graph or open, options as `native.Stopwatch`'s.
+
+        Without options all share one stream, for which cuBLAS then keeps one workspace.
+        """
+        device = self._new_stopwatch(**options) if options else self._shared_stopwatch
+        return CudaStopwatch(device, queueing, self.native.QueueTimedOut)
+
+    @functools.cached_property
+    def _shared_stopwatch(self) -> Any:
+        return self._new_stopwatch()
+
+    def _new_stopwatch(self, **options: float) -> Any:
         source = (files("pyperf_suite.kernels") / "cuda" / "stopwatch.cu").read_text("utf-8")
         cubin = self.compile("stopwatch.cu", source, {}, ("--std=c++17",))
         with self.translated():
-            return CudaStopwatch(self.native.Stopwatch(self.context, cubin, queueing=queueing, **options))
+            return self.native.Stopwatch(self.context, cubin, **options)
+
+    def is_lost(self) -> bool:
+        """Whether a kernel or the hardware took the context with it, after which only a new process can go on."""
+        try:
+            self.context.synchronize()
+        except self.native.CudaError:
+            return True
+        return False
 
 
 @functools.cache

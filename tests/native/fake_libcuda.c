@@ -31,7 +31,7 @@ static Figure figures[] = {
     {"multiprocessors", 0, 132}, {"clusters", 0, 1},         {"tensor_maps", 0, 1},   {"free_bytes", 0, 1000000000},
     {"kernel_ns", 0, 5000},      {"event_ns", 0, 500},       {"sm_khz", 0, 1980000},  {"parameter_info", 0, 1},
     {"visited", 0, 1000},        {"context_depth", 0, 0},    {"live", 0, 0},          {"timed_out", 0, 0},
-    {"busy", 0, 0},
+    {"busy", 0, 0},              {"queue_depth", 0, 1024},
     {NULL, 0, 0},
 };
 static struct { char function[64]; int result, skip; } failure;
@@ -284,7 +284,12 @@ int cuOccupancyMaxActiveClusters(int* clusters, Function* function, const Config
     return SUCCESS;
 }
 
-static Graph* destination(void) { return capturing ? &captured : &queue; }
+// As a driver's queue, it takes so many operations: a further call waits for the device, which may be held.
+static Graph* destination(void) {
+    if (capturing) return &captured;
+    if ((long long)queue.count >= *figure("queue_depth")) drain();
+    return &queue;
+}
 
 int cuLaunchKernelEx(const Config* config, Function* function, void** arguments, void** extra) {
     (void)extra;
@@ -376,6 +381,11 @@ int cuStreamEndCapture(void* stream, Graph** graph) {
     *graph = counted(malloc(sizeof(Graph)));
     **graph = captured;
     captured = (Graph){0};
+    return SUCCESS;
+}
+int cuGraphGetNodes(Graph* graph, void* nodes, size_t* count) {
+    if (nodes) return INVALID_VALUE;
+    *count = graph->count;
     return SUCCESS;
 }
 int cuGraphInstantiateWithFlags(Graph** executable, Graph* graph, unsigned long long flags) {
