@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.native import native_extension
@@ -84,6 +85,16 @@ class CudaDevice:
             self.context.synchronize()
         except self.native.CudaError:
             return True
+        return False
+
+
+def context_is_lost(device: Device) -> bool:
+    """Whether this process's context on that device is lost; never where it is no GPU, or has no context of ours."""
+    if device.kind != "cuda":
+        return False
+    try:
+        return cuda_device(device.index).is_lost()
+    except Unsupported:
         return False
 
 
