@@ -106,6 +106,7 @@ constexpr unsigned int host_memory_mapped = 2;
     X(cuMemFree_v2, CUresult(CUdeviceptr))                                                                           \
     X(cuMemcpyHtoD_v2, CUresult(CUdeviceptr, const void* host, std::size_t bytes))                                   \
     X(cuMemcpyDtoH_v2, CUresult(void* host, CUdeviceptr, std::size_t bytes))                                         \
+    X(cuMemcpyDtoD_v2, CUresult(CUdeviceptr to, CUdeviceptr from, std::size_t bytes))                                \
     X(cuMemsetD8_v2, CUresult(CUdeviceptr, unsigned char value, std::size_t bytes))                                  \
     X(cuMemHostAlloc, CUresult(void** host, std::size_t bytes, unsigned int flags))                                  \
     X(cuMemHostGetDevicePointer_v2, CUresult(CUdeviceptr*, void* host, unsigned int flags))                          \

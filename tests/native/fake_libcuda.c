@@ -61,6 +61,24 @@ static void note(const char* format, ...) {
     log_text[log_bytes] = 0;
 }
 
+static uint64_t bits_at(const void* memory, uint64_t index, int bytes) {
+    uint64_t bits = 0;
+    memcpy(&bits, (const char*)memory + index * (uint64_t)bytes, (size_t)bytes);
+    return bits;
+}
+// pyperf_outside_<bytes> of kernels/cuda/periodic.cu.
+static void find_outside(int bytes, void** arguments) {
+    const void *data = *(void**)arguments[0], *low = *(void**)arguments[2], *high = *(void**)arguments[3];
+    const uint64_t count = *(uint64_t*)arguments[1], period = *(uint32_t*)arguments[4];
+    uint64_t* found = *(uint64_t**)arguments[5];
+    for (uint64_t index = 0; index < count; ++index) {
+        const uint64_t bits = bits_at(data, index, bytes);
+        if (bits >= bits_at(low, index % period, bytes) && bits <= bits_at(high, index % period, bytes)) continue;
+        ++found[0];
+        if (index < found[1]) found[1] = index;
+    }
+}
+
 // What a call has to answer: the failure a test has planned, or what a crashed kernel left behind.
 static int planned(const char* function) {
     if (strcmp(failure.function, function) == 0 && failure.skip-- <= 0) {
@@ -207,6 +225,11 @@ int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
     memcpy(to, (void*)from, bytes);
     return SUCCESS;
 }
+int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) {
+    IN_CONTEXT();
+    memcpy((void*)to, (void*)from, bytes);
+    return SUCCESS;
+}
 int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t bytes) {
     IN_CONTEXT();
     memset((void*)address, value, bytes);
@@ -306,9 +329,11 @@ int cuLaunchKernelEx(const Config* config, Function* function, void** arguments,
     } else if (strcmp(function->name, "pyperf_read_clocks") == 0) {
         operation.first = *(uint64_t*)arguments[0];
         operation.second = *(uint32_t*)arguments[1];
-    } else if (strcmp(function->name, "add") == 0) {  // the one kernel that computes, at once
+    } else if (strcmp(function->name, "add") == 0) {  // kernels that compute do so at once
         for (int32_t index = 0; index < *(int32_t*)arguments[3]; ++index)
             (*(float**)arguments[2])[index] = (*(float**)arguments[0])[index] + (*(float**)arguments[1])[index];
+    } else if (strncmp(function->name, "pyperf_outside_", 15) == 0) {
+        find_outside(atoi(function->name + 15), arguments);
     } else if (strcmp(function->name, "takes_map") == 0) {
         const char* lies = (uintptr_t)arguments[0] % 64 == 0 ? "aligned" : "misaligned";
         note("map %s before %u", lies, *(uint32_t*)arguments[1]);
