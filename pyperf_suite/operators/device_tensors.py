@@ -25,6 +25,7 @@ class DeviceTensors:
         where = TorchDevice(device)
         assert isinstance(where.stopwatch, CudaStopwatch)
         self.torch, self.device, self.clock = where.torch, where.device, where.stopwatch
+        self.clock.sets = sets
         self.sets = [{name: self._upload(operands[name], dtype) for name, dtype in dtypes.items()} for _ in range(sets)]
 
     def _upload(self, array: Array, dtype: str) -> Any:

@@ -206,6 +206,7 @@ class CudaLaunches(Launches):
             for each in addresses
         ]
         self._clock = gpu.stopwatch()
+        self._clock.sets = sets
         if cluster > 1:
             slots = cluster * loaded.max_active_clusters(instance.threads, cluster, instance.smem_bytes)
         else:
