@@ -17,9 +17,11 @@ from pyperf_suite.kernels import gemm_sm80, gemm_sm90
 from pyperf_suite.laws.matmul.tiling import Tile
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.cuda import CudaDevice, cuda_device
+from pyperf_suite.operators.device_tensors import seen_by_torch
 from pyperf_suite.operators.dtypes import element_type
+from pyperf_suite.operators.inputs import place
 from pyperf_suite.operators.matmul.parameters import MatmulParameters, require_padding
-from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
+from pyperf_suite.operators.operator import Array, Kernel, Launches, Tensors, TimedImplementation
 
 # What the kernels call an element type; they refuse others by the name they have.
 KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}
@@ -161,13 +163,8 @@ class CudaLaunches(Launches):
         sets: int,
     ) -> None:
         self._gpu, self._parameters = gpu, parameters
-        self._memory = [
-            {name: gpu.native.DeviceMemory(gpu.context, array.nbytes) for name, array in operands.items()}
-            for _ in range(sets)
-        ]
-        for memory in self._memory:
-            for name, array in operands.items():
-                memory[name].write(array)
+        self.sets = sets
+        self._memory = place(gpu, operands, sets)
         addresses = [tuple(memory[name].address for name in "abc") for memory in self._memory]
         instance = kernel.specialise(parameters, addresses[0])
         instance.check_device(".".join(map(str, gpu.context.properties.compute_capability)))
@@ -240,10 +237,23 @@ class CudaLaunches(Launches):
         storage = element_type(self._parameters.output_dtype).storage
         return np.frombuffer(stored, dtype=storage).reshape(self._parameters.m, self._parameters.n)
 
-    def poison(self) -> None:
+    def tensors(self, index: int) -> Tensors | None:
+        self._gpu.context.synchronize()
+        parameters, memory = self._parameters, self._memory[index % self.sets]
+        described = {
+            "a": (parameters.a_shape, parameters.dtype),
+            "b": (parameters.b_shape, parameters.dtype),
+            "c": ((parameters.m, parameters.n), parameters.output_dtype),
+        }
+        seen = {name: seen_by_torch(self._gpu, memory[name], *each) for name, each in described.items()}
+        if any(tensor is None for tensor in seen.values()):
+            return None
+        return Tensors({name: seen[name] for name in "ab"}, {"c": seen["c"]})
+
+    def poison(self, index: int | None = None) -> None:
         # All bits set is not a number in every output type.
-        for memory in self._memory:
-            memory["c"].fill(0xFF)
+        for each in self._chosen(index):
+            self._memory[each]["c"].fill(0xFF)
         self._gpu.context.synchronize()
 
 

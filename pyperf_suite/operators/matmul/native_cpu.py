@@ -75,6 +75,7 @@ class NativeCpuLaunches(Launches):
             splits=schedule.splits,
             workers=schedule.workers,
         )
+        self.sets = len(operand_sets)
         self._outputs = [operands["c"] for operands in operand_sets]
         self._poison = not_a_number(parameters.output_dtype)
         leading_a, leading_b = parameters.a_shape[1], parameters.b_shape[1]
@@ -102,6 +103,6 @@ class NativeCpuLaunches(Launches):
     def output(self, index: int) -> Array:
         return self._outputs[index % len(self._outputs)]
 
-    def poison(self) -> None:
-        for output in self._outputs:
-            output.fill(self._poison)
+    def poison(self, index: int | None = None) -> None:
+        for each in self._chosen(index):
+            self._outputs[each].fill(self._poison)

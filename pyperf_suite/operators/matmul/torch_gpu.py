@@ -26,7 +26,7 @@ from pyperf_suite.operators.matmul.torch_products import (
     refusals,
     require_torch_result,
 )
-from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
+from pyperf_suite.operators.operator import Array, Kernel, Launches, Tensors, TimedImplementation
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
 MANY_WARPS_FROM_TILE = 128 * 128
@@ -141,6 +141,7 @@ class TorchGpuLaunches(Launches):
         self._tensors = tensors
         self._output_dtype = output_dtype
         self._products = products
+        self.sets = len(products)
 
     @property
     def stopwatch(self) -> CudaStopwatch:
@@ -152,9 +153,15 @@ class TorchGpuLaunches(Launches):
     def output(self, index: int) -> Array:
         return self._tensors.download(self._products[index % len(self._products)].result, self._output_dtype)
 
-    def poison(self) -> None:
-        for product in self._products:
-            for tensor in product.written:
+    def tensors(self, index: int) -> Tensors:
+        at = index % self.sets
+        self._tensors.torch.cuda.synchronize(self._tensors.device)
+        inputs = {name: self._tensors.sets[at][name] for name in "ab"}
+        return Tensors(inputs, {"c": self._products[at].result})
+
+    def poison(self, index: int | None = None) -> None:
+        for each in self._chosen(index):
+            for tensor in self._products[each].written:
                 poison_tensor(tensor)
         self._tensors.torch.cuda.synchronize(self._tensors.device)
 
