@@ -129,9 +129,10 @@ __device__ __forceinline__ void release(ptx::SharedAddress shared, int stage, in
 // while the next is issued, so a stage is released one k-tile late.
 __device__ __forceinline__ void multiply(Sums& sums, const Segment& segment, RingPlace& ring, ptx::SharedAddress shared,
                                          int consumer, int lane) {
+    const unsigned window = shared & descriptor_window;
     // In units of 16 bytes, as descriptors count.
-    const unsigned a = (shared + spec.a_offset(0) + spec.a().offset(consumer * spec.blocks() * wgmma_m, 0)) / 16;
-    const unsigned b = (shared + spec.b_offset(0)) / 16;
+    const unsigned a = (window + spec.a_offset(0) + spec.a().offset(consumer * spec.blocks() * wgmma_m, 0)) / 16;
+    const unsigned b = (window + spec.b_offset(0)) / 16;
     constexpr unsigned a_stage = spec.a_offset(1) / 16, b_stage = (spec.b_offset(1) - spec.b_offset(0)) / 16;
     int previous = ring.stage;
     for (int k_tile = segment.k_begin; k_tile < segment.k_end; ++k_tile) {
