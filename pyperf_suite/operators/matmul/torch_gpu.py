@@ -6,6 +6,7 @@ Both launch into the stopwatch's stream, which is made torch's current one when 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -30,6 +31,8 @@ from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplem
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
 MANY_WARPS_FROM_TILE = 128 * 128
+# Where the tile leaves the depth of the pipeline open; the second where the first does not fit.
+USUAL_STAGES = (3, 2)
 
 
 class CublasMatmul(TimedImplementation[MatmulParameters]):
@@ -75,7 +78,10 @@ class PaddedCublasMatmul(CublasMatmul):
 
 
 class TritonMatmul(TimedImplementation[MatmulParameters]):
-    """`kernels/matmul.py`: through tensor descriptors where the device and the shapes allow, else through addresses."""
+    """`kernels/matmul.py`: through tensor descriptors where the device and the shapes allow, else through addresses.
+
+    Where neither fits the device's shared memory and the tile leaves the stages open, the same with fewer stages.
+    """
 
     name = "triton"
     device_kind = "cuda"
@@ -86,7 +92,7 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
         if parameters.schedule.policy == "library":
             raise UserError(f"Triton's matmul needs a schedule of ours, not {parameters.schedule}.")
         try:
-            configuration_of(parameters, "addresses")
+            configuration_of(parameters, "addresses", stages_of(parameters)[0])
         except ValueError as error:
             raise UserError(str(error)) from None
 
@@ -98,24 +104,23 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
             raise Unsupported("triton is not installed.")
         tensors = product_tensors(parameters, operands, sets, device)
         hopper = tensors.torch.cuda.get_device_capability(device.index) >= (9, 0)
-        for path in ("descriptors", "addresses") if hopper else ("addresses",):
+        paths = ("descriptors", "addresses") if hopper else ("addresses",)
+        for stages, path in itertools.product(stages_of(parameters), paths):
             try:
-                configuration = configuration_of(parameters, path)
+                configuration = configuration_of(parameters, path, stages)
                 product = triton_matmul.Product(configuration, parameters.m, parameters.n, parameters.k, tensors.device)
                 products = [
                     BoundProduct(product.bind(each["a"], each["b"], each["c"]), each["c"], (each["c"],))
                     for each in tensors.sets
                 ]
                 launches = TorchGpuLaunches(tensors, parameters.output_dtype, products)
+                # How much shared memory a kernel takes is known once it is compiled, which the first launch does.
+                compiled = launches.launch(0)
                 break
             except ValueError as error:
-                # TMA cannot take every shape; addresses can, and the record says which path it was.
-                if path == "addresses":
-                    raise Unsupported(str(error)) from None
-        try:
-            compiled = launches.launch(0)
-        except ValueError as error:
-            raise Unsupported(str(error)) from None
+                refusal = error
+        else:
+            raise Unsupported(str(refusal))
         tensors.torch.cuda.synchronize(device.index)
         launches.kernel = Kernel(
             name=getattr(compiled, "name", "matmul"),
@@ -167,7 +172,13 @@ def product_tensors(
     return DeviceTensors(operands, dtypes, sets, device)
 
 
-def configuration_of(parameters: MatmulParameters, operands: str) -> triton_matmul.Configuration:
+def stages_of(parameters: MatmulParameters) -> tuple[int, ...]:
+    """The depths of the pipeline to try in turn: the one asked for, or what Triton's kernels usually take."""
+    asked = 1 if parameters.tile is None else parameters.tile.stages
+    return (asked,) if asked > 1 else USUAL_STAGES
+
+
+def configuration_of(parameters: MatmulParameters, operands: str, stages: int) -> triton_matmul.Configuration:
     """The Triton configuration for a case. Raises ValueError where there is none."""
     tile, schedule = parameters.tile, parameters.schedule
     if tile is None:
@@ -177,7 +188,7 @@ def configuration_of(parameters: MatmulParameters, operands: str) -> triton_matm
         parameters.dtype,
         parameters.output_dtype,
         parameters.layout,
-        stages=tile.stages if tile.stages > 1 else 3,
+        stages=stages,
         warps=8 if tile.m * tile.n >= MANY_WARPS_FROM_TILE else 4,
         policy=schedule.policy,
         splits=schedule.splits,
