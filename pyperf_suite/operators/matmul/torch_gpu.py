@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import matmul as triton_matmul
+from pyperf_suite.laws.matmul.tiling import visiting_group
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.device_tensors import DeviceTensors, launched_kernels
 from pyperf_suite.operators.dtypes import poison_tensor
-from pyperf_suite.operators.matmul.cuda_own import GROUP
+from pyperf_suite.operators.matmul.cuda_own import require_no_cluster
 from pyperf_suite.operators.matmul.kernel_names import product_kernel
 from pyperf_suite.operators.matmul.padding import how_padded
 from pyperf_suite.operators.matmul.parameters import MatmulParameters, require_library_schedule, require_padding
@@ -130,6 +131,7 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
                 "tile": str(parameters.tile),
                 "stages": configuration.stages,
                 "warps": configuration.warps,
+                "group": configuration.group,
                 "registers": getattr(compiled, "n_regs", None),
                 "spills": getattr(compiled, "n_spills", None),
             },
@@ -183,6 +185,7 @@ def configuration_of(parameters: MatmulParameters, operands: str, stages: int) -
     tile, schedule = parameters.tile, parameters.schedule
     if tile is None:
         raise ValueError("Triton's matmul needs a tile: name one, as in 128x128x64:s3.")
+    require_no_cluster("triton", tile)
     return triton_matmul.Configuration(
         (tile.m, tile.n, tile.k),
         parameters.dtype,
@@ -193,6 +196,6 @@ def configuration_of(parameters: MatmulParameters, operands: str, stages: int) -
         policy=schedule.policy,
         splits=schedule.splits,
         workers=schedule.workers,
-        group=GROUP,
+        group=visiting_group(parameters.m, parameters.n, tile, schedule.workers, schedule.splits),
         operands=operands,
     )
