@@ -126,9 +126,10 @@ __device__ __forceinline__ void release(ptx::SharedAddress shared, int stage, in
 }
 
 // One warpgroup: sums = the product of its rows over the k-tiles of the segment. One group of wgmmas is left in flight
-// while the next is issued, so a stage is released one k-tile late.
-__device__ __forceinline__ void multiply(Sums& sums, const Segment& segment, RingPlace& ring, ptx::SharedAddress shared,
-                                         int consumer, int lane) {
+// while the next is issued, so a stage is released one k-tile late; the last group and its stage, which is returned,
+// are left to `finish`.
+__device__ __forceinline__ int multiply(Sums& sums, const Segment& segment, RingPlace& ring, ptx::SharedAddress shared,
+                                        int consumer, int lane) {
     const unsigned window = shared & descriptor_window;
     // In units of 16 bytes, as descriptors count.
     const unsigned a = (window + spec.a_offset(0) + spec.a().offset(consumer * spec.blocks() * wgmma_m, 0)) / 16;
@@ -155,8 +156,13 @@ __device__ __forceinline__ void multiply(Sums& sums, const Segment& segment, Rin
         previous = ring.stage;
         ring.advance();
     }
+    return previous;
+}
+
+// Waits for the sums, and releases the last stage.
+__device__ __forceinline__ void finish(ptx::SharedAddress shared, int stage, int lane) {
     ptx::wgmma_wait_group<0>();
-    release(shared, previous, lane);
+    release(shared, stage, lane);
 }
 
 // Adds the sum of the k-tiles before the segment, as soon as it is there.
@@ -252,25 +258,28 @@ __device__ __forceinline__ void consume(const ptx::TensorMap& map_c, const Sched
     const ptx::SharedAddress buffers = shared + spec.store_offset(0) + warp * STORE_BUFFERS * spec.store_bytes();
     RingPlace ring;
     Cursor cursor = schedule.begin(unit);
-    Segment segment;
+    Segment segment, following;
     Sums sums;
-    while (schedule.next(cursor, segment)) {
-        multiply(sums, segment, ring, shared, warp / warpgroup_warps, lane);
-        if (SHARED_TILES && (segment.k_begin != 0 || !segment.owner)) {
+    for (bool more = schedule.next(cursor, segment); more; segment = following) {
+        const int last = multiply(sums, segment, ring, shared, warp / warpgroup_warps, lane);
+        // The divisions by which the schedule finds the next segment hide behind the last wgmmas of this one. Where
+        // tiles are shared, registers to keep it in are missing.
+        if constexpr (!SHARED_TILES) more = schedule.next(cursor, following);
+        finish(shared, last, lane);
+        const bool owner = segment.k_end == schedule.k_tiles;
+        if (SHARED_TILES && (segment.k_begin != 0 || !owner)) {
             const long long slot = segment.tile - (schedule.tiles() - schedule.shared_tiles());
             float* const partial =
                 workspace + slot * spec.partial_floats() + spec.partial_offset(place.rank, warp, lane);
             int* const flag = flags + (slot * spec.cluster() + place.rank) * spec.consumer_warps() + warp;
             if (segment.k_begin != 0) add_partial(sums, partial, flag, segment.k_begin, lane);
             // The owner is the last to touch the flag, so it may say already that the next launch finds nothing.
-            if (segment.owner) {
-                if (lane == 0) *flag = 0;
-            } else {
-                pass_on(sums, partial, flag, segment.k_end, lane);
-                continue;
-            }
+            if (!owner) pass_on(sums, partial, flag, segment.k_end, lane);
+            else if (lane == 0) *flag = 0;
         }
-        store(sums, map_c, buffers, first_row(segment, place), first_column(segment, place), warp, lane);
+        if (!SHARED_TILES || owner)
+            store(sums, map_c, buffers, first_row(segment, place), first_column(segment, place), warp, lane);
+        if constexpr (SHARED_TILES) more = schedule.next(cursor, following);
     }
     if (lane == 0) ptx::cp_async_bulk_wait_group_read<0>();  // shared memory outlives its readers
 }
