@@ -305,13 +305,17 @@ extern "C" __global__ void __launch_bounds__(pyperf::spec.threads(), 1)
             ptx::mbarrier_init(shared + spec.empty_offset(stage), spec.consumer_warps() * spec.cluster());
         }
         ptx::fence_mbarrier_init();
+    }
+    // In a cluster nobody may write to a CTA or arrive at its barriers before they are there, nor after it has left.
+    // The barriers are all that the others must see, and their fence is above.
+    if constexpr (spec.cluster() != 1) ptx::barrier_cluster_arrive_relaxed();
+    if (threadIdx.x == 0) {
         ptx::prefetch_tensormap(map_a);
         ptx::prefetch_tensormap(map_b);
         ptx::prefetch_tensormap(map_c);
     }
-    // In a cluster nobody may write to a CTA or arrive at its barriers before they are there, nor after it has left.
     if constexpr (spec.cluster() == 1) __syncthreads();
-    else ptx::barrier_cluster();
+    else ptx::barrier_cluster_wait();
 
     const Count unit = blockIdx.x / spec.cluster();
     if (threadIdx.x / warpgroup_threads == CONSUMERS) {
@@ -322,5 +326,8 @@ extern "C" __global__ void __launch_bounds__(pyperf::spec.threads(), 1)
         if constexpr (CONSUMERS > 1) ptx::setmaxnreg_inc<spec.consumer_registers()>();
         consume(map_c, schedule, unit, shared, place, workspace, flags);
     }
-    if constexpr (spec.cluster() != 1) ptx::barrier_cluster();
+    if constexpr (spec.cluster() != 1) {
+        ptx::barrier_cluster_arrive();
+        ptx::barrier_cluster_wait();
+    }
 }

@@ -95,6 +95,7 @@ struct Block {
     std::vector<char> unfenced;  // for each byte, whether the copy engine could miss it
     std::map<unsigned, Barrier> barriers;
     std::vector<Warp> warps;
+    bool initialised = false;  // its barriers are, for all the cluster to see
     int running = 0;
     int rank = 0;
     long long index = 0;
@@ -110,6 +111,7 @@ Lane& this_lane();
 void yield();
 void progress();
 void wait_for_block();
+void arrive_at_cluster();
 void wait_for_cluster();
 // Returns when all lanes of the warp have come to it; the last of them acts.
 void wait_for_warp(Meeting meeting, const std::function<void()>& act = [] {});
@@ -297,7 +299,7 @@ inline SharedAddress shared_address(const void*) {
 inline void mbarrier_init(SharedAddress barrier, int arrivals) {
     emulation::this_block().barriers[barrier] = {arrivals, arrivals, 0, 0};
 }
-inline void fence_mbarrier_init() {}
+inline void fence_mbarrier_init() { emulation::this_block().initialised = true; }
 inline void mbarrier_arrive_expect_tx(SharedAddress barrier, int bytes) {
     emulation::Barrier& at = emulation::barrier_at(emulation::this_block(), barrier);
     at.bytes += bytes;
@@ -317,7 +319,13 @@ inline void mbarrier_try_wait_parity(SharedAddress barrier, int parity) {
 }
 
 inline int cluster_ctarank() { return emulation::this_block().rank; }
-inline void barrier_cluster() { emulation::wait_for_cluster(); }
+inline void barrier_cluster_arrive_relaxed() {
+    if (!emulation::this_block().initialised && emulation::thread_index().x == 0)
+        emulation::fault("arrives, relaxed, before a fence has made its barriers visible");
+    emulation::arrive_at_cluster();
+}
+inline void barrier_cluster_arrive() { emulation::arrive_at_cluster(); }
+inline void barrier_cluster_wait() { emulation::wait_for_cluster(); }
 inline void prefetch_tensormap(const TensorMap&) {}
 
 inline void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, int column, int row,
