@@ -29,8 +29,8 @@ CHOSEN = "chosen"
 # Our kernels that are launched in clusters.
 CLUSTERED = ("cuda_sm90",)
 # By what a wave of tiles reads of L2: a pair of the largest, along either side, reads two thirds of what one does and
-# half of what the smaller does, which fits narrow products.
-HOPPER_TILES = ("128x256x64:c2", "256x128x64:c1x2", "128x256x64", "128x128x64")
+# half of what the smaller does, which fits narrow products. A stage less leaves room to store a tile without waiting.
+HOPPER_TILES = ("128x256x64:c2", "128x256x64:s3:c2", "256x128x64:c1x2", "128x256x64", "128x128x64")
 
 COLUMNS = (
     "M x N x K",

@@ -229,6 +229,7 @@ class CudaLaunches(Launches):
                 "schedule": str(asked),
                 "tile": str(tile),
                 "stages": instance.stages,
+                "store_buffers": getattr(instance, "store_buffers", None),
                 "group": schedule.group,
                 "registers": loaded.registers,
                 "local_bytes": loaded.local_bytes,
