@@ -146,8 +146,8 @@ def tiled(tile: str) -> MatmulParameters:
 @pytest.mark.parametrize(
     ("tile", "fitting", "ran"),
     [
-        ("128x128x64", {("descriptors", 3), ("addresses", 3)}, ("descriptors", 3)),
-        ("128x128x64", {("addresses", 3), ("descriptors", 2)}, ("addresses", 3)),
+        ("128x128x64", {("descriptors", 4), ("addresses", 4)}, ("descriptors", 4)),
+        ("128x128x64", {("addresses", 4), ("descriptors", 3)}, ("addresses", 4)),
         ("128x128x64", {("descriptors", 2), ("addresses", 2)}, ("descriptors", 2)),
         ("128x128x64:s4", {("addresses", 4), ("descriptors", 3)}, ("addresses", 4)),
     ],

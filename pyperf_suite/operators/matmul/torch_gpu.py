@@ -32,8 +32,8 @@ from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplem
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
 MANY_WARPS_FROM_TILE = 128 * 128
-# Where the tile leaves the depth of the pipeline open; the second where the first does not fit.
-USUAL_STAGES = (3, 2)
+# Where the tile leaves the depth of the pipeline open; each where those before do not fit.
+USUAL_STAGES = (4, 3, 2)
 
 
 class CublasMatmul(TimedImplementation[MatmulParameters]):
