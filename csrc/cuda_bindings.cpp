@@ -90,9 +90,13 @@ std::unique_ptr<Launch> make_launch(std::shared_ptr<Kernel> kernel, const Dimens
 
 std::vector<std::pair<double, double>> time(Stopwatch& stopwatch, const std::function<void(std::int64_t)>& launch,
                                             std::int64_t first, std::int64_t samples,
-                                            std::int64_t launches_per_sample) {
+                                            std::int64_t launches_per_sample,
+                                            const std::optional<std::string>& queueing,
+                                            std::int64_t operations_per_launch) {
+    const Queueing asked = queueing ? queueing_named(*queueing) : stopwatch.options().queueing;
     std::vector<std::pair<double, double>> out;
-    for (const Sample& sample : stopwatch.time(launch, first, samples, launches_per_sample))
+    for (const Sample& sample :
+         stopwatch.time(launch, first, samples, launches_per_sample, asked, operations_per_launch))
         out.emplace_back(sample.seconds, sample.sm_clock_hz);
     return out;
 }
@@ -264,11 +268,20 @@ void bind_cuda(py::module_& parent) {
              py::arg("clocks") = true, py::arg("hold_limit_s") = StopwatchOptions{}.hold_limit_s,
              py::arg("queue_limit") = StopwatchOptions{}.queue_limit)
         .def_property_readonly("stream", &Stopwatch::stream, "The stream, as an address, that launches must go to.")
-        .def_property_readonly("queueing", [](const Stopwatch& stopwatch) { return name_of(stopwatch.queueing()); })
+        .def_property_readonly("queueing",
+                               [](const Stopwatch& stopwatch) { return name_of(stopwatch.options().queueing); })
+        .def_property_readonly("queue_limit", [](const Stopwatch& stopwatch) { return stopwatch.options().queue_limit; })
+        .def_property_readonly("launches_queued", &Stopwatch::launches_queued,
+                               "How many launches the queue took behind the last held stream before one of them waited.")
         .def("time", &time, py::arg("launch"), py::arg("first"), py::arg("samples"), py::arg("launches_per_sample"),
+             py::kw_only(), py::arg("queueing") = py::none(), py::arg("operations_per_launch") = 1,
              py::call_guard<without_gil>(),
-             "(seconds, clock of the multiprocessors in Hz or NaN) of each sample. Raises QueueTimedOut, LaunchFailed, "
-             "and what `launch` raises.")
+             "(seconds, clock of the multiprocessors in Hz or NaN) of each sample; a launch is that many kernels and "
+             "copies on the stream. Raises QueueTimedOut, LaunchFailed, and what `launch` raises.")
+        .def("operations_of", &Stopwatch::operations_of, py::arg("launch"), py::arg("index"),
+             py::call_guard<without_gil>(),
+             "How many kernels and copies a launch puts on the stream, by capturing it without running it; None where "
+             "it cannot be captured.")
         .def("synchronize", &Stopwatch::synchronize, py::call_guard<without_gil>());
 }
 

@@ -70,6 +70,25 @@ void write(Buffer& buffer, const py::buffer& data, std::int64_t offset) {
     buffer.write(info.ptr, contiguous, offset);
 }
 
+void repeat(Buffer& buffer, const py::array& period, std::int64_t bytes, std::int64_t offset) {
+    CHECK_INPUT(period.flags() & py::array::c_style, "An array with gaps was given to repeat: give a contiguous one.");
+    const without_gil released;
+    buffer.repeat(period.data(), period.nbytes(), bytes, offset);
+}
+
+std::pair<std::int64_t, std::int64_t> outside(const Buffer& buffer, const py::array& low, const py::array& high,
+                                              std::int64_t count, std::int64_t offset) {
+    CHECK_INPUT((low.flags() & high.flags() & py::array::c_style) && low.nbytes() == high.nbytes() &&
+                    low.itemsize() == high.itemsize(),
+                "Bounds of ", low.nbytes(), " and ", high.nbytes(),
+                " bytes were given: give two contiguous arrays of one size and type.");
+    const Bounds bounds{low.data(), high.data(), static_cast<std::int64_t>(low.size()),
+                        static_cast<int>(low.itemsize())};
+    const without_gil released;
+    const Outside found = buffer.outside(count, offset, bounds);
+    return {found.count, found.first};
+}
+
 py::bytes read(const Buffer& buffer, const std::optional<std::int64_t>& bytes, std::int64_t offset) {
     const std::int64_t rest = buffer.bytes() - std::clamp<std::int64_t>(offset, 0, buffer.bytes());
     const std::int64_t count = bytes.value_or(rest);
@@ -119,10 +138,11 @@ void bind_devices(py::module_& module) {
         module, "HostDevice", "The host's own memory and streams, for a double of libnccl.")
         .def(py::init<>());
     py::class_<CudaDevice, Device, std::shared_ptr<CudaDevice>>(module, "CudaDevice", "A GPU: the one of a context.")
-        .def(py::init([](std::shared_ptr<cuda::Context> context) {
-                 return std::make_shared<CudaDevice>(std::move(context));
+        .def(py::init([](std::shared_ptr<cuda::Context> context, const py::bytes& cubin) {
+                 return std::make_shared<CudaDevice>(std::move(context), cubin);
              }),
-             py::arg("context"));
+             py::arg("context"), py::arg("cubin") = py::bytes(),
+             "`cubin` is kernels/cuda/periodic.cu compiled, for Buffer.outside.");
 }
 
 void bind_communicator(py::module_& module) {
@@ -171,7 +191,12 @@ void bind_communicator(py::module_& module) {
         .def_property_readonly("registered", &Buffer::registered, "Whether it was, where that was asked for.")
         .def("write", &write, py::arg("data"), py::arg("offset") = 0, "Copies a contiguous buffer's bytes into it.")
         .def("read", &read, py::arg("bytes") = py::none(), py::arg("offset") = 0, "Its bytes, all from offset on.")
-        .def("fill", &Buffer::fill, py::arg("value"), py::call_guard<without_gil>(), "Sets every byte.");
+        .def("fill", &Buffer::fill, py::arg("value"), py::call_guard<without_gil>(), "Sets every byte.")
+        .def("repeat", &repeat, py::arg("period"), py::arg("bytes"), py::arg("offset") = 0,
+             "Fills so many bytes from offset on with a contiguous buffer's, which repeat.")
+        .def("outside", &outside, py::arg("low"), py::arg("high"), py::arg("count"), py::arg("offset") = 0,
+             "(how many, the first or -1) of so many elements from byte offset on whose bits, as unsigned integers, "
+             "are not from low to high; both repeat.");
 }
 
 void bind_collective(py::module_& module) {
@@ -211,21 +236,20 @@ void bind_collective(py::module_& module) {
         .def("run", &Collective::run, py::arg("deadline_s"), py::call_guard<without_gil>(), "Once, and waits.")
         .def(
             "time",
-            [](Collective& collective, std::int64_t iterations, double deadline_s, bool synchronise_each, bool graph) {
+            [](Collective& collective, std::int64_t iterations, double deadline_s, bool synchronise_each,
+               int graph_calls) {
                 const Timing timing = [&] {
                     const without_gil released;
-                    return collective.time(iterations, deadline_s, synchronise_each, graph);
+                    return collective.time(iterations, deadline_s, synchronise_each, graph_calls);
                 }();
                 return py::make_tuple(array_of(timing.seconds), array_of(timing.arrival_ns),
                                       array_of(timing.completion_ns));
             },
             py::arg("iterations"), py::arg("deadline_s"), py::kw_only(), py::arg("synchronise_each") = true,
-            py::arg("graph") = false,
+            py::arg("graph_calls") = 0,
             "(seconds, arrival_ns, completion_ns), one of each per iteration: seconds by events of the device, host "
             "stamps of CLOCK_MONOTONIC; a completion is seen at once only if each is waited for. Runs it once before "
-            "if it never ran; with graph it is captured once and replayed.")
-        .def("simulated_seconds", &Collective::simulated_seconds, py::arg("deadline_s"), py::call_guard<without_gil>(),
-             "What the library's own model says it takes, or None. It must have run.");
+            "if it never ran; with graph_calls one capture of so many calls is replayed at each iteration.");
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ using CUfunction = struct Function_st*;
 using CUstream = struct Stream_st*;
 using CUevent = struct Event_st*;
 using CUgraph = struct Graph_st*;
+using CUgraphNode = struct GraphNode_st*;
 using CUgraphExec = struct GraphExec_st*;
 
 struct CUuuid {
@@ -80,6 +81,7 @@ constexpr int launch_attribute_cluster = 4;
 constexpr unsigned int stream_non_blocking = 1;
 constexpr unsigned int event_record_external = 1;  // inside a capture: a node that records, not a dependency
 constexpr int capture_thread_local = 1;
+constexpr int capture_relaxed = 2;  // a launch may allocate while it is captured
 constexpr unsigned int host_memory_mapped = 2;
 
 // X(symbol as exported, its prototype). All exist since CUDA 12.0, the oldest driver taken.
@@ -104,6 +106,7 @@ constexpr unsigned int host_memory_mapped = 2;
     X(cuMemFree_v2, CUresult(CUdeviceptr))                                                                           \
     X(cuMemcpyHtoD_v2, CUresult(CUdeviceptr, const void* host, std::size_t bytes))                                   \
     X(cuMemcpyDtoH_v2, CUresult(void* host, CUdeviceptr, std::size_t bytes))                                         \
+    X(cuMemcpyDtoD_v2, CUresult(CUdeviceptr to, CUdeviceptr from, std::size_t bytes))                                \
     X(cuMemsetD8_v2, CUresult(CUdeviceptr, unsigned char value, std::size_t bytes))                                  \
     X(cuMemHostAlloc, CUresult(void** host, std::size_t bytes, unsigned int flags))                                  \
     X(cuMemHostGetDevicePointer_v2, CUresult(CUdeviceptr*, void* host, unsigned int flags))                          \
@@ -132,6 +135,7 @@ constexpr unsigned int host_memory_mapped = 2;
     X(cuEventQuery, CUresult(CUevent))                                                                               \
     X(cuEventRecordWithFlags, CUresult(CUevent, CUstream, unsigned int flags))                                       \
     X(cuEventElapsedTime, CUresult(float* milliseconds, CUevent begin, CUevent end))                                 \
+    X(cuGraphGetNodes, CUresult(CUgraph, CUgraphNode*, std::size_t* count))                                          \
     X(cuGraphInstantiateWithFlags, CUresult(CUgraphExec*, CUgraph, unsigned long long flags))                        \
     X(cuGraphUpload, CUresult(CUgraphExec, CUstream))                                                                \
     X(cuGraphLaunch, CUresult(CUgraphExec, CUstream))                                                                \

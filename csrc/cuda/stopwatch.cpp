@@ -104,8 +104,10 @@ void Stopwatch::synchronize() const {
 }
 
 std::vector<Stopwatch::Interval> Stopwatch::intervals(std::int64_t first, std::int64_t samples,
-                                                      std::int64_t launches_per_sample) const {
-    const std::int64_t most = options_.queue_limit - operations_of_a_block - operations_beside_launches;
+                                                      std::int64_t launches_per_sample,
+                                                      std::int64_t operations_per_launch) const {
+    const std::int64_t room = options_.queue_limit - operations_of_a_block - operations_beside_launches;
+    const std::int64_t most = std::max<std::int64_t>(1, room / operations_per_launch);
     std::vector<Interval> out;
     for (std::int64_t sample = 0; sample < samples; ++sample) {
         std::int64_t left = launches_per_sample;
@@ -120,24 +122,27 @@ std::vector<Stopwatch::Interval> Stopwatch::intervals(std::int64_t first, std::i
 }
 
 std::vector<Sample> Stopwatch::time(const std::function<void(std::int64_t)>& launch, std::int64_t first,
-                                    std::int64_t samples, std::int64_t launches_per_sample) {
+                                    std::int64_t samples, std::int64_t launches_per_sample, Queueing queueing,
+                                    std::int64_t operations_per_launch) {
     CHECK_INPUT(samples >= 0 && launches_per_sample >= 0, samples, " samples of ", launches_per_sample,
                 " launches were asked for: neither can be negative.");
+    CHECK_INPUT(operations_per_launch >= 1, operations_per_launch,
+                " operations a launch were given: a launch counts as at least 1.");
     context_->synchronize();  // what other streams still do would run beside the first sample
     std::vector<Sum> sums(static_cast<std::size_t>(samples));
     std::vector<Interval> block;
     std::int64_t queued = operations_of_a_block;
-    for (const Interval& interval : intervals(first, samples, launches_per_sample)) {
-        const std::int64_t operations = interval.count + operations_beside_launches;
-        if (queued + operations > options_.queue_limit) {
-            time_block(launch, block, sums);
+    for (const Interval& interval : intervals(first, samples, launches_per_sample, operations_per_launch)) {
+        const std::int64_t operations = interval.count * operations_per_launch + operations_beside_launches;
+        if (!block.empty() && queued + operations > options_.queue_limit) {
+            time_block(launch, block, queueing, sums);
             block.clear();
             queued = operations_of_a_block;
         }
         block.push_back(interval);
         queued += operations;
     }
-    if (!block.empty()) time_block(launch, block, sums);
+    if (!block.empty()) time_block(launch, block, queueing, sums);
 
     std::vector<Sample> out;
     for (const Sum& sum : sums)
@@ -147,28 +152,60 @@ std::vector<Sample> Stopwatch::time(const std::function<void(std::int64_t)>& lau
 }
 
 void Stopwatch::time_block(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block,
-                           std::vector<Sum>& sums) {
+                           Queueing queueing, std::vector<Sum>& sums) {
     if (options_.clocks) clocks_.fill(0);
-    switch (options_.queueing) {
+    switch (queueing) {
         case Queueing::held: queue_held(launch, block); break;
         case Queueing::graph: replay(launch, block); break;
-        case Queueing::open: queue(launch, block); break;
+        case Queueing::open: queue(launch, block, queueing); break;
     }
     synchronize();
-    const auto* gate = static_cast<const Gate*>(gate_.host());
-    if (options_.queueing == Queueing::held && gate->timed_out != 0)
-        throw QueueTimedOut(text("The launches could not be queued within ", options_.hold_limit_s,
-                                 " s while the stream was held: a launch waits for the device (it synchronises, "
-                                 "allocates or loads a kernel), so time it with a graph or an open queue."));
+    if (queueing == Queueing::held && timed_out()) fail_queueing();
     read_block(block, sums);
 }
 
-void Stopwatch::queue(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block) {
+bool Stopwatch::timed_out() const { return static_cast<const Gate*>(gate_.host())->timed_out != 0; }
+
+void Stopwatch::fail_queueing() const {
+    throw QueueTimedOut(text("The launches could not be queued within ", options_.hold_limit_s,
+                             " s while the stream was held; ", launches_queued_,
+                             " could: a launch waits for the device (it synchronises, allocates or loads a kernel), or "
+                             "is more operations than the driver queues, so time it with a graph or an open queue."));
+}
+
+std::optional<std::int64_t> Stopwatch::operations_of(const std::function<void(std::int64_t)>& launch,
+                                                     std::int64_t index) {
+    const DriverApi& api = context_->driver()->api();
+    const CurrentContext current(*context_);
+    PYPERF_CALL(context_->driver(), cuStreamBeginCapture_v2, stream_, capture_relaxed);
+    bool whole = true;
+    try {
+        launch(index);
+    } catch (...) {  // it may do what cannot be captured; run, it does not fail
+        whole = false;
+    }
+    CUgraph graph = nullptr;
+    whole = api.cuStreamEndCapture(stream_, &graph) == 0 && whole;
+    std::size_t nodes = 0;
+    whole = whole && graph && api.cuGraphGetNodes(graph, nullptr, &nodes) == 0;
+    if (graph) api.cuGraphDestroy(graph);
+    if (!whole) return std::nullopt;
+    return std::max<std::int64_t>(1, static_cast<std::int64_t>(nodes));
+}
+
+void Stopwatch::queue(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block,
+                      Queueing queueing) {
     if (options_.clocks) clock_launches_[0]->run(stream());
+    launches_queued_ = 0;
     for (std::size_t index = 0; index < block.size(); ++index) {
-        record(events_[2 * index]);
-        for (std::int64_t offset = 0; offset < block[index].count; ++offset) launch(block[index].first + offset);
-        record(events_[2 * index + 1]);
+        record(events_[2 * index], queueing);
+        for (std::int64_t offset = 0; offset < block[index].count; ++offset) {
+            launch(block[index].first + offset);
+            // A launch that finds the queue full returns only once the device has let the stream go by itself.
+            if (queueing == Queueing::held && timed_out()) fail_queueing();
+            ++launches_queued_;
+        }
+        record(events_[2 * index + 1], queueing);
         if (options_.clocks) clock_launches_[index + 1]->run(stream());
     }
 }
@@ -179,7 +216,7 @@ void Stopwatch::queue_held(const std::function<void(std::int64_t)>& launch, cons
     gate->timed_out = 0;
     hold_->run(stream());
     try {
-        queue(launch, block);
+        queue(launch, block, Queueing::held);
     } catch (...) {
         gate->open = 1;
         try {
@@ -205,7 +242,7 @@ void Stopwatch::replay(const std::function<void(std::int64_t)>& launch, const st
     } captured{driver->api()};
     PYPERF_CALL(driver, cuStreamBeginCapture_v2, stream_, capture_thread_local);
     try {
-        queue(launch, block);
+        queue(launch, block, Queueing::graph);
     } catch (...) {
         driver->api().cuStreamEndCapture(stream_, &captured.graph);
         throw;
@@ -217,9 +254,9 @@ void Stopwatch::replay(const std::function<void(std::int64_t)>& launch, const st
     synchronize();  // before the graph goes
 }
 
-void Stopwatch::record(CUevent event) {
+void Stopwatch::record(CUevent event, Queueing queueing) {
     const CurrentContext current(*context_);
-    const unsigned int flags = options_.queueing == Queueing::graph ? event_record_external : 0;
+    const unsigned int flags = queueing == Queueing::graph ? event_record_external : 0;
     PYPERF_CALL(context_->driver(), cuEventRecordWithFlags, event, stream_, flags);
 }
 

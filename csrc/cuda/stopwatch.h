@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace pyperf::cuda {
@@ -40,13 +41,21 @@ class Stopwatch {
     // The stream that launches must go to; other streams need not wait for it nor it for them.
     std::uintptr_t stream() const { return reinterpret_cast<std::uintptr_t>(stream_); }
 
-    Queueing queueing() const { return options_.queueing; }
+    const StopwatchOptions& options() const { return options_; }
 
-    // Calls launch(first), launch(first + 1), … and times `samples` runs of `launches_per_sample` each. A sample too
-    // long for the queue is timed in parts, which are summed. Throws QueueTimedOut where a launch waited for a held
-    // stream, what `launch` throws, and LaunchFailed where a kernel failed; the stream is let go in any case.
+    // Calls launch(first), launch(first + 1), … and times `samples` runs of `launches_per_sample` each. A launch is
+    // that many operations (kernels, copies) on the stream; a sample too long for the queue is timed in parts, which
+    // are summed. Throws QueueTimedOut where a launch waited for a held stream, what `launch` throws, and LaunchFailed
+    // where a kernel failed; the stream is let go in any case.
     std::vector<Sample> time(const std::function<void(std::int64_t)>& launch, std::int64_t first, std::int64_t samples,
-                             std::int64_t launches_per_sample);
+                             std::int64_t launches_per_sample, Queueing queueing, std::int64_t operations_per_launch);
+
+    // How many operations a launch puts on the stream, by capturing it without running it; nothing where it cannot be
+    // captured. What `launch` throws while it is captured is dropped with the capture.
+    std::optional<std::int64_t> operations_of(const std::function<void(std::int64_t)>& launch, std::int64_t index);
+
+    // How many launches the queue took behind the last held stream before one of them waited for the device.
+    std::int64_t launches_queued() const { return launches_queued_; }
 
     void synchronize() const;
 
@@ -68,13 +77,16 @@ class Stopwatch {
         double clock_seconds = 0;
     };
 
-    std::vector<Interval> intervals(std::int64_t first, std::int64_t samples, std::int64_t launches_per_sample) const;
+    std::vector<Interval> intervals(std::int64_t first, std::int64_t samples, std::int64_t launches_per_sample,
+                                    std::int64_t operations_per_launch) const;
     void time_block(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block,
-                    std::vector<Sum>& sums);
-    void queue(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block);
+                    Queueing queueing, std::vector<Sum>& sums);
+    void queue(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block, Queueing queueing);
     void queue_held(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block);
     void replay(const std::function<void(std::int64_t)>& launch, const std::vector<Interval>& block);
-    void record(CUevent event);
+    void record(CUevent event, Queueing queueing);
+    [[noreturn]] void fail_queueing() const;
+    bool timed_out() const;
     void read_block(const std::vector<Interval>& block, std::vector<Sum>& sums);
     double clock_hz(const ClockPair* before, const ClockPair* after) const;
     std::size_t intervals_per_block() const;
@@ -88,6 +100,7 @@ class Stopwatch {
     DeviceMemory clocks_;
     std::shared_ptr<Kernel> hold_stream_;
     std::shared_ptr<Kernel> read_clocks_;
+    std::int64_t launches_queued_ = 0;
     CUstream stream_ = nullptr;
     std::vector<CUevent> events_;  // begin and end of each interval of a block
     std::unique_ptr<Launch> hold_;

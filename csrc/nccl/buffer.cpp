@@ -2,6 +2,9 @@
 
 #include "check.h"
 
+#include <algorithm>
+#include <cstdint>
+
 namespace pyperf::nccl {
 
 Buffer::Buffer(std::shared_ptr<Communicator> communicator, std::int64_t bytes, bool registered)
@@ -57,5 +60,27 @@ void Buffer::read(void* host, std::int64_t bytes, std::int64_t offset) const {
 }
 
 void Buffer::fill(unsigned char value) { communicator_->device().fill(address_, value, bytes_); }
+
+void Buffer::repeat(const void* period, std::int64_t period_bytes, std::int64_t bytes, std::int64_t offset) {
+    CHECK_INPUT(period_bytes >= 1, "Nothing was given to repeat: give at least one byte.");
+    check_range(bytes, offset);
+    const Address begin = address_ + static_cast<Address>(offset);
+    Device& device = communicator_->device();
+    std::int64_t filled = std::min(period_bytes, bytes);
+    device.write(begin, period, filled);
+    for (; filled < bytes; filled += std::min(filled, bytes - filled))  // always whole periods are copied from
+        device.copy(begin + static_cast<Address>(filled), begin, std::min(filled, bytes - filled));
+}
+
+Outside Buffer::outside(std::int64_t count, std::int64_t offset, const Bounds& bounds) const {
+    CHECK_INPUT(bounds.period >= 1 && bounds.period <= UINT32_MAX, "Bounds of ", bounds.period,
+                " elements were given: give at least one.");
+    CHECK_INPUT(bounds.element_bytes == 1 || bounds.element_bytes == 2 || bounds.element_bytes == 4, "Elements of ",
+                bounds.element_bytes, " bytes were to be compared: they can have 1, 2 or 4.");
+    CHECK_INPUT(count >= 0 && offset % bounds.element_bytes == 0, count, " elements from byte ", offset,
+                " on were to be compared: they begin at a whole element.");
+    check_range(count * bounds.element_bytes, offset);
+    return communicator_->device().outside(address_ + static_cast<Address>(offset), count, bounds);
+}
 
 }  // namespace pyperf::nccl

@@ -13,6 +13,8 @@ namespace {
 // would block the host without a deadline.
 constexpr std::size_t window = 64;
 
+constexpr int most_graph_calls = 1024;
+
 std::int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
 }
@@ -123,9 +125,11 @@ void Collective::run_once(const Deadline& deadline) {
     has_run_ = true;
 }
 
-Timing Collective::time(std::int64_t iterations, double deadline_s, bool synchronise_each, bool graph) {
+Timing Collective::time(std::int64_t iterations, double deadline_s, bool synchronise_each, int graph_calls) {
     CHECK_INPUT(iterations >= 1 && iterations <= 100'000'000, iterations,
                 " iterations were asked for: ask for 1 to 100000000.");
+    CHECK_INPUT(graph_calls >= 0 && graph_calls <= most_graph_calls, "A graph of ", graph_calls,
+                " calls was asked for: ask for up to ", most_graph_calls, ", or for 0 to use none.");
     const Deadline deadline(deadline_s);
     const auto count = static_cast<std::size_t>(iterations);
     Timing timing{std::vector<double>(count), std::vector<std::int64_t>(count), std::vector<std::int64_t>(count)};
@@ -143,13 +147,13 @@ Timing Collective::time(std::int64_t iterations, double deadline_s, bool synchro
     try {
         make_events();
         if (!has_run_) run_once(deadline);
-        if (graph) capture(deadline);
+        if (graph_calls > 0) capture(graph_calls, deadline);
         for (std::size_t index = 0; index < count; ++index) {
             if (index >= seen + window) see();
             const Slot& slot = events_[index % window];
             timing.arrival_ns[index] = now_ns();
             device.record(slot.begin, stream);
-            if (graph) device.launch(graph_, stream);
+            if (graph_calls > 0) device.launch(graph_, stream);
             else queue(deadline);
             device.record(slot.end, stream);
             if (synchronise_each) see();
@@ -162,32 +166,6 @@ Timing Collective::time(std::int64_t iterations, double deadline_s, bool synchro
     return timing;
 }
 
-std::optional<double> Collective::simulated_seconds(double deadline_s) {
-    if (!communicator_->api().ncclGroupSimulateEnd || options_.operation >= Operation::send_receive)
-        return std::nullopt;
-    CHECK_INPUT(has_run_, label_, " was to be predicted before it has run: run it once on all ranks, as that makes ",
-                "its connections.");
-    const Deadline deadline(deadline_s);
-    const auto current = communicator_->device().current();
-    ncclSimInfo_t info;
-    const NcclApi& api = communicator_->api();
-    try {
-        PYPERF_NCCL(ncclGroupStart, deadline);
-        try {
-            queue(deadline);
-        } catch (...) {
-            api.ncclGroupEnd();
-            throw;
-        }
-        PYPERF_NCCL(ncclGroupSimulateEnd, deadline, &info);
-    } catch (...) {
-        communicator_->abort();
-        throw;
-    }
-    if (!(info.estimated_us > 0)) return std::nullopt;
-    return static_cast<double>(info.estimated_us) * 1e-6;
-}
-
 void Collective::make_events() {
     if (!events_.empty()) return;
     events_.resize(window);
@@ -197,17 +175,20 @@ void Collective::make_events() {
     }
 }
 
-void Collective::capture(const Deadline& deadline) {
-    if (graph_) return;
+void Collective::capture(int calls, const Deadline& deadline) {
+    if (calls == captured_calls_) return;
     Device& device = communicator_->device();
+    if (graph_) device.destroy_graph(std::exchange(graph_, nullptr));
+    captured_calls_ = 0;
     device.begin_capture(communicator_->stream());
     try {
-        queue(deadline);
+        for (int call = 0; call < calls; ++call) queue(deadline);
     } catch (...) {
         device.abandon_capture(communicator_->stream());
         throw;
     }
     graph_ = device.end_capture(communicator_->stream());
+    captured_calls_ = calls;
 }
 
 void Collective::queue(const Deadline& deadline) {

@@ -6,7 +6,6 @@
 #include "nccl/operations.h"
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,12 +33,9 @@ class Collective {
     void run(double deadline_s);
 
     // Runs it once unless it has run, which sets up connections, then times it that often. With `synchronise_each` the
-    // host waits for each, else it runs ahead by up to 64. With `graph` one capture is replayed. The deadline is for
-    // all of it.
-    Timing time(std::int64_t iterations, double deadline_s, bool synchronise_each, bool graph);
-
-    // What the library's own model says it takes; nothing where it has none (before 2.22, or for this operation).
-    std::optional<double> simulated_seconds(double deadline_s);
+    // host waits for each, else it runs ahead by up to 64. With `graph_calls` above 0 one capture of so many calls is
+    // replayed, and an iteration is a replay. The deadline is for all of it.
+    Timing time(std::int64_t iterations, double deadline_s, bool synchronise_each, int graph_calls);
 
   private:
     struct Slot {
@@ -58,7 +54,7 @@ class Collective {
     // The part of the buffer in units of count elements.
     void send_to(int peer, int part, const Deadline& deadline);
     void receive_from(int peer, int part, const Deadline& deadline);
-    void capture(const Deadline& deadline);
+    void capture(int calls, const Deadline& deadline);
     void make_events();
 
     std::shared_ptr<Communicator> communicator_;
@@ -72,6 +68,7 @@ class Collective {
     bool own_reduction_ = false;
     bool has_run_ = false;
     Graph graph_ = nullptr;
+    int captured_calls_ = 0;
     std::vector<Slot> events_;
 };
 

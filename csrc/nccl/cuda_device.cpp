@@ -4,6 +4,9 @@
 
 #include "check.h"
 #include "cuda/errors.h"
+#include "cuda/memory.h"
+
+#include <algorithm>
 
 namespace pyperf::nccl {
 namespace {
@@ -12,11 +15,20 @@ using namespace cuda;
 
 constexpr CUresult not_ready = 600;
 
+constexpr std::int64_t threads_of_a_block = 256;
+
+template <typename Value> std::string bytes_of(const Value& value) {
+    return std::string(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
 CUstream stream_of(Stream stream) { return static_cast<CUstream>(stream); }
 CUevent event_of(Event event) { return static_cast<CUevent>(event); }
 CUgraphExec graph_of(Graph graph) { return static_cast<CUgraphExec>(graph); }
 
 }  // namespace
+
+CudaDevice::CudaDevice(std::shared_ptr<const Context> context, const std::string& cubin)
+    : context_(std::move(context)), kernels_(cubin.empty() ? nullptr : std::make_shared<Module>(context_, cubin)) {}
 
 Address CudaDevice::allocate(std::int64_t bytes) {
     const CurrentContext current(*context_);
@@ -54,6 +66,43 @@ void CudaDevice::fill(Address address, unsigned char value, std::int64_t bytes) 
     const CurrentContext current(*context_);
     PYPERF_CALL(context_->driver(), cuMemsetD8_v2, address, value, static_cast<std::size_t>(bytes));
     PYPERF_CALL(context_->driver(), cuStreamSynchronize, nullptr);
+}
+
+void CudaDevice::copy(Address to, Address from, std::int64_t bytes) {
+    const CurrentContext current(*context_);
+    PYPERF_CALL(context_->driver(), cuMemcpyDtoD_v2, to, from, static_cast<std::size_t>(bytes));
+    PYPERF_CALL(context_->driver(), cuStreamSynchronize, nullptr);
+}
+
+Outside CudaDevice::outside(Address data, std::int64_t count, const Bounds& bounds) {
+    CHECK_INPUT(kernels_, "Memory of ", name(), " was to be compared without the kernel for it: give its machine code.");
+    const std::int64_t bytes = bounds.period * bounds.element_bytes;
+    DeviceMemory low(context_, bytes), high(context_, bytes);
+    low.write(bounds.low, bytes);
+    high.write(bounds.high, bytes);
+    std::uint64_t found[2] = {0, ~std::uint64_t{0}};
+    DeviceMemory results(context_, sizeof found);
+    results.write(found, sizeof found);
+    const auto kernel = std::make_shared<Kernel>(kernels_, text("pyperf_outside_", bounds.element_bytes));
+    const std::int64_t blocks = std::min<std::int64_t>((count + threads_of_a_block - 1) / threads_of_a_block,
+                                                       8 * context_->properties().multiprocessors);
+    const auto elements = static_cast<std::uint64_t>(count);
+    const auto period = static_cast<std::uint32_t>(bounds.period);
+    Launch launch(kernel, {{std::max<std::int64_t>(1, blocks), 1, 1}, {threads_of_a_block, 1, 1}},
+                  {bytes_of(data), bytes_of(elements), bytes_of(low.address()), bytes_of(high.address()),
+                   bytes_of(period), bytes_of(results.address())});
+    const Stream stream = create_stream();
+    try {
+        launch.run(reinterpret_cast<std::uintptr_t>(stream));
+        const CurrentContext current(*context_);
+        PYPERF_CALL(context_->driver(), cuStreamSynchronize, stream_of(stream));
+    } catch (...) {
+        destroy_stream(stream);
+        throw;
+    }
+    destroy_stream(stream);
+    results.read(found, sizeof found);
+    return {static_cast<std::int64_t>(found[0]), static_cast<std::int64_t>(found[1])};
 }
 
 Stream CudaDevice::create_stream() {

@@ -1,7 +1,7 @@
 // A GPU under collectives, by the CUDA driver.
 #pragma once
 
-#include "cuda/driver.h"
+#include "cuda/launch.h"
 #include "nccl/device.h"
 
 #include <memory>
@@ -10,7 +10,8 @@ namespace pyperf::nccl {
 
 class CudaDevice : public Device {
   public:
-    explicit CudaDevice(std::shared_ptr<const cuda::Context> context) : context_(std::move(context)) {}
+    // `cubin` is kernels/cuda/periodic.cu compiled for the device; without it `outside` cannot be asked.
+    explicit CudaDevice(std::shared_ptr<const cuda::Context> context, const std::string& cubin = "");
 
     std::string name() const override { return context_->properties().name; }
     Address allocate(std::int64_t bytes) override;
@@ -18,6 +19,8 @@ class CudaDevice : public Device {
     void write(Address to, const void* host, std::int64_t bytes) override;
     void read(void* host, Address from, std::int64_t bytes) override;
     void fill(Address address, unsigned char value, std::int64_t bytes) override;
+    void copy(Address to, Address from, std::int64_t bytes) override;
+    Outside outside(Address data, std::int64_t count, const Bounds& bounds) override;
     Stream create_stream() override;
     void destroy_stream(Stream stream) noexcept override;
     bool idle(Stream stream) override;
@@ -39,6 +42,7 @@ class CudaDevice : public Device {
     bool done(cuda::CUresult result, const char* call) const;
 
     std::shared_ptr<const cuda::Context> context_;
+    std::shared_ptr<const cuda::Module> kernels_;
 };
 
 }  // namespace pyperf::nccl

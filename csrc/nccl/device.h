@@ -14,6 +14,19 @@ using Stream = void*;
 using Event = void*;
 using Graph = void*;
 
+// What each element must lie between, as unsigned integers of its bits, in the host's memory; both repeat.
+struct Bounds {
+    const void* low;
+    const void* high;
+    std::int64_t period;  // elements of each, at least 1
+    int element_bytes;    // 1, 2 or 4
+};
+
+struct Outside {
+    std::int64_t count;
+    std::int64_t first;  // -1 where there is none
+};
+
 class Device {
   public:
     virtual ~Device() = default;
@@ -27,6 +40,8 @@ class Device {
     virtual void write(Address to, const void* host, std::int64_t bytes) = 0;
     virtual void read(void* host, Address from, std::int64_t bytes) = 0;
     virtual void fill(Address address, unsigned char value, std::int64_t bytes) = 0;
+    virtual void copy(Address to, Address from, std::int64_t bytes) = 0;
+    virtual Outside outside(Address data, std::int64_t count, const Bounds& bounds) = 0;
 
     virtual Stream create_stream() = 0;
     // Of a stream with nothing left to do.

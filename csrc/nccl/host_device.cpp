@@ -4,6 +4,7 @@
 #include "nccl/errors.h"
 #include "nccl/host_stream.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -149,6 +150,34 @@ void HostDevice::read(void* host, Address from, std::int64_t bytes) {
 
 void HostDevice::fill(Address address, unsigned char value, std::int64_t bytes) {
     std::memset(pointer(address), value, static_cast<std::size_t>(bytes));
+}
+
+void HostDevice::copy(Address to, Address from, std::int64_t bytes) {
+    std::memcpy(pointer(to), pointer(from), static_cast<std::size_t>(bytes));
+}
+
+template <typename Bits> static Outside outside_of(const Bits* data, std::int64_t count, const Bounds& bounds) {
+    const auto* low = static_cast<const Bits*>(bounds.low);
+    const auto* high = static_cast<const Bits*>(bounds.high);
+    Outside found{0, -1};
+    for (std::int64_t begin = 0; begin < count; begin += bounds.period) {
+        const std::int64_t length = std::min(bounds.period, count - begin);
+        const Bits* here = data + begin;
+        std::int64_t outside = 0;
+        for (std::int64_t at = 0; at < length; ++at) outside += (here[at] < low[at]) | (here[at] > high[at]);
+        for (std::int64_t at = 0; outside && found.first < 0 && at < length; ++at)
+            if (here[at] < low[at] || here[at] > high[at]) found.first = begin + at;
+        found.count += outside;
+    }
+    return found;
+}
+
+Outside HostDevice::outside(Address data, std::int64_t count, const Bounds& bounds) {
+    switch (bounds.element_bytes) {
+        case 1: return outside_of(static_cast<const std::uint8_t*>(pointer(data)), count, bounds);
+        case 2: return outside_of(static_cast<const std::uint16_t*>(pointer(data)), count, bounds);
+        default: return outside_of(static_cast<const std::uint32_t*>(pointer(data)), count, bounds);
+    }
 }
 
 Stream HostDevice::create_stream() { return static_cast<HostStreamHead*>(new HostStream); }

@@ -15,6 +15,8 @@ class HostDevice : public Device {
     void write(Address to, const void* host, std::int64_t bytes) override;
     void read(void* host, Address from, std::int64_t bytes) override;
     void fill(Address address, unsigned char value, std::int64_t bytes) override;
+    void copy(Address to, Address from, std::int64_t bytes) override;
+    Outside outside(Address data, std::int64_t count, const Bounds& bounds) override;
     Stream create_stream() override;
     void destroy_stream(Stream stream) noexcept override;
     bool idle(Stream stream) override;

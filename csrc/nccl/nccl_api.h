@@ -46,13 +46,6 @@ struct ncclConfig_t {
     int split_share = undefined_integer;
 };
 
-struct ncclSimInfo_t {
-    std::size_t size = sizeof(ncclSimInfo_t);
-    unsigned int magic = 0x74685283;
-    unsigned int version = 22200;
-    float estimated_us = -1;
-};
-
 constexpr int scalar_host_immediate = 1;  // a factor is read before the call that takes it returns
 
 // X(symbol as exported, its prototype). All exist since NCCL 2.14, the oldest taken: the first whose communicators can
@@ -87,14 +80,13 @@ constexpr int scalar_host_immediate = 1;  // a factor is read before the call th
                              cudaStream_t))                                                                          \
     X(ncclRecv, ncclResult_t(void* receive, std::size_t count, ncclDataType_t, int peer, ncclComm_t, cudaStream_t))
 
-// Null where the library is older: since 2.18, 2.19, 2.22 and 2.28.
+// Null where the library is older: since 2.18, 2.19 and 2.28.
 #define PYPERF_OPTIONAL_NCCL_FUNCTIONS(X)                                                                            \
     X(ncclCommSplit, ncclResult_t(ncclComm_t, int color, int key, ncclComm_t*, ncclConfig_t*))                       \
     X(ncclMemAlloc, ncclResult_t(void** address, std::size_t bytes))                                                 \
     X(ncclMemFree, ncclResult_t(void* address))                                                                      \
     X(ncclCommRegister, ncclResult_t(ncclComm_t, void* address, std::size_t bytes, void** registration))             \
     X(ncclCommDeregister, ncclResult_t(ncclComm_t, void* registration))                                              \
-    X(ncclGroupSimulateEnd, ncclResult_t(ncclSimInfo_t*))                                                            \
     X(ncclAlltoAll, ncclResult_t(const void* send, void* receive, std::size_t count, ncclDataType_t, ncclComm_t,     \
                                  cudaStream_t))                                                                      \
     X(ncclGather, ncclResult_t(const void* send, void* receive, std::size_t count, ncclDataType_t, int root,         \

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.native import native_extension
@@ -62,11 +63,40 @@ class CudaDevice:
             return self.native.Kernel(self.native.Module(self.context, cubin), name)
 
     def stopwatch(self, queueing: str = "held", **options: float) -> CudaStopwatch:
-        """A stopwatch with a stream of its own; `queueing` is held, graph or open, options as `native.Stopwatch`'s."""
+        """A stopwatch; `queueing` is held, graph or open, options as `native.Stopwatch`'s.
+
+        Without options all share one stream, for which cuBLAS then keeps one workspace.
+        """
+        device = self._new_stopwatch(**options) if options else self._shared_stopwatch
+        return CudaStopwatch(device, queueing, self.native.QueueTimedOut)
+
+    @functools.cached_property
+    def _shared_stopwatch(self) -> Any:
+        return self._new_stopwatch()
+
+    def _new_stopwatch(self, **options: float) -> Any:
         source = (files("pyperf_suite.kernels") / "cuda" / "stopwatch.cu").read_text("utf-8")
         cubin = self.compile("stopwatch.cu", source, {}, ("--std=c++17",))
         with self.translated():
-            return CudaStopwatch(self.native.Stopwatch(self.context, cubin, queueing=queueing, **options))
+            return self.native.Stopwatch(self.context, cubin, **options)
+
+    def is_lost(self) -> bool:
+        """Whether a kernel or the hardware took the context with it, after which only a new process can go on."""
+        try:
+            self.context.synchronize()
+        except self.native.CudaError:
+            return True
+        return False
+
+
+def context_is_lost(device: Device) -> bool:
+    """Whether this process's context on that device is lost; never where it is no GPU, or has no context of ours."""
+    if device.kind != "cuda":
+        return False
+    try:
+        return cuda_device(device.index).is_lost()
+    except Unsupported:
+        return False
 
 
 @functools.cache

@@ -29,6 +29,7 @@ class DeviceTensors:
         where = TorchDevice(device)
         assert isinstance(where.stopwatch, CudaStopwatch)
         self.torch, self.device, self.clock = where.torch, where.device, where.stopwatch
+        self.clock.sets = sets
         self.sets = self._placed(operands, dtypes, sets, device)
 
     def _placed(

@@ -36,6 +36,8 @@ class Transfers(ABC):
     """A case made ready on this rank: buffers allocated, connections made."""
 
     kernel: Kernel
+    # How many times an iteration runs what is timed, and its times are of one.
+    calls: int = 1
 
     @abstractmethod
     def fill(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import sys
 from typing import Any
 
 from pyperf_suite.errors import Unsupported
@@ -36,8 +38,6 @@ class TorchDevice:
             raise Unsupported(f"This torch ({torch.__version__}) cannot use the GPU.")
         self.device = torch.device("cuda", device.index)
         torch.cuda.set_device(self.device)
-        # Memory that an earlier case left cached belongs to its stream and would be of no use to this one.
-        torch.cuda.empty_cache()
         clock = cuda_device(device.index).stopwatch(queueing)
         torch.cuda.set_stream(torch.cuda.ExternalStream(clock.stream, self.device))
         self.stopwatch = clock
@@ -60,3 +60,15 @@ class TorchDevice:
             "threads": self.torch.get_num_threads(),
             "capability": self.torch.backends.cpu.get_cpu_capability(),
         }
+
+
+def leave_nothing_behind(device: Device) -> None:
+    """Give a GPU back as a fresh process has it: torch's own stream current, garbage collected, its cache empty."""
+    if device.kind != "cuda":
+        return
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    torch.cuda.set_stream(torch.cuda.default_stream(device.index))
+    torch.cuda.empty_cache()

@@ -24,9 +24,10 @@ from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.operators import find_operator, scratch
-from pyperf_suite.operators.cuda import cuda_device
+from pyperf_suite.operators.cuda import context_is_lost, cuda_device
 from pyperf_suite.operators.operator import Checked, Inspected, Inspection, Launches, Operator
 from pyperf_suite.operators.ranked import Ranked
+from pyperf_suite.operators.torch_device import leave_nothing_behind
 from pyperf_suite.operators.workload import Observed, Workload
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
@@ -57,21 +58,31 @@ def measure_case(
 
     `group` is where this process is a rank of one; all its ranks call this together, and each step of theirs must be
     over within `deadline_s`. Every way a case can end is an outcome, never an exception: `unsupported` and `failed`
-    carry their reason. But RanksMissing, after which the group is of no use, is raised.
+    carry their reason, `fatal` says that this process is of no further use: its CUDA context is lost, or the group out
+    of step. But RanksMissing, after which the group is of no use, is raised. A GPU is left as it was found.
     """
     started_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+    together = group is not None
     try:
         result = _measure(case, effort, device, group, deadline_s)
     except RanksMissing:
         raise
     except (Unsupported, UserError) as reason:
-        result = {"outcome": "unsupported", "reason": str(reason)}
+        result, together = {"outcome": "unsupported", "reason": str(reason)}, False
     except MemoryError:
         result = {"outcome": "failed", "reason": "Out of memory while the case was prepared or verified."}
+        together = False
     except Exception as error:  # a case that breaks costs that case, not the run
-        # A CUDA context may be broken by what broke the case; only a fresh process is sure to have a whole one.
-        fatal = {"fatal": True} if device.kind == "cuda" else {}
-        result = {"outcome": "failed", "reason": f"{type(error).__name__}: {error}"} | fatal
+        result = {"outcome": "failed", "reason": f"{type(error).__name__}: {error}"}
+        # A rank that fails by itself has left the others in a step it never came to.
+        result |= {"fatal": True} if group is not None else {}
+        together = False
+    lost = context_is_lost(device)
+    if not lost:
+        leave_nothing_behind(device)
+    if together and group is not None and device.kind == "cuda":
+        lost = any(group.gather("look after the GPUs", lost, deadline_s))
+    result |= {"fatal": True} if lost else {}
     plain: dict[str, Any] = _plain({"started_at": started_at} | result)
     return plain
 

@@ -164,7 +164,7 @@ class _Measuring:
     def _time(self, iterations: int, clock: Clock) -> list[list[float]]:
         """One block on this rank as JSON: seconds, arrivals and departures by rank 0's clock."""
         times = self._together(self.case.label, lambda: self.transfers.time(iterations, self.deadline_s))
-        self.iterations += iterations
+        self.iterations += iterations * self.transfers.calls
         arrived, done = times.arrived_ns + clock.offset_ns, times.done_ns + clock.offset_ns
         return [times.seconds.tolist(), arrived.tolist(), done.tolist()]
 

@@ -229,10 +229,14 @@ def test_events_see_what_a_kernel_that_lasts_a_known_time_takes(device, queueing
 
 def test_the_clock_read_beside_a_sample_is_one_a_gpu_can_have(device):
     stopwatch = device.stopwatch()
-    stopwatch.time(spinning(device, stopwatch.stream, 1_000_000), 0, 20, 1)
-    clocks = stopwatch.clocks_hz(20)
-    assert all(2e8 < hz < 4e9 for hz in clocks)
-    assert max(clocks) < 1.2 * min(clocks)
+    spin = spinning(device, stopwatch.stream, 1_000_000)
+    for _ in range(100):  # an idle GPU's clock rises for a second or two
+        stopwatch.time(spin, 0, 20, 1)
+        clocks = stopwatch.clocks_hz(20)
+        assert all(2e8 < hz < 4e9 for hz in clocks)
+        if max(clocks) < 1.2 * min(clocks):
+            return
+    pytest.fail(f"the clock never settled: the last 20 readings are {min(clocks):g} to {max(clocks):g} Hz")
 
 
 def test_many_launches_of_a_sample_are_queued_in_parts(device):
@@ -241,11 +245,21 @@ def test_many_launches_of_a_sample_are_queued_in_parts(device):
     assert 2000 * 9e-6 < seconds < 2000 * 30e-6
 
 
-def test_a_launch_that_waits_for_a_held_stream_is_let_go_after_the_limit(device):
+@pytest.mark.parametrize("kernels", [4, 12, 100])
+def test_launches_of_many_kernels_are_counted_and_held_back_by_fewer(device, kernels):
+    stopwatch = device.stopwatch(hold_limit_s=0.5)
+    spin = spinning(device, stopwatch.stream, 10_000)
+    [seconds] = stopwatch.time(lambda index: [spin(index) for _ in range(kernels)], 0, 1, 2000 // kernels)
+    assert "held" in stopwatch.name
+    assert 2000 * 9e-6 < seconds < 2000 * 30e-6
+
+
+def test_a_launch_that_waits_for_a_held_stream_is_timed_without_one(device):
     stopwatch = device.stopwatch(hold_limit_s=0.2)
-    with pytest.raises(device.native.QueueTimedOut, match=r"within 0\.2 s"):
-        stopwatch.time(lambda index: device.context.synchronize(), 0, 1, 1)
-    assert stopwatch.time(spinning(device, stopwatch.stream, 10_000), 0, 1, 1)[0] > 0
+    spin = spinning(device, stopwatch.stream, 10_000)
+    assert stopwatch.time(lambda index: (spin(index), device.context.synchronize()), 0, 1, 1)[0] > 9e-6
+    assert "held" not in stopwatch.name
+    assert device.stopwatch(hold_limit_s=0.2).time(spin, 0, 1, 1)[0] > 9e-6
 
 
 def test_the_sampling_loop_converges_on_a_kernel_that_lasts_a_known_time(device):

@@ -31,7 +31,7 @@ static Figure figures[] = {
     {"multiprocessors", 0, 132}, {"clusters", 0, 1},         {"tensor_maps", 0, 1},   {"free_bytes", 0, 1000000000},
     {"kernel_ns", 0, 5000},      {"event_ns", 0, 500},       {"sm_khz", 0, 1980000},  {"parameter_info", 0, 1},
     {"visited", 0, 1000},        {"context_depth", 0, 0},    {"live", 0, 0},          {"timed_out", 0, 0},
-    {"busy", 0, 0},
+    {"busy", 0, 0},              {"queue_depth", 0, 1024},
     {NULL, 0, 0},
 };
 static struct { char function[64]; int result, skip; } failure;
@@ -59,6 +59,24 @@ static void note(const char* format, ...) {
     log_bytes += (size_t)length;
     log_text[log_bytes++] = '\n';
     log_text[log_bytes] = 0;
+}
+
+static uint64_t bits_at(const void* memory, uint64_t index, int bytes) {
+    uint64_t bits = 0;
+    memcpy(&bits, (const char*)memory + index * (uint64_t)bytes, (size_t)bytes);
+    return bits;
+}
+// pyperf_outside_<bytes> of kernels/cuda/periodic.cu.
+static void find_outside(int bytes, void** arguments) {
+    const void *data = *(void**)arguments[0], *low = *(void**)arguments[2], *high = *(void**)arguments[3];
+    const uint64_t count = *(uint64_t*)arguments[1], period = *(uint32_t*)arguments[4];
+    uint64_t* found = *(uint64_t**)arguments[5];
+    for (uint64_t index = 0; index < count; ++index) {
+        const uint64_t bits = bits_at(data, index, bytes);
+        if (bits >= bits_at(low, index % period, bytes) && bits <= bits_at(high, index % period, bytes)) continue;
+        ++found[0];
+        if (index < found[1]) found[1] = index;
+    }
 }
 
 // What a call has to answer: the failure a test has planned, or what a crashed kernel left behind.
@@ -207,6 +225,11 @@ int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
     memcpy(to, (void*)from, bytes);
     return SUCCESS;
 }
+int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) {
+    IN_CONTEXT();
+    memcpy((void*)to, (void*)from, bytes);
+    return SUCCESS;
+}
 int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t bytes) {
     IN_CONTEXT();
     memset((void*)address, value, bytes);
@@ -284,7 +307,12 @@ int cuOccupancyMaxActiveClusters(int* clusters, Function* function, const Config
     return SUCCESS;
 }
 
-static Graph* destination(void) { return capturing ? &captured : &queue; }
+// As a driver's queue, it takes so many operations: a further call waits for the device, which may be held.
+static Graph* destination(void) {
+    if (capturing) return &captured;
+    if ((long long)queue.count >= *figure("queue_depth")) drain();
+    return &queue;
+}
 
 int cuLaunchKernelEx(const Config* config, Function* function, void** arguments, void** extra) {
     (void)extra;
@@ -301,9 +329,11 @@ int cuLaunchKernelEx(const Config* config, Function* function, void** arguments,
     } else if (strcmp(function->name, "pyperf_read_clocks") == 0) {
         operation.first = *(uint64_t*)arguments[0];
         operation.second = *(uint32_t*)arguments[1];
-    } else if (strcmp(function->name, "add") == 0) {  // the one kernel that computes, at once
+    } else if (strcmp(function->name, "add") == 0) {  // kernels that compute do so at once
         for (int32_t index = 0; index < *(int32_t*)arguments[3]; ++index)
             (*(float**)arguments[2])[index] = (*(float**)arguments[0])[index] + (*(float**)arguments[1])[index];
+    } else if (strncmp(function->name, "pyperf_outside_", 15) == 0) {
+        find_outside(atoi(function->name + 15), arguments);
     } else if (strcmp(function->name, "takes_map") == 0) {
         const char* lies = (uintptr_t)arguments[0] % 64 == 0 ? "aligned" : "misaligned";
         note("map %s before %u", lies, *(uint32_t*)arguments[1]);
@@ -376,6 +406,11 @@ int cuStreamEndCapture(void* stream, Graph** graph) {
     *graph = counted(malloc(sizeof(Graph)));
     **graph = captured;
     captured = (Graph){0};
+    return SUCCESS;
+}
+int cuGraphGetNodes(Graph* graph, void* nodes, size_t* count) {
+    if (nodes) return INVALID_VALUE;
+    *count = graph->count;
     return SUCCESS;
 }
 int cuGraphInstantiateWithFlags(Graph** executable, Graph* graph, unsigned long long flags) {

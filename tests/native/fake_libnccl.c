@@ -219,18 +219,27 @@ static void release(void* argument) {
 
 static _Thread_local Work* group;  // sends and receives of the group that is open
 static _Thread_local HostStreamHead* group_stream;
-static _Thread_local int simulated;
+static _Thread_local struct { Work work; HostStreamHead* stream; } grouped[64];  // collectives of that group
+static _Thread_local int grouped_count;
 
+static void submit(const Work* asked, HostStreamHead* stream) {
+    Work* work = malloc(sizeof *work);
+    *work = *asked;
+    atomic_fetch_add(&asked->comm->references, 1);
+    stream->enqueue(stream, run, release, work);
+}
 static int enqueue(Work asked, HostStreamHead* stream) {
     Comm* comm = asked.comm;
     if (comm->state != READY) return failed(INVALID_ARGUMENT, "the communicator is not ready");
     asked.fault = fault(comm, comm->operations++);
     if (asked.fault == FAULT_REFUSE) return failed(INVALID_USAGE, "told to refuse this operation");
-    if (depth > 0 && asked.kind != POINT_TO_POINT) { ++simulated; return SUCCESS; }  // only simulations group these
-    Work* work = malloc(sizeof *work);
-    *work = asked;
-    atomic_fetch_add(&comm->references, 1);
-    stream->enqueue(stream, run, release, work);
+    if (depth > 0 && asked.kind != POINT_TO_POINT) {
+        if (grouped_count == 64) return failed(INVALID_USAGE, "the double has no room for so large a group");
+        grouped[grouped_count].work = asked;
+        grouped[grouped_count++].stream = stream;
+        return SUCCESS;
+    }
+    submit(&asked, stream);
     return SUCCESS;
 }
 static int add_transfer(Comm* comm, HostStreamHead* stream, Transfer each) {
@@ -245,6 +254,8 @@ static int add_transfer(Comm* comm, HostStreamHead* stream, Transfer each) {
     return SUCCESS;
 }
 static int close_group(void) {
+    for (int each = 0; each < grouped_count; ++each) submit(&grouped[each].work, grouped[each].stream);
+    grouped_count = 0;
     if (!group) return SUCCESS;
     Work* work = group;
     group = NULL;
@@ -424,12 +435,11 @@ int ncclCommDeregister(Comm* comm, void* registration) {
 }
 #endif
 #if FAKE_VERSION >= 22200
+// As in NCCL 2.22 to 2.30, the group of communicators that do not block is not only predicted: it runs.
 int ncclGroupSimulateEnd(SimInfo* info) {
     if (info->magic != 0x74685283 || info->size < 20) return failed(INVALID_ARGUMENT, "no place for a prediction");
-    info->estimated_us = 12.5f * (float)simulated;
-    simulated = 0;
-    --depth;
-    return SUCCESS;
+    info->estimated_us = 12.5f * (float)grouped_count;
+    return --depth > 0 ? SUCCESS : close_group();
 }
 #endif
 #if FAKE_VERSION >= 22800

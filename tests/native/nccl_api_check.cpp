@@ -21,9 +21,7 @@ CHECK_MEMBER(ncclConfig_t, min_ctas, minCTAs);
 CHECK_MEMBER(ncclConfig_t, max_ctas, maxCTAs);
 CHECK_MEMBER(ncclConfig_t, net_name, netName);
 CHECK_MEMBER(ncclConfig_t, split_share, splitShare);
-CHECK_MEMBER(ncclSimInfo_t, estimated_us, estimatedTime);
 static_assert(sizeof(ours::ncclConfig_t) <= sizeof(::ncclConfig_t));
-static_assert(sizeof(ours::ncclSimInfo_t) == sizeof(::ncclSimInfo_t));
 static_assert(sizeof(ours::ncclUniqueId) == sizeof(::ncclUniqueId));
 
 CHECK_NUMBER(success, ncclSuccess);

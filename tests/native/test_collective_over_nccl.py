@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,14 +72,28 @@ def test_a_record_says_which_library_ran_what_and_how_each_rank_saw_it(
         "details": {
             "nccl": "2.32.3",
             "library": str(double),
-            **({"graph": True} if name == "nccl_graph" else {}),
+            **({"graph": True, "calls_per_graph": 1} if name == "nccl_graph" else {"thread_per_call": True}),
             "registered": True,
             "settings": {"NCCL_P2P_DISABLE": "1"},
-            "predicted_by_nccl_s": 1.25e-05,
         },
     }
     assert answer["metrics"]["time"]["value"] > 0
     assert all(answer["sampling"]["rank_median_s"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "calls"), [({}, 16), ({"in_place": True}, 1), ({"bytes": 2 << 20}, 1), ({"op": "all_gather"}, 16)]
+)
+def test_a_short_message_is_timed_in_a_graph_of_many_calls_where_that_leaves_what_one_does(
+    pool: WorkerPool, double: Path, changed: dict[str, Any], calls: int
+) -> None:
+    parameters = replace(SMALL, **changed)
+    answer = pool.measure(0, Case("collective", parameters, "nccl_graph"), QUICK.effort)
+    assert answer["outcome"] == "ok", answer
+    assert answer["kernel"]["details"]["calls_per_graph"] == calls
+    sampling, samples = answer["sampling"], len(answer["metrics"]["time"]["samples"])
+    taken = samples * sampling["launches_per_sample"] + sampling["warmup_launches"]
+    assert sampling["iterations"] == calls * taken
 
 
 def test_what_a_version_lacks_is_made_of_sends_or_refused(
@@ -109,11 +125,11 @@ def test_a_library_that_is_missing_on_all_ranks_is_said_once(double, monkeypatch
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        # Operations of a rank: 0 makes connections, 1 is predicted, 2 is a barrier, and 3 is what is checked.
-        ("wrong@3:1", "Wrong result before timing: rank 1 has 1 of 1024 elements wrong: element"),
-        ("hang@3:1", "No rank came out of 'check collective"),
-        ("error@3:1", "Rank 1 failed in 'check collective"),
-        ("die@3:1", "Rank 1 stopped answering in 'check collective"),
+        # Operations of a rank: 0 makes connections, 1 is a barrier, and 2 is what is checked.
+        ("wrong@2:1", "Wrong result before timing: rank 1 has 1 of 1024 elements wrong: element"),
+        ("hang@2:1", "No rank came out of 'check collective"),
+        ("error@2:1", "Rank 1 failed in 'check collective"),
+        ("die@2:1", "Rank 1 stopped answering in 'check collective"),
         ("init@0:1", "Rank 1 failed in 'connect by NCCL'"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -73,6 +75,71 @@ def test_the_kernels_of_the_stopwatch_compile_for_every_architecture_taken(compi
         assert result.log == ""  # not even a warning
         assert b"pyperf_hold_stream" in result.cubin
         assert b"pyperf_read_clocks" in result.cubin
+
+
+def test_the_kernels_that_compare_compile_for_every_architecture_taken(compiler):
+    source = (Path(__file__).parents[2] / "kernels" / "cuda" / "periodic.cu").read_text()
+    for architecture in ("sm_80", "sm_90a", "sm_100a"):
+        result = compiled(compiler(), source, architecture=architecture)
+        assert result.log == ""
+        assert all(b"pyperf_outside_%d" % size in result.cubin for size in (1, 2, 4))
+
+
+EMULATED = r"""
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+#define __global__
+#define __device__
+struct Dim { unsigned x; };
+static Dim gridDim{3}, blockDim{32}, blockIdx, threadIdx;
+static void atomicAdd(unsigned long long* at, unsigned long long value) { *at += value; }
+static void atomicMin(unsigned long long* at, unsigned long long value) { if (value < *at) *at = value; }
+#include "periodic.cu"
+
+template <typename Bits, typename Kernel> void run(Kernel kernel, const char* name) {
+    for (unsigned period : {1u, 7u, 100u})
+        for (unsigned count : {1u, 95u, 96u, 1000u}) {
+            std::vector<Bits> low(period), high(period), data(count);
+            for (unsigned i = 0; i < period; ++i) { low[i] = Bits(3 + i % 50); high[i] = Bits(low[i] + i % 3); }
+            for (unsigned i = 0; i < count; ++i) data[i] = i % 2 ? low[i % period] : high[i % period];
+            for (unsigned wrong = 0; wrong <= count; wrong += 1 + count / 40) {
+                const Bits kept = wrong < count ? data[wrong] : Bits(0);
+                if (wrong < count) data[wrong] = wrong % 2 ? Bits(low[wrong % period] - 1) : Bits(~0u);
+                unsigned long long found[2] = {0, ~0ull};
+                for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+                    for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x)
+                        kernel(data.data(), count, low.data(), high.data(), period, found);
+                const bool right = wrong < count ? found[0] == 1 && found[1] == wrong : found[0] == 0;
+                if (!right) {
+                    std::printf("%s period %u count %u wrong %u\n", name, period, count, wrong);
+                    std::exit(1);
+                }
+                if (wrong < count) data[wrong] = kept;
+            }
+        }
+}
+
+int main() {
+    run<u8>(pyperf_outside_1, "1 byte");
+    run<u16>(pyperf_outside_2, "2 bytes");
+    run<u32>(pyperf_outside_4, "4 bytes");
+}
+"""
+
+
+def test_the_kernel_that_compares_finds_one_wrong_element_anywhere(tmp_path):
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("no C++ compiler emulates the kernel: set CXX")
+    (tmp_path / "emulated.cpp").write_text(EMULATED)
+    kernels = Path(__file__).parents[2] / "kernels" / "cuda"
+    program = tmp_path / "emulated"
+    subprocess.run(
+        [compiler, "-std=c++17", "-O1", "-w", "-I", kernels, "-o", program, tmp_path / "emulated.cpp"], check=True
+    )
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_headers_are_found_by_the_name_they_are_given_under(compiler):

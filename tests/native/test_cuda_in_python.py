@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from pyperf_suite.operators.cuda import CudaDevice, cache_folder, cuda_device
 
 WORK = 'extern "C" __global__ void work() {}'
 KERNEL_S, EVENT_S = 5e-6, 0.5e-6  # what a kernel and an event cost on the double
+HOLD = "launch pyperf_hold_stream grid 1x1x1 block 1x1x1 cluster 1 shared 0 stream own"
 
 
 @pytest.fixture
@@ -66,15 +68,104 @@ def test_the_resolution_is_what_an_empty_sample_costs(device):
     assert device.stopwatch().resolution_s == pytest.approx(EVENT_S, rel=1e-6)
 
 
-def test_a_launch_is_made_once_before_it_is_timed_behind_a_held_stream(device, fake):
+class ManyKernels(Work):
+    """Launches of so many kernels each; with `waits` each also waits for the device."""
+
+    def __init__(self, device: CudaDevice, stopwatch: CudaStopwatch, kernels: int, waits: bool = False) -> None:
+        super().__init__(device, stopwatch)
+        self._kernels, self._wait = kernels, device.context.synchronize if waits else lambda: None
+
+    def launch(self, index: int) -> None:
+        for _ in range(self._kernels):
+            super().launch(index)
+        self._wait()
+
+
+class Uncountable:
+    """A device's stopwatch that cannot capture a launch."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def operations_of(self, launch: Any, index: int) -> None:
+        return None
+
+
+def test_every_operand_set_is_launched_before_the_stream_is_held(device, fake):
+    stopwatch = device.stopwatch()
+    stopwatch.sets = 3
+    work = Work(device, stopwatch)
+    held = []
+    fake.log()
+    stopwatch.time(lambda index: (work.launch(index), held.append(bool(fake.log().count(HOLD)))), 4, 2, 1)
+    before = work.indices[: work.indices.index(6) + 1]
+    assert set(before) == {4, 5, 6}
+    assert held[len(before)] is True
+    assert not any(held[: len(before)])
+    assert work.indices[len(before) :] == [4, 5]
+
+
+def test_a_launch_timed_before_is_not_made_ready_again(device):
     stopwatch = device.stopwatch()
     work = Work(device, stopwatch)
-    fake.log()
     stopwatch.time(work.launch, first=4, samples=1, launches_per_sample=1)
+    ready = len(work.indices)
     stopwatch.time(work.launch, first=5, samples=1, launches_per_sample=1)
-    assert work.indices == [4, 4, 5]
-    kernels = [line.split()[1] for line in fake.log() if line.startswith("launch")]
-    assert kernels[:3] == ["work", "pyperf_hold_stream", "pyperf_read_clocks"]
+    assert work.indices[ready:] == [5]
+
+
+@pytest.mark.parametrize("kernels", [1, 4, 12, 300, 505])
+def test_launches_of_many_kernels_are_all_timed_behind_a_held_stream(device, fake, kernels):
+    stopwatch = device.stopwatch()
+    [seconds] = stopwatch.time(ManyKernels(device, stopwatch, kernels).launch, 0, samples=1, launches_per_sample=600)
+    assert "held" in stopwatch.name
+    assert fake.get("timed_out") == 0
+    parts = -(-600 // (507 // kernels))
+    assert seconds == pytest.approx(600 * kernels * KERNEL_S + parts * EVENT_S, rel=1e-6)
+
+
+def test_launches_that_cannot_be_counted_are_queued_by_fewer_until_they_fit(device, fake):
+    stopwatch = CudaStopwatch(
+        Uncountable(device.native.Stopwatch(device.context, b"\x7fELF", hold_limit_s=0.01)),
+        timed_out=device.native.QueueTimedOut,
+    )
+    work = ManyKernels(device, stopwatch, 12)
+    seconds = stopwatch.time(work.launch, 0, samples=3, launches_per_sample=400)
+    assert "held" in stopwatch.name
+    assert seconds == pytest.approx([400 * 12 * KERNEL_S] * 3, rel=1e-2)
+    timed_out = fake.get("timed_out")
+    assert 1 <= timed_out <= 3
+    stopwatch.time(work.launch, 1200, samples=3, launches_per_sample=400)
+    assert fake.get("timed_out") == timed_out  # what was learnt is kept
+
+
+@pytest.mark.parametrize("countable", [True, False])
+def test_launches_that_no_queue_holds_are_timed_without_one_and_the_record_says_so(device, fake, countable):
+    native = device.native.Stopwatch(device.context, b"\x7fELF", hold_limit_s=0.01)
+    stopwatch = CudaStopwatch(native if countable else Uncountable(native), timed_out=device.native.QueueTimedOut)
+    work = ManyKernels(device, stopwatch, 1100)
+    [seconds] = stopwatch.time(work.launch, 0, 1, 2)
+    assert stopwatch.name == device.stopwatch("open").name
+    assert seconds == pytest.approx(2 * 1100 * KERNEL_S + EVENT_S, rel=1e-6)
+
+
+def test_a_launch_that_waits_for_the_device_is_timed_without_a_held_stream_and_the_record_says_so(device, fake):
+    stopwatch = device.stopwatch(hold_limit_s=0.01)
+    [seconds] = stopwatch.time(ManyKernels(device, stopwatch, 2, waits=True).launch, 0, 1, 3)
+    assert stopwatch.name == device.stopwatch("open").name
+    assert seconds == pytest.approx(6 * KERNEL_S + EVENT_S, rel=1e-6)
+    assert fake.get("timed_out") == 1
+
+
+def test_all_cases_of_a_device_share_a_stream_whatever_becomes_of_the_last(device, fake):
+    first = device.stopwatch()
+    stream, live = first.stream, fake.get("live")
+    del first
+    assert [device.stopwatch(queueing).stream for queueing in ("held", "graph", "open")] == [stream] * 3
+    assert fake.get("live") == live
 
 
 def test_the_sampling_loop_drives_it_as_any_other_clock(device):
@@ -86,7 +177,8 @@ def test_the_sampling_loop_drives_it_as_any_other_clock(device):
     assert 0.01 * batch * KERNEL_S > EVENT_S  # short kernels are batched until the stopwatch does not matter
     assert measurement.converged
     assert len(stopwatch.clocks_hz(len(measurement.seconds))) == len(measurement.seconds)
-    assert work.indices[1:] == list(range(len(work.indices) - 1))
+    begun = work.indices.index(1) - 1
+    assert work.indices[begun:] == list(range(len(work.indices) - begun))
 
 
 def test_the_record_names_how_gaps_were_hidden(device):

@@ -41,6 +41,63 @@ def test_more_memory_than_there_is_says_how_much_is_free(cuda, nccl, communicato
     assert communicator.alive
 
 
+BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+@pytest.fixture(params=["host", "gpu"])
+def buffer_of(request, nccl, cuda, fake) -> Any:
+    """A buffer of that many bytes, of the host and of the double's device."""
+    library = nccl.Library()
+    gpu = request.param == "gpu"
+    device = nccl.CudaDevice(cuda.Context(cuda.Driver()), b"\x7fELF") if gpu else nccl.HostDevice()
+    communicator = nccl.Communicator(library, device, library.unique_id(), 0, 1, 20)
+    return lambda size: nccl.Buffer(communicator, size)
+
+
+@pytest.mark.parametrize("size", BITS)
+@pytest.mark.parametrize(("period", "count"), [(1, 1), (7, 3), (7, 7), (7, 8), (7, 1000), (65_521, 200_003)])
+def test_values_repeat_and_one_wrong_element_anywhere_is_found(buffer_of, size, period, count):
+    buffer, before = buffer_of((count + 3) * size), 2 * size
+    values = np.random.default_rng(period).integers(1, 127, period).astype(BITS[size])
+    buffer.fill(0xFF)
+    buffer.repeat(values, count * size, before)
+    due = np.resize(values, count)
+    assert np.frombuffer(buffer.read(count * size, before), BITS[size]).tolist() == due.tolist()
+    assert buffer.read(before) + buffer.read(size, before + count * size) == b"\xff" * 3 * size
+    assert buffer.outside(values, values, count, before) == (0, -1)
+    for place in {0, count // 3, count - 1}:
+        for wrong in (due[place] - 1, due[place] + 1, 0xFF):
+            buffer.write(np.array([wrong], BITS[size]), before + place * size)
+            assert buffer.outside(values, values, count, before) == (1, place)
+        near = buffer.outside(values - 1, values + 1, count, before)
+        buffer.write(due[place : place + 1], before + place * size)
+        assert near == (1, place)
+    assert buffer.outside(values + 1, values + 1, count, before) == (count, 0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda b: b.outside(np.zeros(1, np.float64), np.zeros(1, np.float64), 1), "can have 1, 2 or 4"),
+        (lambda b: b.outside(np.zeros(1, np.uint8), np.zeros(2, np.uint8), 1), "of one size and type"),
+        (lambda b: b.outside(np.zeros(0, np.uint8), np.zeros(0, np.uint8), 1), "at least one"),
+        (lambda b: b.outside(np.zeros(1, np.uint32), np.zeros(1, np.uint32), 5), "the buffer has 16"),
+        (lambda b: b.outside(np.zeros(1, np.uint32), np.zeros(1, np.uint32), 1, 2), "a whole element"),
+        (lambda b: b.repeat(np.zeros(4, np.uint8)[::2], 2), "a contiguous one"),
+        (lambda b: b.repeat(np.zeros(0, np.uint8), 2), "at least one byte"),
+        (lambda b: b.repeat(np.zeros(1, np.uint8), 17), "the buffer has 16"),
+    ],
+)
+def test_what_cannot_be_compared_or_repeated_is_refused(buffer_of, ask, words):
+    with pytest.raises(ValueError, match=words):
+        ask(buffer_of(16))
+
+
+def test_a_gpu_without_the_kernel_that_compares_says_so(nccl, communicator):
+    with pytest.raises(ValueError, match="without the kernel"):
+        nccl.Buffer(communicator, 4).outside(np.zeros(1, np.uint32), np.zeros(1, np.uint32), 1)
+
+
 def test_each_iteration_stands_between_two_events(nccl, communicator, fake):
     rests = nccl.Collective(communicator, "bisection", 1, "float32")
     fake.log()
@@ -52,10 +109,12 @@ def test_each_iteration_stands_between_two_events(nccl, communicator, fake):
 def test_a_graph_is_captured_once_and_launched_between_the_events(nccl, communicator, fake):
     rests = nccl.Collective(communicator, "bisection", 1, "float32")
     fake.log()
-    rests.time(2, 20, graph=True)
+    rests.time(2, 20, graph_calls=1)
     assert fake.log() == ["capture", *["event", "graph", "event"] * 2]
-    rests.time(1, 20, graph=True)
+    rests.time(1, 20, graph_calls=1)
     assert fake.log() == ["event", "graph", "event"]
+    rests.time(1, 20, graph_calls=16)
+    assert fake.log() == ["capture", "event", "graph", "event"]
 
 
 def test_a_device_that_fails_in_the_middle_ends_the_communicator(cuda, nccl, communicator, fake):
@@ -82,7 +141,7 @@ def test_everything_is_given_back_and_the_callers_context_is_left_as_it_was(nccl
     one = nccl.Communicator(library, nccl.CudaDevice(context), library.unique_id(), 0, 1, 20)
     buffer = nccl.Buffer(one, 16)
     rests = nccl.Collective(one, "bisection", 1, "float32", buffer, buffer)
-    rests.time(2, 20, graph=True)
+    rests.time(2, 20, graph_calls=1)
     assert fake.get("live") > 3
     one.finalize(20)
     del one, buffer, rests, context

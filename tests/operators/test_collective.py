@@ -11,9 +11,10 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.operators.collective import Collective, CollectiveParameters
-from pyperf_suite.operators.collective.data import PERIOD, POISON_BYTE, RankData
+from pyperf_suite.operators.collective import Collective, CollectiveParameters, torch_transfers
+from pyperf_suite.operators.collective.data import PERIOD, POISON_BYTE, RankData, relative_tolerance
 from pyperf_suite.operators.collective.parameters import DTYPES, OPERATIONS, REDUCTIONS
+from pyperf_suite.operators.collective.torch_transfers import TensorMemory
 from pyperf_suite.operators.dtypes import element_type, round_to, widen
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
@@ -39,6 +40,15 @@ class ArrayMemory:
 
     def write(self, first: int, values: np.ndarray) -> None:
         self.array[first : first + len(values)] = values
+
+    def repeat(self, first: int, values: np.ndarray, count: int) -> None:
+        self.array[first : first + count] = values[np.arange(count) % len(values)]
+
+    def outside(self, first: int, low: np.ndarray, high: np.ndarray, count: int) -> tuple[int, int]:
+        bits = f"u{low.itemsize}"
+        at, found = np.arange(count) % len(low), self.array[first : first + count].view(bits)
+        wrong = np.flatnonzero((found < low.view(bits)[at]) | (found > high.view(bits)[at]))
+        return len(wrong), int(wrong[0]) if len(wrong) else -1
 
     def read(self, first: int, count: int) -> np.ndarray:
         return self.array[first : first + count]
@@ -179,14 +189,68 @@ def test_the_first_wrong_element_is_told_in_words() -> None:
     assert checked.first == f"element 130 is {due + 1:g} and must be {due:g}"
 
 
-def test_large_messages_are_made_and_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyperf_suite.operators.collective.data.CHUNK", 1000)
+def test_messages_longer_than_the_period_of_their_values_are_checked_to_the_last_element() -> None:
     parameters = CollectiveParameters("reduce_scatter", 8 * (PERIOD + 7), 2, "float32")
     for data, output in run_on_all_ranks(parameters):
         assert data.check(output).wrong == 0
         assert output is not None
         output.array[-1] += 1
         assert data.check(output).wrong == 1
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 6])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn"])
+def test_an_average_may_be_off_by_what_rounding_explains_and_no_more(ranks: int, dtype: str) -> None:
+    parameters = CollectiveParameters("all_reduce", 4096, ranks, dtype, reduction="avg")
+    data, output = run_on_all_ranks(parameters)[0]
+    assert output is not None
+    exact = next(iter(data.expected())).values
+    wide = widen(exact, dtype).astype(np.float64)
+    limit = relative_tolerance(parameters) * wide
+    for step in range(-2 * ranks - 8, 2 * ranks + 9):
+        bits = exact.view(f"u{exact.itemsize}").astype(np.int64) + step
+        moved = np.maximum(bits, 0).astype(f"u{exact.itemsize}").view(exact.dtype)
+        output.write(0, np.resize(moved, len(output.array)))
+        beyond = ~(
+            np.abs(np.resize(widen(moved, dtype) - wide, len(output.array))) <= np.resize(limit, len(output.array))
+        )
+        assert data.check(output).wrong == beyond.sum(), step
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, PERIOD - 1, 2 * PERIOD + 5])
+def test_a_tensor_repeats_values_and_one_wrong_element_anywhere_is_found(
+    count: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch_transfers, "CHUNK", PERIOD)
+    storage = element_type(dtype).storage
+    period = rounded(np.arange(PERIOD) % 16, dtype)
+    memory = TensorMemory(torch.empty(count + 6, dtype=getattr(torch, dtype)), dtype)
+    memory.poison()
+    memory.repeat(3, period, count)
+    due = np.resize(period, count)
+    assert (memory.read(3, count) == due).all()
+    assert memory.read(0, 3).tobytes() + memory.read(count + 3, 3).tobytes() == bytes([POISON_BYTE]) * 6 * due.itemsize
+    assert memory.outside(3, period, period, count) == (0, -1)
+    for place in {0, count // 2, PERIOD % count, count - 1}:
+        for value in (1.0, 100.0) if due[place] != rounded(np.array([1.0]), dtype) else (2.0, 100.0):
+            memory.repeat(3 + place, rounded(np.array([value]), dtype), 1)
+            assert memory.outside(3, period, period, count) == (1, place)
+        memory.repeat(3 + place, np.full(1, due[place], storage), 1)
+
+
+@pytest.mark.parametrize("poison", [True, False])
+def test_a_tensor_is_compared_with_bounds_as_numpy_compares(poison: bool) -> None:
+    torch = pytest.importorskip("torch")
+    low, high = np.array([1.0, 2.0, 4.0], np.float32), np.array([1.5, 2.0, 8.0], np.float32)
+    memory, plain = TensorMemory(torch.zeros(1000), "float32"), ArrayMemory(1000, "float32")
+    values = np.array([1.0, 1.25, 1.5, 2.0, 8.0, 8.5, 0.5, -1.0, np.inf, np.nan, 0.0], np.float32)
+    for each in (memory, plain):
+        each.repeat(0, values, 1000)
+        if poison:
+            each.poison()
+    assert memory.outside(7, low, high, 990) == plain.outside(7, low, high, 990)
 
 
 @pytest.mark.parametrize(

@@ -321,16 +321,29 @@ def test_on_cpus_there_is_no_log_to_read(network: Any) -> None:
     assert Collectives().follow_up(network().records(cases(implementation=("gloo",)))) == []
 
 
-def test_what_nvlinks_counted_and_nccl_predicted_stand_beside_the_formula(network: Any) -> None:
+def test_the_start_time_is_that_of_a_graph_of_many_calls_where_there_is_one_and_the_finding_says_so(
+    network: Any,
+) -> None:
+    single = network(start_s=50e-6).records(cases(implementation=("nccl",)))
+    details = {"graph": True, "calls_per_graph": 16}
+    graph = network(start_s=10e-6, details=details).records(cases(implementation=("nccl_graph",)))
+    alone, both = explain(single), explain([*single, *graph])
+    (start,), (starts,) = (column(table(found, "Laws"), "start us") for found in (alone, both))
+    assert 3 * float(starts) < float(start)
+    assert "measure nccl_graph" in said(alone, "thread")
+    assert "16 calls" in said(both, "thread")
+    assert not any("thread" in sentence for sentence in explain(graph).sentences)
+
+
+def test_what_nvlinks_counted_stands_beside_the_formula(network: Any) -> None:
     (case,) = cases(size=(Sizes(2**30, 2**30),), implementation=("nccl",), ranks=(2,))
-    machine = network(gb_per_s=100.0, identity=HOPPERS, details={"predicted_by_nccl_s": 0.01})
+    machine = network(gb_per_s=100.0, identity=HOPPERS)
     usual = machine.record(case, 0, 0)
     gpus = [{"nvlink_bytes": {"sent": sent, "received": 5}} for sent in (20 * 2**30, 30 * 2**30)] + [None]
     counting = replace(usual, quality={**usual.quality, "rank_gpus": gpus})
     counting = replace(counting, sampling={**usual.sampling, "iterations": 30})
     found = table(explain([counting]), "all_reduce")
     assert column(found, "NVLink counters GB/s") == column(found, "algbw GB/s") == ["99.81"]
-    assert column(found, "NCCL predicts us") == ["10000"]
     assert "NVLink counters GB/s" not in table(explain([usual]), "all_reduce").columns
 
 

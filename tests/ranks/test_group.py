@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -64,8 +65,11 @@ def test_a_rank_that_never_joins_is_named(start_ranks: Start) -> None:
         3,
         missing=(2,),
     )
-    for _, said in ranks.end():
-        assert "Rank 2 never joined while the others waited 3 s for 'begin'" in said
+    first, other = (said for _, said in ranks.end())
+    # Whether the rank that waits or its watchdog notices first differs by half a second; which rank it is does not.
+    assert first == other
+    assert re.findall(r"Ranks? (\d+)", first) == ["2"]
+    assert "'begin'" in first
 
 
 def test_a_block_that_never_ends_is_ended_by_the_watchdog_which_names_who_is_behind(start_ranks: Start) -> None:

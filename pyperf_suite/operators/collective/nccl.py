@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ from pyperf_suite.operators.collective.agreement import agree, connect_together
 from pyperf_suite.operators.collective.data import POISON_BYTE, RankData, Stored
 from pyperf_suite.operators.collective.direct_copies import require_started_so
 from pyperf_suite.operators.collective.parameters import CollectiveParameters
+from pyperf_suite.operators.cuda import cuda_device
 from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.native import native_extension
 from pyperf_suite.operators.operator import Checked, Kernel
@@ -49,6 +51,10 @@ FUNCTIONS = {
 NCCL_PATIENCE_S = 10.0
 
 SEND_AND_RECEIVE = "ncclSend, ncclRecv"
+
+# Calls in one graph of a short message: launching the graph, and the two events around it, then weigh a sixteenth.
+GRAPH_CALLS = 16
+SHORT_BYTES = 1 << 20
 
 # NCCL 2.24 and later add float8 on Hopper and newer alone (src/enqueue.cc, "FP8 reduction support begins with sm90").
 FLOAT8_SUMS_SINCE = (9, 0)
@@ -123,11 +129,13 @@ def _open(group: Group, device: Device) -> tuple[ModuleType, Any, Any, bytes]:
     if device.kind != "cuda" and not os.environ.get(OVERRIDE):
         raise Unsupported("NCCL needs GPUs, and the device asked for is the CPU: ask for gloo.")
     native = native_extension()
-    nccl, cuda = native.nccl, native.cuda
+    nccl = native.nccl
     with _translated(nccl):
         library = nccl.Library(list(wheels()))
         if device.kind == "cuda":
-            memory = nccl.CudaDevice(cuda.Context(cuda.Driver(), device.index))
+            gpu = cuda_device(device.index)
+            source = (files("pyperf_suite.kernels") / "cuda" / "periodic.cu").read_text("utf-8")
+            memory = nccl.CudaDevice(gpu.context, gpu.compile("periodic.cu", source, {}, ("--std=c++17",)))
         else:
             memory = nccl.HostDevice()
         return nccl, library, memory, library.unique_id() if group.rank == 0 else b""
@@ -162,8 +170,7 @@ def _require_supported(parameters: CollectiveParameters, connection: Connection,
             "NCCL's log was asked for, but these ranks were started without it: let pyperf-suite start them."
         )
     if parameters.dtype.startswith("float8") and parameters.operation.reduces and device.kind == "cuda":
-        cuda = native_extension().cuda
-        capability = tuple(cuda.Context(cuda.Driver(), device.index).properties.compute_capability)
+        capability = tuple(cuda_device(device.index).context.properties.compute_capability)
         if capability < FLOAT8_SUMS_SINCE:
             raise Unsupported(
                 f"NCCL reduces float8 on GPUs of compute capability 9.0 or more, and this one has "
@@ -174,8 +181,10 @@ def _require_supported(parameters: CollectiveParameters, connection: Connection,
 class NcclTransfers(Transfers):
     """One rank's buffers and the collective that is timed.
 
-    The loop is C++ without the interpreter's lock: seconds are between two events on the stream, around the call, and
-    stamps are taken before the call and when the host sees that it is done.
+    NCCL starts a thread of the host for each call on a communicator that does not block, which is in the time of a call
+    by itself; a captured call has been through it when the graph is replayed. The loop is C++ without the interpreter's
+    lock: seconds are between two events on the stream, around the call, and stamps are taken before the call and when
+    the host sees that it is done.
     """
 
     def __init__(
@@ -185,6 +194,7 @@ class NcclTransfers(Transfers):
         self._data = RankData(parameters, communicator.rank)
         self._takes_part = parameters.takes_part(communicator.rank)
         self._barrier, self._graph = connection.barrier, graph
+        self.calls = GRAPH_CALLS if graph and _is_small_and_repeatable(parameters) else 1
         self._patience_s = deadline_s + NCCL_PATIENCE_S
         self._send, self._receive = (
             nccl.Buffer(communicator, count * parameters.element_bytes, parameters.registered) if count else None
@@ -210,7 +220,6 @@ class NcclTransfers(Transfers):
             # The first run makes connections; it must not be the one that is checked, which in place it would change.
             self._collective.run(self._patience_s)
             self._has_run = True
-            self._keep_prediction(self._collective.simulated_seconds(self._patience_s))
         self._data.fill(*self._memories())
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
@@ -219,19 +228,20 @@ class NcclTransfers(Transfers):
         self._barrier.run(patience_s)
         if not self._takes_part:
             return RankTimes(np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-        return RankTimes(*self._collective.time(iterations, patience_s, synchronise_each=True, graph=self._graph))
+        seconds, arrived_ns, done_ns = self._collective.time(
+            iterations, patience_s, synchronise_each=True, graph_calls=self.calls if self._graph else 0
+        )
+        # Of the calls of one replay each counts an equal share.
+        return RankTimes(seconds / self.calls, arrived_ns, arrived_ns + (done_ns - arrived_ns) // self.calls)
 
     def check(self) -> Checked:
+        if self._data.parameters.logged:
+            self._keep_choice()
         send, receive = self._memories()
         return self._data.check(send if self._data.parameters.in_place else receive)
 
     def close(self) -> None:
         self._collective = self._send = self._receive = None
-
-    def _keep_prediction(self, seconds: float | None) -> None:
-        """What NCCL's own model, by which it chooses algorithms, says of this case."""
-        if seconds is not None:
-            self.kernel = replace(self.kernel, details={**self.kernel.details, "predicted_by_nccl_s": seconds})
 
     def _keep_choice(self) -> None:
         """The algorithm and protocol of the run that just ended, from what NCCL wrote down."""
@@ -251,7 +261,7 @@ class NcclTransfers(Transfers):
         """The copy in use and what was set for it: a user's own settings explain many a figure."""
         settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
         details: dict[str, Any] = {"nccl": library.version_text, "library": library.path}
-        details |= {"graph": True} if self._graph else {}
+        details |= {"graph": True, "calls_per_graph": self.calls} if self._graph else {"thread_per_call": True}
         details |= {"registered": self._send.registered} if self._send and self._data.parameters.registered else {}
         return details | ({"settings": settings} if settings else {})
 
@@ -266,8 +276,12 @@ class BufferMemory:
     def poison(self) -> None:
         self.buffer.fill(POISON_BYTE)
 
-    def write(self, first: int, values: Stored) -> None:
-        self.buffer.write(values, first * values.itemsize)
+    def repeat(self, first: int, values: Stored, count: int) -> None:
+        self.buffer.repeat(values, count * values.itemsize, first * values.itemsize)
+
+    def outside(self, first: int, low: Stored, high: Stored, count: int) -> tuple[int, int]:
+        found: tuple[int, int] = self.buffer.outside(low, high, count, first * low.itemsize)
+        return found
 
     def read(self, first: int, count: int) -> Stored:
         element = element_type(self.dtype)
@@ -281,3 +295,9 @@ def _function(parameters: CollectiveParameters, library: Any) -> str:
     """NCCL's name of what is called."""
     function = FUNCTIONS.get(parameters.op, SEND_AND_RECEIVE)
     return function if library.optional.get(function, True) else SEND_AND_RECEIVE
+
+
+def _is_small_and_repeatable(parameters: CollectiveParameters) -> bool:
+    """Whether latency is most of the time, and doing it several times leaves what doing it once does."""
+    changes_its_input = parameters.in_place and parameters.operation.reduces
+    return parameters.message_bytes <= SHORT_BYTES and not changes_its_input

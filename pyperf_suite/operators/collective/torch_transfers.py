@@ -6,6 +6,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pyperf_suite.operators.collective.data import POISON_BYTE, RankData, Stored
 from pyperf_suite.operators.collective.parameters import CollectiveParameters
 from pyperf_suite.operators.collective.torch_calls import Binder
@@ -63,6 +65,10 @@ class TorchTransfers(Transfers):
         return send, receive
 
 
+# Elements that are compared at once: what is temporary then takes some tens of MB.
+CHUNK = 1 << 24
+
+
 @dataclass(frozen=True)
 class TensorMemory:
     """A tensor as data.Memory."""
@@ -73,18 +79,48 @@ class TensorMemory:
     def poison(self) -> None:
         self._bytes.fill_(POISON_BYTE)
 
-    def write(self, first: int, values: Stored) -> None:
-        import torch
+    def repeat(self, first: int, values: Stored, count: int) -> None:
+        bits, period = self._bits[first : first + count], self._uploaded(values)
+        whole = count - count % len(period)
+        bits[:whole].view(-1, len(period)).copy_(period.expand(whole // len(period), -1))
+        bits[whole:].copy_(period[: count - whole])
 
-        begin = first * values.itemsize
-        # numpy has no bfloat16 and no float8, so bytes are what both understand.
-        self._bytes[begin : begin + values.nbytes].copy_(torch.from_numpy(values.view("uint8")))
+    def outside(self, first: int, low: Stored, high: Stored, count: int) -> tuple[int, int]:
+        bits, least, most = self._bits[first : first + count], self._uploaded(low), self._uploaded(high)
+        exact = np.array_equal(low, high)
+        rows = max(1, CHUNK // len(least))
+        wrong, first_wrong = 0, -1
+        for begin in range(0, count, rows * len(least)):
+            part = bits[begin : begin + rows * len(least)]
+            whole = len(part) - len(part) % len(least)
+            for at, found in ((begin, part[:whole].view(-1, len(least))), (begin + whole, part[whole:])):
+                width = found.shape[-1]
+                # Signed here as torch compares, which orders what is not negative the same and NaN of sign 1 below.
+                bad = found != least[:width] if exact else (found < least[:width]) | (found > most[:width])
+                outside = int(bad.sum())
+                if outside and first_wrong < 0:
+                    first_wrong = at + int(bad.flatten().nonzero()[0])
+                wrong += outside
+        return wrong, first_wrong
 
     def read(self, first: int, count: int) -> Stored:
         storage = element_type(self.dtype).storage
         begin, end = (place * element_type(self.dtype).size_bytes for place in (first, first + count))
         read: Stored = self._bytes[begin:end].cpu().numpy().view(storage)
         return read
+
+    def _uploaded(self, values: Stored) -> Any:
+        import torch
+
+        bits = values.view(f"i{values.itemsize}").copy()  # torch takes no array that cannot be written
+        return torch.from_numpy(bits).to(self.tensor.device)
+
+    @property
+    def _bits(self) -> Any:
+        """The elements as integers: numpy has no bfloat16 and no float8, so bits are what both understand."""
+        import torch
+
+        return self.tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[element_type(self.dtype).size_bytes])
 
     @property
     def _bytes(self) -> Any:

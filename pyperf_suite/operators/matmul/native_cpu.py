@@ -32,7 +32,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
             )
         require_cores(schedule.workers)
         if parameters.tile is not None:
-            if parameters.tile.stages != 1 or parameters.tile.cluster != 1:
+            if parameters.tile.stages != 1 or parameters.tile.ctas != 1:
                 raise UserError(f"Tile {parameters.tile} names stages or clusters, which a CPU kernel does not have.")
             try:
                 native_extension().check_tile(parameters.tile.m, parameters.tile.n, parameters.tile.k)

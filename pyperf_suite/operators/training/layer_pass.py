@@ -11,6 +11,7 @@ from typing import Any
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.operators.cores import require_cores
 from pyperf_suite.operators.cuda import cuda_device
@@ -101,6 +102,8 @@ class LayerSteps(Steps):
         set_elements = p.elements + math.prod(p.output)  # the result's gradient beside it
         wanted = math.ceil(CACHE_TURNOVER * cache_bytes / (set_elements * p.element_bytes))
         self._sets = [self._set(seed + number) for number in range(min(wanted, MOST_SETS))]
+        if isinstance(where.stopwatch, CudaStopwatch):
+            where.stopwatch.sets = len(self._sets)
         details = {
             "operand_sets": len(self._sets),
             "cache": "partly_warm" if wanted > MOST_SETS else "cold_l2" if wanted > 1 else "larger_than_l2",

@@ -44,6 +44,7 @@ def explain(records: Sequence[Record], training: Training | None = None) -> Find
     sentences += [pair_sentence(found) for found in maps]
     sentences += _beside(sweeps)
     sentences += _law_sentence(sweeps)
+    sentences += _start_sentence(sweeps)
     sentences += soak_sentences(soaked)
     tables = [
         *tables_of(sweeps),
@@ -152,18 +153,41 @@ def _law_sentence(curves: Sequence[Curve]) -> list[str]:
     return [f"{counted} sizes held out by {statistics.median(known):.0%} (median{worst})."]
 
 
+def _replayed(curves: Sequence[Curve]) -> dict[str, Curve]:
+    """By what is moved, the curve of a replayed graph: its start time holds nothing of the host's."""
+    graphs = [
+        c for c in curves if c.setting.implementation == "nccl_graph" and c.setting.is_plain and c.law is not None
+    ]
+    return {curve.setting.what: curve for curve in graphs}
+
+
+def _start_sentence(curves: Sequence[Curve]) -> list[str]:
+    """Whose start times the table of laws has, where those of single calls are not the network's."""
+    calls = [curve for curve in plain(curves) if curve.law is not None and curve.setting.implementation == "nccl"]
+    if not calls:
+        return []
+    why = "a single call includes a host thread that NCCL starts for each call on a communicator that does not block"
+    replayed = [_replayed(curves)[curve.setting.what] for curve in calls if curve.setting.what in _replayed(curves)]
+    if not replayed:
+        return [f"Start times are those of single calls, and {why}: measure nccl_graph for the network's."]
+    graphs = [next(iter(curve.points.values())).details.get("calls_per_graph", 1) for curve in replayed]
+    return [f"Start times of NCCL are those of nccl_graph, {min(graphs)} calls in a graph: {why}."]
+
+
 def _law_table(curves: Sequence[Curve]) -> list[Table]:
     """The constants that people compare: the time of no bytes, and the rate of the last straight piece."""
-    rows = []
+    rows, replayed = [], _replayed(curves)
     for curve in plain(curves):
         if curve.law is None:
             continue
+        start = replayed.get(curve.setting.what, curve).law
+        assert start is not None
         segments, error = curve.law.segments(), curve.law.held_out_error
         beta = segments[-1].beta_s_per_byte
         rows.append(
             (
                 str(curve.setting),
-                f"{segments[0].alpha_s * 1e6:.3g}",
+                f"{start.segments()[0].alpha_s * 1e6:.3g}",
                 f"{1e-9 / beta:.3g}" if beta else "any",
                 readable(segments[-1].from_bytes),
                 str(len(segments)),

@@ -85,8 +85,6 @@ def _extra_columns(both: Both, points: Sequence[Point]) -> list[tuple[str, Calla
         extra.append(("NVLS wire GB/s", _wire_rate))
     if any(point.counted_rate is not None for point in points):
         extra.append(("NVLink counters GB/s", lambda point: _told(point.counted_rate, _rate)))
-    if any("predicted_by_nccl_s" in point.details for point in points):
-        extra.append(("NCCL predicts us", lambda point: _told(point.details.get("predicted_by_nccl_s"), _us)))
     if any("algorithm" in point.details for point in points):
         extra.append(("algorithm", lambda point: str(point.details.get("algorithm", ABSENT))))
     return extra

@@ -1,0 +1,112 @@
+"""What a case leaves behind on a GPU, and which of its errors cost the worker; the device is a double of libcuda."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators.cuda import CudaDevice, cuda_device
+from pyperf_suite.runner import measuring
+from pyperf_suite.runner.session import SENTINELS
+
+GPU = Device("cuda")
+ELF = b"\x7fELF"
+
+
+@pytest.fixture
+def device(fake, nvrtc, tmp_path, monkeypatch) -> Iterator[CudaDevice]:
+    """The double's device, as this process's own."""
+    monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path))
+    cuda_device.cache_clear()
+    yield cuda_device(0)
+    cuda_device.cache_clear()
+
+
+@pytest.fixture
+def answer(monkeypatch) -> Callable[[Callable[[], Any]], dict[str, Any]]:
+    """What a worker answers to a case that does this."""
+
+    def to(doing: Callable[[], Any]) -> dict[str, Any]:
+        monkeypatch.setattr(measuring, "_measure", lambda *_: doing())
+        return measuring.measure_case(SENTINELS["cuda"], None, GPU)
+
+    return to
+
+
+def crash(device: CudaDevice) -> None:
+    """Launch a kernel that takes the context with it."""
+    kernel = device.native.Kernel(device.native.Module(device.context, ELF), "crashes")
+    device.native.Launch(kernel, (1, 1, 1), (1, 1, 1), []).run()
+
+
+def raising(error: Exception) -> Callable[[], Any]:
+    def doing() -> Any:
+        raise error
+
+    return doing
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED"), KeyError("o"), MemoryError(), Unsupported("no such tile")],
+)
+def test_an_error_that_the_context_survives_does_not_cost_the_worker(device, answer, error):
+    assert not answer(raising(error)).get("fatal", False)
+    assert not device.is_lost()
+
+
+def test_device_memory_that_is_used_up_does_not_cost_the_worker(device, answer):
+    answered = answer(lambda: device.native.DeviceMemory(device.context, 1 << 40))
+    assert answered["outcome"] == "failed"
+    assert not answered.get("fatal", False)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_lost_context_costs_the_worker_whoever_was_told_of_it(device, answer, told):
+    def doing() -> Any:
+        crash(device)
+        if told:
+            device.context.synchronize()
+        raise ValueError("something else")
+
+    answered = answer(doing)
+    assert answered["outcome"] == "failed"
+    assert answered["fatal"] is True
+
+
+def test_a_context_lost_behind_a_right_answer_costs_the_worker_and_not_the_answer(device, answer):
+    answered = answer(lambda: crash(device) or {"outcome": "ok"})
+    assert answered["outcome"] == "ok"
+    assert answered["fatal"] is True
+
+
+@pytest.mark.parametrize("how", ["ok", "failed"])
+def test_torchs_stream_and_cache_are_as_before_after_every_case(device, answer, monkeypatch, how):
+    torch = pytest.importorskip("torch")
+    done: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda index: f"default {index}")
+    monkeypatch.setattr(torch.cuda, "set_stream", done.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty"))
+
+    class Tensor:
+        """Part of a cycle, as autograd's graphs are."""
+
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            done.append("freed")
+
+    def doing() -> dict[str, Any]:
+        tensor = Tensor()
+        if how == "failed":
+            raise RuntimeError(f"kept alive by a traceback: {tensor}")
+        return {"outcome": "ok"}
+
+    assert answer(doing)["outcome"] == how
+    assert done == ["freed", "default 0", "empty"]
