@@ -9,6 +9,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from .stopwatch import Launch, Stopwatch
@@ -100,7 +101,7 @@ class SpotChecks:
             for index in range(self._launches.sets):
                 self._check(index)
         except WrongLaunch as wrong:
-            return wrong.verification
+            return replace(wrong.verification, message=str(wrong))
         self.checked = self._launches.sets
         self._poison_one()
         self._begun_s, self._spent_s = self._clock(), 0.0
