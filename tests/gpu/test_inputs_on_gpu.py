@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.operators.cuda import cuda_device
 from pyperf_suite.operators.inputs import Operand, Operands, place
@@ -18,8 +18,10 @@ pytestmark = pytest.mark.gpu
 
 GPU = Device("cuda")
 LIBRARY = Schedule("library", 1)
+OURS = MatmulParameters(1000, 520, 256, Schedule("data_parallel", 64), Tile(128, 128, 32), "bfloat16", layout="NN")
 CASES = {
     "product": Case("matmul", MatmulParameters(1000, 520, 256, LIBRARY, dtype="bfloat16", layout="TN"), "cublas"),
+    "our memory": Case("matmul", OURS, "cuda_sm80"),
     "transposed": Case("matmul", MatmulParameters(256, 520, 1000, LIBRARY, dtype="float16", layout="NT"), "cublas"),
     "attention": Case("attention", AttentionParameters(2, 4, 64, 300, kv_heads=2, causal=True), "sdpa_math"),
     "gradients": Case("attention", AttentionParameters(2, 4, 64, 300, causal=True, backward=True), "sdpa_math"),
