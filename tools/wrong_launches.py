@@ -19,7 +19,7 @@ from pyperf_suite.operators.matmul.native_cpu import NativeCpuMatmul
 from pyperf_suite.operators.operator import Launches
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.profiles import STANDARD
+from pyperf_suite.runner.profiles import STANDARD, Effort
 
 # Whether the launch of that number on that set goes wrong.
 Fault = Callable[[int, int], bool]
@@ -66,10 +66,10 @@ def injected(is_wrong: Fault) -> Iterator[list[FaultyLaunches]]:
         NativeCpuMatmul.prepare = prepare  # type: ignore[method-assign]
 
 
-def visit(is_wrong: Fault, case: Case = CASE) -> tuple[dict[str, Any], int]:
-    """The answer of one visit of the standard profile, and how many launches it made."""
+def visit(is_wrong: Fault, effort: Effort = STANDARD.effort) -> tuple[dict[str, Any], int]:
+    """The answer of one visit, and how many launches it made."""
     with injected(is_wrong) as prepared:
-        answer = measure_case(case, STANDARD.effort, resolve("cpu"))
+        answer = measure_case(CASE, effort, resolve("cpu"))
     return answer, sum(launches.launched for launches in prepared)
 
 

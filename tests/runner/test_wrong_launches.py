@@ -8,10 +8,16 @@ from types import ModuleType
 
 import pytest
 
+from pyperf_suite.measure.steady import SteadyRule
+from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.runner import measuring
+from pyperf_suite.runner.profiles import Effort
 
 TOOL = Path(__file__).parents[2] / "tools" / "wrong_launches.py"
 SETS = 8
+
+# A visit that does not converge, so that a thousand launches are checked however calm the machine is.
+LONG = Effort(SteadyRule(min_time_s=0.1, time_cap_s=0.2), StopRule(relative_half_width=1e-9, time_cap_s=0.4))
 
 
 @pytest.fixture
@@ -36,13 +42,13 @@ def test_a_set_on_which_the_product_is_always_wrong_fails_before_timing(tool: Mo
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_wrong_launch_in_a_hundred_fails(tool: ModuleType, seed: int) -> None:
-    answer, _ = tool.visit(tool.one_in(100, seed))
+    answer, _ = tool.visit(tool.one_in(100, seed), LONG)
     assert answer["outcome"] == "failed"
     assert answer["verification"]["worst_at"] == [11, 13]
 
 
 def test_launches_that_go_wrong_after_a_while_fail_while_they_are_timed(tool: ModuleType) -> None:
-    answer, _ = tool.visit(lambda launch, _set: launch > 500)
+    answer, _ = tool.visit(lambda launch, _set: launch > 500, LONG)
     assert answer["outcome"] == "failed"
     assert answer["reason"].startswith("Wrong result while it was timed: operand set ")
 
