@@ -187,6 +187,7 @@ def _sampled(launch: Launch, stopwatch: Stopwatch, case: Case, effort: Effort, d
         "converged": measurement.converged,
         "relative_half_width": measurement.relative_half_width,
         "discarded": measurement.discarded,
+        **({"kept_despite": measurement.kept_despite} if measurement.kept_despite else {}),
         **telemetry.report,
         **({"gpu": gpu.report} if gpu else {}),
     }
