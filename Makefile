@@ -17,9 +17,20 @@ SOURCES := $(shell find csrc kernels -name '*.cpp' -o -name '*.h' -o -name '*.cu
 bench: $(MADE)
 	$(RUN) -m pytest --benchmark-only $(ARGS)
 
+# Whether the environment has all of these modules.
+HAS := $(RUN) -c 'import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))'
+
 # One process a core, each with whole files: most of the time goes into starting the processes that tests are about.
-test: lint
-	$(RUN) -m pytest tests -n logical --dist loadfile $(ARGS)
+# GPU tests time kernels, so they come afterwards, one at a time.
+test: $(MADE)
+	@if $(HAS) ruff mypy; then $(MAKE) --no-print-directory lint; else \
+	  echo "Lint is skipped: $(VENV) lacks ruff or mypy, and no package index gave them when it was made."; fi
+	@$(HAS) hypothesis || { echo "error: the tests need hypothesis, which $(VENV) lacks:" \
+	  "install it, or measure with make bench." >&2; exit 2; }
+	$(RUN) -m pytest tests -m "not gpu" $$($(HAS) xdist && printf %s '-n logical --dist loadfile') $(ARGS)
+	@if $(RUN) -c 'import sys; from pyperf_suite.hardware.cuda_driver import gpus; sys.exit(not gpus())'; then \
+	  $(RUN) -m pytest tests -m gpu $$($(HAS) xdist && printf %s '-n 1') $(ARGS) || [ $$? = 5 ]; \
+	else echo "GPU tests are skipped: CUDA finds no GPU here."; fi
 
 lint: $(MADE)
 	$(RUN) -m ruff check .

@@ -41,4 +41,4 @@ if reason is not None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let a torn journal be told as a warning; pyproject.toml cannot name a class of a package that may be absent."""
-    config.addinivalue_line("filterwarnings", "default::pyperf_suite.errors.TornJournal")
+    config.addinivalue_line("filterwarnings", "default::pyperf_suite.errors.DamagedJournal")

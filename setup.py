@@ -49,7 +49,7 @@ class BuildNative(build_ext):
         except ImportError:
             print(
                 "error: building pyperf_suite without build isolation needs pybind11, and this Python "
-                f"({sys.executable}) does not have it: pip install 'pybind11>=2.13' 'setuptools>=77', "
+                f"({sys.executable}) does not have it: pip install 'pybind11>=2.13' 'setuptools>=70.1', "
                 "or let pip build in isolation.",
                 file=sys.stderr,
                 flush=True,

@@ -111,7 +111,8 @@ def attended(
         logarithms = load_of_rows(lse, head, first_query, seq_q, BLOCK_N) * LOG2_E
         weights = tl.exp2(scores * SCALE - logarithms[None, :])
         if CAUSAL:  # noqa: SIM102 (decided when this is compiled, the next when it runs)
-            if step < whole:
+            # All steps of the widest rows are masked: with a branch what a step holds spills.
+            if PADDED > 128 or step < whole:
                 rows = first + tl.arange(0, BLOCK_M)
                 latest = first_query + tl.arange(0, BLOCK_N) + (seq_k - seq_q)
                 weights = tl.where(rows[:, None] <= latest[None, :], weights, 0.0)

@@ -6,6 +6,8 @@ attention tutorial), changed where a kernel's machine code spilled or did not fi
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyperf_suite.kernels.attention import ELEMENT_BYTES, Configuration, padded
 from pyperf_suite.kernels.triton_host import (
     LARGEST_DESCRIPTOR_BLOCK,
@@ -20,14 +22,16 @@ Rows = dict[int, tuple[int, int, int, int]]
 
 FORWARD: dict[str, Rows] = {
     "Ampere": {64: (64, 64, 3, 4), 128: (128, 64, 3, 8), 256: (64, 32, 2, 8), 512: (32, 32, 1, 8)},
-    "Hopper": {64: (128, 64, 3, 4), 128: (128, 128, 2, 8), 256: (128, 64, 2, 8), 512: (64, 32, 2, 8)},
+    "Hopper": {64: (128, 128, 2, 8), 128: (128, 64, 3, 8), 256: (128, 64, 2, 8), 512: (32, 32, 2, 8)},
     "Blackwell": {64: (128, 128, 3, 8), 128: (128, 128, 2, 8), 256: (128, 64, 2, 8), 512: (64, 32, 2, 8)},
 }
 BACKWARD: dict[str, Rows] = {
     "Ampere": {64: (128, 32, 2, 8), 128: (64, 32, 2, 8), 256: (32, 32, 1, 8), 512: (16, 16, 1, 8)},
-    "Hopper": {64: (128, 64, 2, 8), 128: (128, 32, 2, 8), 256: (64, 32, 1, 8), 512: (16, 16, 1, 8)},
-    "Blackwell": {64: (128, 64, 2, 8), 128: (64, 64, 2, 8), 256: (64, 32, 1, 8), 512: (16, 16, 1, 8)},
+    "Hopper": {64: (128, 64, 2, 8), 128: (128, 32, 2, 8), 256: (64, 16, 2, 8), 512: (16, 16, 1, 8)},
+    "Blackwell": {64: (64, 64, 2, 8), 128: (64, 32, 2, 8), 256: (64, 32, 1, 8), 512: (16, 16, 1, 8)},
 }
+# What else is worth measuring of the forward pass, by head_dim: as near to the first choice by what is published.
+RIVALS: dict[str, Rows] = {"Hopper": {64: (128, 64, 3, 4), 128: (128, 128, 3, 8)}}
 # Tensor cores do not take float32, so that blocks are bounded by registers on every generation.
 FLOAT32: dict[bool, Rows] = {
     False: {64: (64, 32, 2, 8), 128: (32, 32, 2, 8), 256: (16, 32, 2, 8), 512: (16, 16, 1, 8)},
@@ -59,14 +63,22 @@ def default_configuration(
 
 
 def default_set(target: str) -> tuple[Configuration, ...]:
-    """The kernels of a target such as "sm_90" whose machine code is watched; those up to head_dim 128 do not spill.
+    """The kernels of a target such as "sm_90" whose machine code is watched; none spills.
 
     Raises ValueError for what is not a target.
     """
+    generation = generation_of(target)
     # Through TMA the padding is the copy engine's: the code is that of the padded head_dim.
-    head_dims = (64, 80, 128) if generation_of(target) == "Ampere" else (64, 128)
-    wanted = (*((head_dim, False) for head_dim in head_dims), *((head_dim, True) for head_dim in (64, 128)))
-    return tuple(default_configuration(target, head_dim, "bfloat16", True, backward) for head_dim, backward in wanted)
+    head_dims = (64, 80, 128, 256) if generation == "Ampere" else (64, 128, 256)
+    wanted = (*((head_dim, False) for head_dim in head_dims), *((head_dim, True) for head_dim in (64, 128, 256)))
+    first = [default_configuration(target, head_dim, "bfloat16", True, backward) for head_dim, backward in wanted]
+    rivals = [
+        replace(asked, block_m=held, block_n=stepped, stages=stages, warps=warps)
+        for asked in first
+        for head_dim, (held, stepped, stages, warps) in RIVALS.get(generation, {}).items()
+        if asked.head_dim == head_dim and not asked.backward
+    ]
+    return (*first, *rivals)
 
 
 def generation_of(target: str) -> str:

@@ -32,6 +32,8 @@ TILE_K_BYTES = (64, 128)  # a row of a K-major tile is one swizzle span
 # warpgroups have 128 each, so that there n = 200 is the widest it takes (message C7602).
 MOST_SUMS = {1: 192, 2: 192, 3: 100}
 SHARED_BYTES = 227 << 10  # of one block (CUDA C++ Programming Guide, compute capability 9.0)
+STORE_BUFFERS = 2  # of a warp: one is filled while the copy engine reads the other
+AMPLE_STORE_BUFFERS = 4  # all that a warp stores of 256 columns of 16 bits, so that it waits for none
 MOST_STAGES = 8  # by default: more in flight has nothing left to hide
 WARPGROUP_THREADS = 128
 WARP_ROWS = 16
@@ -56,7 +58,7 @@ class Specialisation:
     consumers: int
     cluster_m: int = 1
     cluster_n: int = 1
-    store_buffers: int = 2
+    store_buffers: int = STORE_BUFFERS
     in_type: str = "bf16"
     out_type: str = "bf16"
     a_transposed: bool = False
@@ -82,11 +84,12 @@ class Specialisation:
 
     @property
     def name(self) -> str:
-        """What a person reads: `sm90_bf16_bf16_tn_128x256x64_s4_c2x1`."""
+        """What a person reads: `sm90_bf16_bf16_tn_128x256x64_s4_c2x1`, `_b4` after it where buffers are not 2."""
         shared = "_shared" if self.shared_tiles else ""
+        buffers = f"_b{self.store_buffers}" if self.store_buffers != STORE_BUFFERS else ""
         return (
             f"sm90_{self.in_type}_{self.out_type}_{self.layout.lower()}_{self.m}x{self.n}x{self.k}_s{self.stages}"
-            f"_c{self.cluster_m}x{self.cluster_n}{shared}"
+            f"_c{self.cluster_m}x{self.cluster_n}{buffers}{shared}"
         )
 
     @property
@@ -312,7 +315,7 @@ def specialise(
     consumers: int | None = None,
     cluster_m: int = 1,
     cluster_n: int = 1,
-    store_buffers: int = 2,
+    store_buffers: int | None = None,
     in_type: str = "bf16",
     out_type: str = "bf16",
     a_transposed: bool = False,
@@ -321,8 +324,8 @@ def specialise(
 ) -> Specialisation:
     """The instance for a tile, what is not named chosen: k of 128 bytes, as many stages as fit up to 8, and consumers.
 
-    A consumer has 64 rows, or 128 where a fourth warpgroup would leave too few registers to each. Raises ValueError for
-    what cannot be.
+    A consumer has 64 rows, or 128 where a fourth warpgroup would leave too few registers to each. Stages that are named
+    leave the rest of shared memory to 4 store buffers, where they fit. Raises ValueError for what cannot be.
     """
     check_types(in_type, out_type, a_transposed, b_transposed)
     two = Specialisation(
@@ -333,14 +336,19 @@ def specialise(
         {64: 1, 192: 3}.get(m, 2) if consumers is None else consumers,
         cluster_m,
         cluster_n,
-        store_buffers,
+        STORE_BUFFERS if store_buffers is None else store_buffers,
         in_type,
         out_type,
         a_transposed,
         b_transposed,
         shared_tiles,
     )
-    return replace(two, stages=min(MOST_STAGES, most_stages(two)) if stages is None else stages)
+    if stages is None:
+        return replace(two, stages=min(MOST_STAGES, most_stages(two)))
+    spare = SHARED_BYTES - stages * (two.stage_bytes + 16)
+    if store_buffers is None and two.store_bytes // STORE_BUFFERS * AMPLE_STORE_BUFFERS <= spare:
+        return replace(two, stages=stages, store_buffers=AMPLE_STORE_BUFFERS)
+    return replace(two, stages=stages)
 
 
 def in_layout(specialisation: Specialisation, layout: str) -> Specialisation:
@@ -370,7 +378,9 @@ def default_set() -> tuple[Specialisation, ...]:
         (256, 128, 1, 2),
         (256, 128, 2, 1),
     )
-    return tuple(specialise(m, n, cluster_m=rows, cluster_n=columns) for m, n, rows, columns in tiles)
+    pair_with_ample_buffers = specialise(128, 256, stages=3, cluster_m=2)
+    usual = (specialise(m, n, cluster_m=rows, cluster_n=columns) for m, n, rows, columns in tiles)
+    return (*usual, pair_with_ample_buffers)
 
 
 def sources() -> tuple[str, Mapping[str, str]]:

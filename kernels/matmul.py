@@ -42,6 +42,8 @@ OPERAND_TYPES = {
 }
 OUTPUT_TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "int32": "i32"}
 
+HALVED_FROM = 128  # columns of a tile
+
 # Tensor cores take 32 terms of 8 bits at once, and Triton no fewer.
 SMALLEST_DEPTH = {"float8_e4m3fn": 32, "int8": 32}
 
@@ -114,10 +116,16 @@ class Configuration:
         return "int32" if self.dtype == "int8" else "float32"
 
     @property
+    def halves(self) -> bool:
+        """Whether C leaves in halves of a tile: a wide one would take the shared memory of a stage on its way."""
+        return self.descriptors and self.tile[1] >= HALVED_FROM
+
+    @property
     def blocks(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-        """What one step reads of A and B as stored, and one tile writes of C."""
+        """What one step reads of A and B as stored, and one store writes of C."""
         m, n, k = self.tile
-        return (k, m) if self.a_transposed else (m, k), (n, k) if self.b_transposed else (k, n), (m, n)
+        stored = (m, n // 2 if self.halves else n)
+        return (k, m) if self.a_transposed else (m, k), (n, k) if self.b_transposed else (k, n), stored
 
     @property
     def options(self) -> dict[str, Any]:
@@ -139,6 +147,7 @@ class Configuration:
             "A_TRANSPOSED": self.a_transposed,
             "B_TRANSPOSED": self.b_transposed,
             "DESCRIPTORS": self.descriptors,
+            "HALVES": self.halves,
             "K_IS_WHOLE": k_is_whole,
             "PRECISION": "tf32" if self.dtype == "tfloat32" else "ieee",
             # The interpreter holds bf16 as its 16 bits in uint16, which its dot multiplies as if they were integers.
@@ -164,7 +173,7 @@ def default_set(target: str) -> tuple[Configuration, ...]:
         )
     return (
         Configuration((128, 256, 64), stages=4, warps=8, operands="descriptors"),
-        Configuration((128, 256, 64), stages=3, warps=8, operands="descriptors", policy="persistent"),
+        Configuration((128, 256, 64), stages=4, warps=8, operands="descriptors", policy="persistent"),
         Configuration((128, 128, 64), stages=4, warps=8, operands="descriptors"),
         Configuration((64, 128, 64), stages=4, warps=4, operands="descriptors"),
         Configuration((128, 128, 64), stages=4, warps=8, operands="descriptors", policy="split_k"),

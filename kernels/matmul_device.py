@@ -48,6 +48,7 @@ def matmul(
     A_TRANSPOSED: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    HALVES: tl.constexpr,  # C leaves through a descriptor in halves of BLOCK_N
     K_IS_WHOLE: tl.constexpr,  # K is a multiple of BLOCK_K
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
@@ -65,7 +66,10 @@ def matmul(
         begin = boundary(unit, streamed * k_tiles, workers)
         end = boundary(unit + 1, streamed * k_tiles, workers)
 
-    for visit in range(visits(POLICY, unit, tiles, k_tiles, streamed, workers, begin, end)):
+    # As one loop over all k-tiles of all segments, so that the pipeline fills with the next tile while one is stored.
+    FLATTEN: tl.constexpr = POLICY == "persistent"
+    segments = visits(POLICY, unit, tiles, k_tiles, streamed, workers, begin, end)
+    for visit in tl.range(0, segments, flatten=FLATTEN):
         tile, k_begin, k_end = segment(POLICY, unit, visit, tiles, k_tiles, streamed, splits, workers, begin, end)
         tile_m, tile_n = place(tile, tiles_m, tiles_n, group)
         row = tile_m * BLOCK_M
@@ -88,7 +92,7 @@ def matmul(
                 hand_on(sums, k_end, slot, partial_sums, summed, BLOCK_M, BLOCK_N)
         if k_end == k_tiles:
             if DESCRIPTORS:
-                c.store([row, column], sums.to(c.dtype))
+                store_descriptor(c, sums, row, column, BLOCK_M, BLOCK_N, HALVES)
             else:
                 store(c, sums, row, column, m, n, c_row_stride, BLOCK_M, BLOCK_N)
 
@@ -185,6 +189,20 @@ def slot_addresses(partial_sums, slot, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
     """The addresses of a shared tile's partial sum."""
     inside = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     return partial_sums + slot.to(tl.int64) * (BLOCK_M * BLOCK_N) + inside
+
+
+@triton.jit
+def store_descriptor(
+    c, sums, row, column, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HALVES: tl.constexpr
+):  # fmt: skip
+    """Round the sums to C's element type and store them; in halves the shared memory on the way is half as much."""
+    if HALVES:
+        halves = sums.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1)
+        left, right = halves.split()
+        c.store([row, column], left.to(c.dtype))
+        c.store([row, column + BLOCK_N // 2], right.to(c.dtype))
+    else:
+        c.store([row, column], sums.to(c.dtype))
 
 
 @triton.jit

@@ -6,6 +6,7 @@ Everything heavy is imported inside the command that needs it, so that `--help` 
 from __future__ import annotations
 
 import itertools
+import math
 import signal
 import threading
 import time
@@ -32,7 +33,7 @@ from pyperf_suite.commands.measuring import (
     folder_of,
     kept_when_interrupted,
     measuring_options,
-    progress_bar,
+    progress_on,
     workers_of_the_launcher,
 )
 from pyperf_suite.commands.report import report
@@ -40,7 +41,7 @@ from pyperf_suite.commands.selfcheck import selfcheck
 from pyperf_suite.commands.size import explain, size
 from pyperf_suite.commands.study import study
 from pyperf_suite.commands.track import track
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import Interrupted, UserError
 from pyperf_suite.printable import printable
 
 if TYPE_CHECKING:
@@ -54,30 +55,50 @@ class Spoken(click.ClickException):
     exit_code = 2
 
 
+class Ended(Spoken):
+    """A signal ended the command."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        type(self).exit_code = 128 + number
+
+
 class SpokenErrors(Suite):
-    """A UserError from any command is one sentence on standard error and exit code 2, click's own for bad usage."""
+    """A UserError from any command is one sentence on standard error and exit code 2, click's own for bad usage.
+
+    A command that a signal ended exits with 128 and the signal's number, as shells expect: 130 after Ctrl-C.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         warnings.showwarning = _speak_warning
+        received: list[int] = []
         try:
-            with _signals_interrupt():
+            with _signals_interrupt(received):
                 return super().invoke(ctx)
+        except (Interrupted, KeyboardInterrupt) as error:
+            number = received[-1] if received else signal.SIGINT
+            raise Ended(printable(str(error)) or "Interrupted.", number) from error
         except UserError as error:
             raise Spoken(printable(str(error))) from error
 
 
 @contextmanager
-def _signals_interrupt() -> Iterator[None]:
+def _signals_interrupt(received: list[int]) -> Iterator[None]:
     """SIGTERM, as batch systems send it, and SIGHUP of a closed terminal end a command as Ctrl-C does.
 
     By default they end this process at once, and its workers and ranks work on alone until their case is over. Whoever
-    had them ignored, as nohup does, keeps that.
+    had them ignored, as nohup does, keeps that. `received` is given the number of what came.
     """
+
+    def interrupt(number: int, _: Any) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
     taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
         taken = []
     for each in taken:
-        signal.signal(each, signal.default_int_handler)
+        signal.signal(each, interrupt)
     try:
         yield
     finally:
@@ -130,7 +151,7 @@ def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any)
     if list_probes:
         from rich.console import Console
 
-        _print_probes(Console(), device)
+        _print_probes(Console(), probes, device)
         return
     _run(probes, device=device, **options)
 
@@ -191,12 +212,14 @@ def _run(
     resume: str | None,
     deadline_s: float,
     as_json: bool,
+    budget_s: float | None = None,
     soak_min: float = 0.0,
 ) -> None:
     """Measure and tell; in ranks other than the first of a launcher's, do what the first one asks."""
     from rich.console import Console
 
     from pyperf_suite.ranks.environment import rank_environment
+    from pyperf_suite.runner.plan import most_informative_first
     from pyperf_suite.runner.session import Session
 
     workers = None
@@ -207,7 +230,10 @@ def _run(
     try:
         plan = _plan(probes, profile, device, axes, seed)
         plan.validate()
-        session = Session(plan, folder_of(plan, results, resume), deadline_s, workers)
+        if budget_s is not None:
+            plan = replace(plan, cases=most_informative_first(plan.cases, seed))
+        budget_s = budget_s or math.inf
+        session = Session(plan, folder_of(plan, results, resume), deadline_s, workers, budget_s)
     except UserError:
         # Nothing is wrong with the other ranks: they go, and only this one's sentence is heard.
         if workers is not None:
@@ -240,29 +266,27 @@ def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, .
 
 
 def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
-    """Measure every case under a progress bar; what is interrupted can be resumed."""
+    """Measure every case and show how far it is; what is interrupted can be resumed."""
     from pyperf_suite.probes.following import follow_ups
 
     plan = session.plan
-    console.print(f"{', '.join(plan.probes)}: {plan.outlook}", highlight=False, soft_wrap=True)
+    console.print(f"{', '.join(plan.probes)}: {session.outlook.line}", highlight=False, soft_wrap=True)
     with kept_when_interrupted(session):
         session.open()
-        with progress_bar(console) as progress:
-            task = progress.add_task("", total=len(plan.cases))
-            for planned in plan.cases:
-                records = session.measure(planned)
-                progress.update(task, advance=1, description=_speed(records[-1]))
-            for count, planned in enumerate(follow_ups(plan, session.records), len(plan.cases) + 1):
-                progress.update(task, total=count)
-                records = session.measure(planned)
-                progress.update(task, advance=1, description=f"following up: {_speed(records[-1])}")
+        visits = session.visits()
+        with progress_on(console, len(visits)) as show:
+            session.visit_all(visits, show, lambda _, record: _speed(record))
+            asked = ((planned, n) for planned in follow_ups(plan, session.records) for n in session.processes(planned))
+            for done, visit in enumerate(session.within_budget(asked), len(visits) + 1):
+                show(done, done, f"following up: {_speed(session.visit(*visit))}", lambda: 0.0)
             end = time.monotonic() + 60 * soak_min
-            for count, planned in enumerate(itertools.cycle(plan.cases), len(plan.cases) + 1):
+            for done, planned in enumerate(itertools.cycle(plan.cases), len(visits) + 1):
                 if time.monotonic() >= end:
                     break
-                progress.update(task, total=count)
-                progress.update(task, advance=1, description=f"soaking: {_speed(session.visit_again(planned))}")
+                show(done, done, f"soaking: {_speed(session.visit_again(planned))}", lambda: 0.0)
         session.finish()
+    if session.cut_short:
+        console.print(session.cut_short, highlight=False, soft_wrap=True)
 
 
 def _speed(record: Any) -> str:
@@ -284,17 +308,18 @@ def _tell(session: Session, as_json: bool) -> None:
         report_run(Console(), session.folder, records)
 
 
-def _print_probes(console: Any, device: str) -> None:
+def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes import PROBES
+    from pyperf_suite.probes import PROBES, find_probe
+    from pyperf_suite.runner.outlook import Outlook
     from pyperf_suite.runner.plan import Plan, PlannedCase
     from pyperf_suite.runner.profiles import PROFILES
 
     where = resolve(device)
-    for name, probe in PROBES.items():
+    for name in names or PROBES:
+        probe = find_probe(name)
         console.print(f"[bold]{name}[/bold]  {probe.question}", highlight=False, soft_wrap=True)
         for profile in PROFILES.values():
             cases = probe.cases(profile.name, where)
             plan = Plan(tuple(PlannedCase(name, case) for case in cases), profile, where)
-            console.print(f"    {plan.outlook} ({profile.purpose})", highlight=False, soft_wrap=True)
-    console.print("A case ends as soon as its median is known well enough, so most runs are shorter.", soft_wrap=True)
+            console.print(f"    {Outlook(plan).line} ({profile.purpose})", highlight=False, soft_wrap=True)

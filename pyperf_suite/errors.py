@@ -12,6 +12,10 @@ class UserError(Exception):
     """Something was asked for that cannot be: the message says what was asked, what was found, what to do."""
 
 
+class Interrupted(UserError):
+    """Somebody ended the command; the message says what is kept and how to go on."""
+
+
 class Unsupported(Exception):
     """This machine or implementation cannot run the case; the message is the reason kept in its record."""
 
@@ -32,5 +36,5 @@ def out_of_memory(error: BaseException | None) -> str:
     return ""
 
 
-class TornJournal(UserWarning):
+class DamagedJournal(UserWarning):
     """The last line of a journal was cut off in the middle; the records before it are whole."""

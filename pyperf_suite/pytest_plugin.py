@@ -40,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--suite-seed", default=0, type=int, metavar="N", help="Seed of the order in which cases are visited."
     )
     group.addoption(
+        "--suite-budget",
+        type=float,
+        metavar="SECONDS",
+        help="End the run in order within so many seconds, the most informative cases first; the rest is skipped.",
+    )
+    group.addoption(
         "--suite-resume",
         nargs="?",
         const="latest",
@@ -106,15 +112,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle the suite's items among themselves by the seed; all others keep their places."""
+    """Put the suite's items in the order of a run, by the seed; all others keep their places."""
     places = [place for place, item in enumerate(items) if _PLANNED in item.stash]
     if not places:
         return  # a session of somebody else's tests pays for no import of ours
-    from pyperf_suite.runner.plan import in_random_order
+    from pyperf_suite.runner.plan import in_random_order, most_informative_first
 
     by_planned = {items[place].stash[_PLANNED]: items[place] for place in places}
-    shuffled = in_random_order(list(by_planned), config.getoption("suite_seed"))
-    for place, planned in zip(places, shuffled, strict=True):
+    order = in_random_order if config.getoption("suite_budget") is None else most_informative_first
+    for place, planned in zip(places, order(list(by_planned), config.getoption("suite_seed")), strict=True):
         items[place] = by_planned[planned]
 
 
@@ -135,8 +141,17 @@ def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """In ranks of a launcher other than the first: do what the first one asks, which alone records and tells."""
-    return session.config.stash[_RUN].follow_the_first_rank() or None
+    """In ranks of a launcher other than the first, do what the first one asks, which alone records and reports.
+
+    In the first, or where there is no launcher, measure what comes before the items' own visits.
+    """
+    run = session.config.stash[_RUN]
+    if run.follow_the_first_rank():
+        return True
+    is_xdist_worker = hasattr(session.config, "workerinput")
+    if not session.config.option.collectonly and not session.testsfailed and not is_xdist_worker:
+        run.measure_ahead(session.config.pluginmanager.get_plugin("terminalreporter"))
+    return None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -174,6 +189,8 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
             benchmark(lambda: None)
             return
         records = run.measure(item.stash[_PLANNED])
+        if not records:
+            pytest.skip("the budget was used up before this case was measured")
         unsuccessful = [record for record in records if record.outcome != "ok"]
         if unsuccessful:
             _settle((unsuccessful[0].outcome, unsuccessful[0].reason))

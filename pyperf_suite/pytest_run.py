@@ -6,6 +6,7 @@ What is heavy is imported when a case of the suite is collected: a session of so
 from __future__ import annotations
 
 import io
+import math
 import shutil
 import warnings
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyperf_suite.errors import TornJournal, UserError
+from pyperf_suite.errors import DamagedJournal, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan, PlannedCase
@@ -83,15 +84,36 @@ class SuiteRun:
         """One line about the run ahead; None where there is none."""
         if not self.planned or self._config.getoption("benchmark_disable", False):
             return None
-        return f"pyperf_suite: {self._plan().outlook}"
+        from pyperf_suite.runner.outlook import Outlook
+
+        return f"pyperf_suite: {Outlook(self._plan()).line}"
+
+    def measure_ahead(self, terminal: pytest.TerminalReporter | None) -> None:
+        """All visits but those of the last process, one process after the other; the last are the items' own.
+
+        A run that is cut short then has every case once before it has any case twice.
+        """
+        if not self.planned or self._config.getoption("benchmark_disable", False):
+            return
+        from pyperf_suite.runner.outlook import ProgressLines
+
+        with SpokenErrors():
+            processes = self._plan().profile.processes
+            if processes == 1:
+                return
+            self._session = self._open()
+            ahead = [(planned, process) for planned, process in self._session.visits() if process < processes - 1]
+            show = ProgressLines(terminal.write_line if terminal else lambda _: None)
+            self._session.visit_all(ahead, show, lambda planned, record: f"{planned.case.label}: {record.outcome}")
 
     def measure(self, planned: PlannedCase) -> list[Record]:
-        """Records of one case; the run is opened by its first case."""
+        """Records of one case, none if the budget left it out; the run is opened by its first case."""
         with SpokenErrors():
             if self._session is None:
                 self._session = self._open()
-            records: list[Record] = self._session.measure(planned)
-            return records
+            session = self._session
+            visits = session.within_budget((planned, process) for process in session.processes(planned))
+            return [session.visit(*visit) for visit in visits]
 
     def verify(self, planned: PlannedCase) -> tuple[str, str]:
         """Outcome and reason of running the case once, untimed and unrecorded: what --benchmark-disable asks for."""
@@ -138,6 +160,8 @@ class SuiteRun:
                 self._follow_up()
                 self._session.finish()
             console = Console(file=text, width=width, force_terminal=terminal.hasmarkup)
+            if self._session.cut_short:
+                console.print(self._session.cut_short, highlight=False, soft_wrap=True)
             report_run(console, self._session.folder, list(self._session.records))
         except UserError as error:
             text.write(f"{error}\n")
@@ -173,8 +197,13 @@ class SuiteRun:
         folder = find_run(results, machine, plan, wanted) if wanted else create_run(results, machine, plan)
         with warnings.catch_warnings():
             # Where a project turns warnings into errors, a torn last line must still not stop a resume.
-            warnings.simplefilter("always", TornJournal)
-            session = Session(plan, folder, workers=self._workers_of_the_launcher(plan))
+            warnings.simplefilter("always", DamagedJournal)
+            session = Session(
+                plan,
+                folder,
+                workers=self._workers_of_the_launcher(plan),
+                budget_s=self._config.getoption("suite_budget") or math.inf,
+            )
             session.open()
         return session
 

@@ -16,7 +16,8 @@ import pyperf_suite
 PACKAGE = Path(pyperf_suite.__file__).parent
 # Lowest first. A part imports from parts below its own layer, never from beside or above.
 LAYERS = (
-    ("errors", "nearest", "printable", "_native", "kernels"),
+    ("errors",),
+    ("files", "nearest", "printable", "_native", "kernels"),
     ("hardware",),
     ("laws",),
     ("measure", "ranks"),
@@ -32,6 +33,7 @@ LAYERS = (
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 MEASURING_PATH = (
     "errors",
+    "files",
     "nearest",
     "printable",
     "laws",

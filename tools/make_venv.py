@@ -1,26 +1,42 @@
 """Make the environment that `make` works in: pinned packages, torch only where absent, the extension built.
 
-A torch that this Python can already import (a GPU container's own) is kept, with everything it stands on.
+Where this Python can import torch already (a GPU container), its packages are shared: what is there and meets
+pyproject.toml's requirement is left alone, and without a package index the optional rest stays absent.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 from compiler import find_cxx
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
-BUILD = ("pybind11", "setuptools", "wheel")
 # Compiled against numpy: where numpy is the machine's own, pip must be free to choose versions that fit it.
 BUILT_ON_NUMPY = frozenset({"contourpy", "matplotlib", "scipy"})
-# What a working torch must not lose under its feet; of the rest it requires, a newer one does no harm.
+# What a working torch must not lose under its feet.
 HELD = ("numpy", "torch", "triton")
+# Packages that nothing but the named use needs.
+OPTIONAL = {
+    "hypothesis": "`make test`",
+    "matplotlib": "figures as PNG files",
+    "mypy": "`make lint`",
+    "nvidia-cuda-nvrtc": "CUDA kernels, unless torch or a CUDA toolkit has NVRTC",
+    "plotly": "the page that `pyperf-suite report` writes",
+    "pyarrow": "Parquet files",
+    "pytest-xdist": "tests side by side",
+    "ruff": "`make lint`",
+    "ruptures": "change points in `pyperf-suite track`",
+    "triton": "Triton kernels",
+}
+IMPATIENT = ("--retries", "1", "--timeout", "15")  # where little is missing, do not wait minutes for an index
 
 
 def canonical(name: str) -> str:
@@ -38,23 +54,6 @@ def requirement_name(requirement: str) -> str:
     return canonical(re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0])
 
 
-def required_by_torch() -> set[str]:
-    """Names of torch and of all that it requires, directly or not, as far as this Python has them."""
-    found: set[str] = set()
-    waiting = list(HELD)
-    while waiting:
-        name = waiting.pop()
-        if name in found:
-            continue
-        try:
-            requirements = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        found.add(name)
-        waiting.extend(requirement_name(line) for line in requirements if "extra ==" not in line)
-    return found - {"setuptools"}  # the build needs its own, recent one
-
-
 def constraints_keeping(held: dict[str, str], present: set[str], pins: list[str]) -> list[str]:
     """The pins of what is not present, and `name==version` for each of `held`: pip then leaves both be."""
     freed = present | (BUILT_ON_NUMPY if "numpy" in held else frozenset())
@@ -62,16 +61,82 @@ def constraints_keeping(held: dict[str, str], present: set[str], pins: list[str]
     return [*others, *(f"{name}=={version}" for name, version in sorted(held.items()))]
 
 
-def output_of(python: Path | str, program: str) -> str:
-    """What the one-line program prints under that Python."""
-    return subprocess.run([str(python), "-c", program], capture_output=True, text=True).stdout.strip()
+def requirements() -> list[str]:
+    """What pyproject.toml asks for: to build, to run, to develop, and torch."""
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        from pip._vendor import tomli as tomllib
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    project = told["project"]
+    lines = [*told["build-system"]["requires"], *project["dependencies"]]
+    for extra in project["optional-dependencies"].values():
+        lines += extra
+    return lines
+
+
+def survey(lines: list[str]) -> dict[str, Any]:
+    """How this Python meets the requirements, and what it has that is not of its own environment.
+
+    `unmet`: lines that no package meets; `ours`: those that none outside the environment meets; `outside`: the packages
+    outside, name to version.
+    """
+    from pip._vendor.packaging.requirements import Requirement
+
+    inside = Path(sys.prefix).resolve()
+    seen: dict[str, tuple[str, bool]] = {}
+    for package in importlib.metadata.distributions():
+        name = package.metadata["Name"]
+        if name:  # a folder left behind by a broken uninstall has none
+            is_outside = not Path(str(package.locate_file(""))).resolve().is_relative_to(inside)
+            seen.setdefault(canonical(name), (package.version, is_outside))
+    unmet, ours = [], []
+    for line in lines:
+        wanted = Requirement(line)
+        if wanted.marker is not None and not wanted.marker.evaluate():
+            continue
+        version, is_outside = seen.get(canonical(wanted.name), ("", False))
+        meets = bool(version) and wanted.specifier.contains(version, prereleases=True)
+        if not meets:
+            unmet.append(line)
+        if not (meets and is_outside):
+            ours.append(line)
+    return {"unmet": unmet, "ours": ours, "outside": {name: v for name, (v, is_outside) in seen.items() if is_outside}}
+
+
+def left_out(unmet: list[str]) -> str:
+    """The sentence on what stays absent and what that switches off. Raises ValueError if one of them is needed."""
+    needed = [line for line in unmet if requirement_name(line) not in OPTIONAL]
+    if needed:
+        raise ValueError(
+            f"no package index gave {', '.join(needed)}, which nothing works without: connect one, or download "
+            "wheels elsewhere and name their folder in PIP_FIND_LINKS; then run `make` again."
+        )
+    told = ", ".join(f"{name} ({OPTIONAL[name]})" for name in map(requirement_name, unmet))
+    return f"Without a package index these optional packages stay absent: {told}. All else works."
+
+
+def output_of(python: Path | str, program: str | list[str]) -> str:
+    """What the one-line program, or the script with its arguments, prints under that Python."""
+    arguments = ["-c", program] if isinstance(program, str) else program
+    return subprocess.run([str(python), *arguments], capture_output=True, text=True).stdout.strip()
+
+
+def succeeds(*command: str) -> bool:
+    """Run a command whose output the user sees."""
+    return not subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
+
+
+def fail(sentence: str) -> NoReturn:
+    """Print the sentence and exit with code 2."""
+    print(f"error: {sentence}", file=sys.stderr, flush=True)
+    raise SystemExit(2)
 
 
 def run(*command: str, otherwise: str) -> None:
     """Run a command whose output the user sees; print one sentence and exit with code 2 if it fails."""
-    if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode:
-        print(f"error: {otherwise}", file=sys.stderr, flush=True)
-        raise SystemExit(2)
+    if not succeeds(*command):
+        fail(otherwise)
 
 
 def python_outside(venv: Path) -> Path | None:
@@ -82,7 +147,10 @@ def python_outside(venv: Path) -> Path | None:
 
 
 def make_environment(venv: Path, *, share_packages: bool) -> Path:
-    """Create the environment, or keep the one that is there if it was made alike; return its Python."""
+    """Create the environment, or keep the one that is there if it was made alike; return its Python.
+
+    One that shares packages takes pip from them too: `venv` would bring an old setuptools in front of theirs.
+    """
     python = venv / "bin" / "python"
     settings = venv / "pyvenv.cfg"
     describe = "import sys; print(sys.base_prefix, sys.version)"
@@ -93,23 +161,30 @@ def make_environment(venv: Path, *, share_packages: bool) -> Path:
         and output_of(python, describe) == output_of(sys.executable, describe)
         and can_import(python, "pip")
     )
+    shared = ["torch", "pip"] if share_packages and can_import(sys.executable, "pip") else ["torch"]
     if not same_python:
-        command = [sys.executable, "-m", "venv", "--clear", str(venv)]
         run(
-            *command,
+            *(sys.executable, "-m", "venv", "--clear", str(venv)),
             *(["--system-site-packages"] if share_packages else []),
+            *(["--without-pip"] if share_packages and "pip" in shared else []),
             otherwise=f"{sys.executable} could not make a virtual environment in {venv}: on Debian and "
             "Ubuntu, install python3-venv; elsewhere, name another Python with make PYTHON=...",
         )
+    if share_packages:
+        reach(python, shared)
     return python
 
 
-def reach_torch(python: Path) -> None:
-    """Let the environment see the torch of the Python that made it, even if that is an environment itself."""
-    if not can_import(python, "torch"):
-        folder = output_of(sys.executable, "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])")
-        site = output_of(python, "import sysconfig; print(sysconfig.get_path('purelib'))")
-        (Path(site) / "torch_of_the_machine.pth").write_text(f"{folder}\n")
+def reach(python: Path, modules: list[str]) -> None:
+    """Let the environment see the modules of the Python that made it, even if that is an environment itself."""
+    for module in modules:
+        if not can_import(python, module):
+            folder = output_of(
+                sys.executable, f"import pathlib, {module} as m; print(pathlib.Path(m.__file__).parents[1])"
+            )
+            site = output_of(python, "import sysconfig; print(sysconfig.get_path('purelib'))")
+            # By `site`, so that the folder's own .pth files count as they do for the Python that owns it.
+            (Path(site) / f"{module}_of_the_machine.pth").write_text(f"import site; site.addsitedir({folder!r})\n")
 
 
 def main(venv: Path) -> None:
@@ -117,29 +192,34 @@ def main(venv: Path) -> None:
     find_cxx()
     has_torch = can_import(sys.executable, "torch")
     python = make_environment(venv, share_packages=has_torch)
-    present: set[str] = set()
-    if has_torch:
-        reach_torch(python)
-        present = required_by_torch()
-    held = {name: importlib.metadata.version(name) for name in HELD if name in present}
+    found = json.loads(output_of(python, [__file__, "--survey"]))
+    outside: dict[str, str] = found["outside"] if has_torch else {}
+    held = {name: outside[name] for name in HELD if name in outside}
     if held:
         print(f"Kept as {sys.executable} has them: {', '.join(f'{n} {v}' for n, v in held.items())}.", flush=True)
     constraints = venv / "constraints.txt"
-    constraints.write_text("\n".join(constraints_keeping(held, present, CONSTRAINTS.read_text().splitlines())) + "\n")
+    pins = CONSTRAINTS.read_text().splitlines()
+    constraints.write_text("\n".join(constraints_keeping(held, set(outside), pins)) + "\n")
 
-    absent = [] if has_torch else ["torch"]
-    if "triton" not in present:
-        absent.append("triton; platform_system == 'Linux'")
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    install = [*pip, "install", "-c", str(constraints)]
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
+    wanted, unmet = ([line for line in found[key] if requirement_name(line) not in held] for key in ("ours", "unmet"))
     sentence = "pip could not install {}: its reason stands above; run `make` again once that is mended."
-    run(*install, *BUILD, otherwise=sentence.format("what the build needs"))
-    package = ["--no-build-isolation", "--editable", ".[dev]"]
-    run(*install, *package, *absent, otherwise=sentence.format("pyperf_suite with its requirements"))
+    if not has_torch:
+        run(*pip, "-c", str(constraints), *wanted, otherwise=sentence.format("what pyperf_suite requires"))
+    elif wanted and not succeeds(*pip, *IMPATIENT, "-c", str(constraints), *wanted) and unmet:
+        try:
+            print(left_out(unmet), flush=True)
+        except ValueError as needed:
+            fail(str(needed))
+    package = ["--no-deps", "--no-build-isolation", "--editable", "."]
+    run(*pip, *package, otherwise=sentence.format("pyperf_suite"))
 
 
 if __name__ == "__main__":
-    outside = python_outside(Path(sys.argv[1]))
-    if outside is not None:
-        os.execv(outside, [str(outside), *sys.argv])
+    if sys.argv[1] == "--survey":
+        print(json.dumps(survey(requirements())))
+        raise SystemExit
+    outside_python = python_outside(Path(sys.argv[1]))
+    if outside_python is not None:
+        os.execv(outside_python, [str(outside_python), *sys.argv])
     main(Path(sys.argv[1]))

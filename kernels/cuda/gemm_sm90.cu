@@ -126,12 +126,14 @@ __device__ __forceinline__ void release(ptx::SharedAddress shared, int stage, in
 }
 
 // One warpgroup: sums = the product of its rows over the k-tiles of the segment. One group of wgmmas is left in flight
-// while the next is issued, so a stage is released one k-tile late.
-__device__ __forceinline__ void multiply(Sums& sums, const Segment& segment, RingPlace& ring, ptx::SharedAddress shared,
-                                         int consumer, int lane) {
+// while the next is issued, so a stage is released one k-tile late; the last group and its stage, which is returned,
+// are left to `finish`.
+__device__ __forceinline__ int multiply(Sums& sums, const Segment& segment, RingPlace& ring, ptx::SharedAddress shared,
+                                        int consumer, int lane) {
+    const unsigned window = shared & descriptor_window;
     // In units of 16 bytes, as descriptors count.
-    const unsigned a = (shared + spec.a_offset(0) + spec.a().offset(consumer * spec.blocks() * wgmma_m, 0)) / 16;
-    const unsigned b = (shared + spec.b_offset(0)) / 16;
+    const unsigned a = (window + spec.a_offset(0) + spec.a().offset(consumer * spec.blocks() * wgmma_m, 0)) / 16;
+    const unsigned b = (window + spec.b_offset(0)) / 16;
     constexpr unsigned a_stage = spec.a_offset(1) / 16, b_stage = (spec.b_offset(1) - spec.b_offset(0)) / 16;
     int previous = ring.stage;
     for (int k_tile = segment.k_begin; k_tile < segment.k_end; ++k_tile) {
@@ -154,8 +156,13 @@ __device__ __forceinline__ void multiply(Sums& sums, const Segment& segment, Rin
         previous = ring.stage;
         ring.advance();
     }
+    return previous;
+}
+
+// Waits for the sums, and releases the last stage.
+__device__ __forceinline__ void finish(ptx::SharedAddress shared, int stage, int lane) {
     ptx::wgmma_wait_group<0>();
-    release(shared, previous, lane);
+    release(shared, stage, lane);
 }
 
 // Adds the sum of the k-tiles before the segment, as soon as it is there.
@@ -251,25 +258,28 @@ __device__ __forceinline__ void consume(const ptx::TensorMap& map_c, const Sched
     const ptx::SharedAddress buffers = shared + spec.store_offset(0) + warp * STORE_BUFFERS * spec.store_bytes();
     RingPlace ring;
     Cursor cursor = schedule.begin(unit);
-    Segment segment;
+    Segment segment, following;
     Sums sums;
-    while (schedule.next(cursor, segment)) {
-        multiply(sums, segment, ring, shared, warp / warpgroup_warps, lane);
-        if (SHARED_TILES && (segment.k_begin != 0 || !segment.owner)) {
+    for (bool more = schedule.next(cursor, segment); more; segment = following) {
+        const int last = multiply(sums, segment, ring, shared, warp / warpgroup_warps, lane);
+        // The divisions by which the schedule finds the next segment hide behind the last wgmmas of this one. Where
+        // tiles are shared, registers to keep it in are missing.
+        if constexpr (!SHARED_TILES) more = schedule.next(cursor, following);
+        finish(shared, last, lane);
+        const bool owner = segment.k_end == schedule.k_tiles;
+        if (SHARED_TILES && (segment.k_begin != 0 || !owner)) {
             const long long slot = segment.tile - (schedule.tiles() - schedule.shared_tiles());
             float* const partial =
                 workspace + slot * spec.partial_floats() + spec.partial_offset(place.rank, warp, lane);
             int* const flag = flags + (slot * spec.cluster() + place.rank) * spec.consumer_warps() + warp;
             if (segment.k_begin != 0) add_partial(sums, partial, flag, segment.k_begin, lane);
             // The owner is the last to touch the flag, so it may say already that the next launch finds nothing.
-            if (segment.owner) {
-                if (lane == 0) *flag = 0;
-            } else {
-                pass_on(sums, partial, flag, segment.k_end, lane);
-                continue;
-            }
+            if (!owner) pass_on(sums, partial, flag, segment.k_end, lane);
+            else if (lane == 0) *flag = 0;
         }
-        store(sums, map_c, buffers, first_row(segment, place), first_column(segment, place), warp, lane);
+        if (!SHARED_TILES || owner)
+            store(sums, map_c, buffers, first_row(segment, place), first_column(segment, place), warp, lane);
+        if constexpr (SHARED_TILES) more = schedule.next(cursor, following);
     }
     if (lane == 0) ptx::cp_async_bulk_wait_group_read<0>();  // shared memory outlives its readers
 }
@@ -295,13 +305,17 @@ extern "C" __global__ void __launch_bounds__(pyperf::spec.threads(), 1)
             ptx::mbarrier_init(shared + spec.empty_offset(stage), spec.consumer_warps() * spec.cluster());
         }
         ptx::fence_mbarrier_init();
+    }
+    // In a cluster nobody may write to a CTA or arrive at its barriers before they are there, nor after it has left.
+    // The barriers are all that the others must see, and their fence is above.
+    if constexpr (spec.cluster() != 1) ptx::barrier_cluster_arrive_relaxed();
+    if (threadIdx.x == 0) {
         ptx::prefetch_tensormap(map_a);
         ptx::prefetch_tensormap(map_b);
         ptx::prefetch_tensormap(map_c);
     }
-    // In a cluster nobody may write to a CTA or arrive at its barriers before they are there, nor after it has left.
     if constexpr (spec.cluster() == 1) __syncthreads();
-    else ptx::barrier_cluster();
+    else ptx::barrier_cluster_wait();
 
     const Count unit = blockIdx.x / spec.cluster();
     if (threadIdx.x / warpgroup_threads == CONSUMERS) {
@@ -312,5 +326,8 @@ extern "C" __global__ void __launch_bounds__(pyperf::spec.threads(), 1)
         if constexpr (CONSUMERS > 1) ptx::setmaxnreg_inc<spec.consumer_registers()>();
         consume(map_c, schedule, unit, shared, place, workspace, flags);
     }
-    if constexpr (spec.cluster() != 1) ptx::barrier_cluster();
+    if constexpr (spec.cluster() != 1) {
+        ptx::barrier_cluster_arrive();
+        ptx::barrier_cluster_wait();
+    }
 }

@@ -73,12 +73,18 @@ __device__ __forceinline__ int cluster_ctarank() {
     return rank;
 }
 
-// All threads of all CTAs of the cluster meet here; what they wrote to shared memory before is visible after.
-__device__ __forceinline__ void barrier_cluster() {
-    asm volatile(
-        "barrier.cluster.arrive.release;\n"
-        "barrier.cluster.wait.acquire;" ::: "memory");
+// All threads of all CTAs of the cluster meet: each arrives and may go on until it waits. Relaxed, the barrier orders
+// nothing but what fence_mbarrier_init does; with release, which waits for the thread's writes to be visible to the
+// device, whatever was done before.
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
+
+__device__ __forceinline__ void barrier_cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 // The copy engine (TMA) -----------------------------------------------------------------------------------------------
 

@@ -23,6 +23,9 @@ constexpr int warp_m = 16;
 constexpr int wgmma_k_bytes = 32;      // the K of one wgmma
 constexpr int multiprocessor_registers = 65536;
 constexpr int most_shared_bytes = 227 * 1024;
+// The bits of a shared address that a wgmma descriptor takes (PTX ISA, "Matrix descriptor format"). In a cluster the
+// CTA's rank stands above them, and unmasked it would change the leading byte offset.
+constexpr unsigned descriptor_window = 0x3ffff;
 
 // The copy engine and wgmma swizzle alike: in rows of `span` bytes (16, 32, 64 or 128), address bits 4.. are xored with
 // bits 7.., so that 8 rows of one 16-byte column fall into different banks. Offsets count from a boundary of 8 spans.
@@ -66,9 +69,9 @@ struct Operand {
     PYPERF_HOST_DEVICE constexpr int box_rows() const { return panel_rows() / shared_by; }
     PYPERF_HOST_DEVICE constexpr int box_bytes() const { return box_rows() * span(); }
 
-    // The descriptor of what starts at `address`, in units of 16 bytes: leading and stride byte offset (bits 16 and 32)
-    // in the same units, the swizzle (bit 62). Panels start at a boundary of 8 spans, so the base offset is 0. Made of
-    // two halves, so that only 32-bit arithmetic is left at run time.
+    // The descriptor of what starts at `address` of the window, in units of 16 bytes: leading and stride byte offset
+    // (bits 16 and 32) in the same units, the swizzle (bit 62). Panels start at a boundary of 8 spans, so the base offset
+    // is 0. Made of two halves, so that only 32-bit arithmetic is left at run time.
     //   K-major: the stride goes from 8 rows to the next 8, the leading offset is not used.
     //   MN-major: one offset goes from panel to panel, the other from 8 rows of K to the next 8: leading and stride,
     //   except without swizzle, where they change places.

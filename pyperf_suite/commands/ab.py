@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyperf_suite import files
 from pyperf_suite.commands.outcome import OutcomeOptions, finish, margin_option, outcome_options
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
@@ -131,7 +132,7 @@ def ab(
                 old_arm, new_arm, cases, where, rule_for, budget_s, seed, journal, progress=told.pair
             )
         except KeyboardInterrupt:
-            raise UserError(f"Interrupted; {journal.written} pairs are kept in {journal.path}.") from None
+            raise Interrupted(f"Interrupted; {journal.written} pairs are kept in {journal.path}.") from None
     _keep(folder, findings)
     measured = [finding for finding in findings if not finding.details.get("unsupported")]
     heading = f"{new_arm.name} against {old_arm.name} on {where}"
@@ -244,7 +245,7 @@ def _keep(folder: Path, findings: Sequence[Finding]) -> None:
     """The findings beside the pairs they came from."""
     try:
         text = json.dumps([asdict(finding) for finding in findings], indent=1)
-        (folder / "findings.json").write_text(text + "\n", "utf-8")
+        files.write_whole(folder / "findings.json", text + "\n")
     except OSError as error:
         click.echo(f"Warning: the findings could not be written to {folder}: {error.strerror}.", err=True)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.files import write_for_user
 from pyperf_suite.printable import printable
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def export(
       pyperf-suite export -o history.csv
       pyperf-suite export 'matmul*' --format parquet -o matmul.parquet
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.history.shown.export import FORMATS, rows_of, write_whole
+    from pyperf_suite.history.shown.export import FORMATS, rows_of
 
     if chosen == "parquet" and output is None and sys.stdout.isatty():
         raise UserError("Parquet is no text that a terminal could show: name a file with -o.")
@@ -215,7 +216,7 @@ def export(
     if output is None:
         click.echo(content, nl=False)
         return
-    write_whole(output, content)
+    write_for_user(output, content)
     click.echo(f"{len(rows_of(series))} points of {len(series)} series were read and written to {output}.", err=True)
 
 

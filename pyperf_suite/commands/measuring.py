@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
+    from pyperf_suite.runner.outlook import Progress
     from pyperf_suite.runner.plan import Plan
     from pyperf_suite.runner.results import RunFolder
     from pyperf_suite.runner.session import Session
@@ -45,6 +47,13 @@ def measuring_options(command: Command) -> Command:
             help="Replace an axis of the sweep, as in tile=64x64x256 or workers=1,2.",
         ),
         click.option("--seed", default=0, show_default=True, help="Seed of the order in which cases are visited."),
+        click.option(
+            "--budget",
+            "budget_s",
+            type=Finite(0, min_open=True),
+            metavar="SECONDS",
+            help="End the run in order within so many seconds, the most informative cases first.",
+        ),
     )
     command = run_options(command)
     for option in reversed(options):
@@ -117,7 +126,7 @@ def kept_when_interrupted(session: Session) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         count = len(session.records)
-        raise UserError(
+        raise Interrupted(
             f"Interrupted; {count} record{' is' if count == 1 else 's are'} kept in {session.folder.records_path}. "
             f"Go on with --resume {session.folder.run_id}."
         ) from None
@@ -125,9 +134,36 @@ def kept_when_interrupted(session: Session) -> Iterator[None]:
         session.close()
 
 
-def progress_bar(console: Any) -> Any:
-    """How many cases are done, the time left, and what the last one gave."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+# How often a bar's estimate of the time left is made anew.
+ESTIMATE_EVERY_S = 1.0
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
-    return Progress(*columns, console=console, transient=True)
+
+@contextmanager
+def progress_on(console: Any, total: int) -> Iterator[Progress]:
+    """A bar where there is a terminal; elsewhere a line of text every ten seconds, for a log."""
+    from pyperf_suite.runner.outlook import ProgressLines, in_words
+
+    if not console.is_terminal:
+        yield ProgressLines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total, left="")
+        estimated_s = -math.inf
+
+        def show(done: int, total: int, last: str, left_s: Callable[[], float]) -> None:
+            nonlocal estimated_s
+            bar.update(task, completed=done, total=total, description=last)
+            if time.monotonic() - estimated_s >= ESTIMATE_EVERY_S:
+                bar.update(task, left=f"about {in_words(left_s())} left")
+                estimated_s = time.monotonic()
+
+        yield show

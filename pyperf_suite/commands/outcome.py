@@ -127,15 +127,15 @@ def finish(
 def _write_files(
     findings: Sequence[Finding], options: OutcomeOptions, heading: str, notes: Sequence[str], fail_on: str
 ) -> None:
+    from pyperf_suite.files import write_for_user
     from pyperf_suite.history.outputs.junit import junit_xml
     from pyperf_suite.history.outputs.markdown import summary
-    from pyperf_suite.history.shown.export import write_whole
 
     if options.markdown is not None:
         # Appended: the steps of a job share one summary, and each adds its own.
         _append(options.markdown, summary(heading, findings, notes).encode() + b"\n")
     if options.junit is not None:
-        write_whole(options.junit, junit_xml(heading, findings, fail_on))
+        write_for_user(options.junit, junit_xml(heading, findings, fail_on))
 
 
 def _append(path: Path, content: bytes) -> None:

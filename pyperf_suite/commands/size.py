@@ -108,11 +108,12 @@ def _measured(found: Sizing, prices: LawPrices, profile: str, device: str, resul
 
     from pyperf_suite.advise.sizing.measured import SizingRun
     from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.runner.outlook import Outlook
     from pyperf_suite.runner.profiles import find_profile
 
     run = SizingRun.of(found.gpu, found.search, resolve(device), find_profile(profile))
     console = Console(stderr=True)
-    console.print(f"measuring: {run.plan.outlook}", highlight=False, soft_wrap=True)
+    console.print(f"measuring: {Outlook(run.plan).line}", highlight=False, soft_wrap=True)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=len(run.plan.cases))
         return run.measured(prices, results, lambda _: progress.advance(task))

@@ -13,7 +13,7 @@ import click
 from pyperf_suite.commands.measuring import (
     folder_of,
     kept_when_interrupted,
-    progress_bar,
+    progress_on,
     run_options,
     workers_of_the_launcher,
 )
@@ -193,11 +193,8 @@ def _visit(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> N
     )
     with kept_when_interrupted(session):
         session.open()
-        with progress_bar(console) as progress:
-            task = progress.add_task("", total=len(visits))
-            for planned, number in visits:
-                record = session.visit(planned, number)
-                progress.update(task, advance=1, description=_told(planned.case, record))
+        with progress_on(console, len(visits)) as show:
+            session.visit_all(visits, show, lambda planned, record: _told(planned.case, record))
         session.finish()
 
 

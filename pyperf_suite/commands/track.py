@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite.commands.outcome import OutcomeOptions, finish, margin_option, outcome_options
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.history.changes.nominations import Nomination
@@ -131,7 +131,7 @@ def _confirmed(
                 able, lambda commit: revision_arm(checkout, commit), where, _rule(margin), budget_s, seed, journal
             )
     except KeyboardInterrupt:
-        raise UserError(f"Interrupted; the pairs measured so far are kept in {folder}.") from None
+        raise Interrupted(f"Interrupted; the pairs measured so far are kept in {folder}.") from None
     return [*decided, *unable, *others], [f"The pairs of the reruns are in {folder}."]
 
 

@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.outputs.exit_code import FAIL_ON
 
@@ -53,6 +54,10 @@ class Thresholds:
         return DEFAULT_MARGIN if self.margin is None else self.margin
 
 
+# A pyproject.toml is written by hand.
+LARGEST_BYTES = 16 * 2**20
+
+
 def load_thresholds(folder: Path | None = None) -> Thresholds:
     """The thresholds in the pyproject.toml of a folder, by default the current one; the defaults where it has none.
 
@@ -60,7 +65,7 @@ def load_thresholds(folder: Path | None = None) -> Thresholds:
     """
     path = (folder or Path()) / "pyproject.toml"
     try:
-        read = tomllib.loads(path.read_text(encoding="utf-8"))
+        read = tomllib.loads(files.read_text(path, LARGEST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return Thresholds()
     except OSError as error:

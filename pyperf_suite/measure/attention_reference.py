@@ -26,16 +26,11 @@ shares dK and dV, each head's part may be rounded before they are summed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arrays import Array, as_float32, as_float64, like, module_of
 from .tolerance import TABLE
-
-Array = NDArray[Any]
-Float64 = NDArray[np.float64]
-Float32 = NDArray[np.float32]
 
 SAFETY = 4.0
 _SINGLE = TABLE["float32"].rounding
@@ -58,28 +53,28 @@ class Roundings:
         others = _SINGLE * (np.sqrt(longest_sum) + _EXPONENTIAL_UNITS)
         return cls(precision.rounding, precision.smallest, _SINGLE * float(np.sqrt(head_dim)), float(others))
 
-    def limit(self, spread: Array, magnitude: Array) -> Float64:
+    def limit(self, spread: Array, magnitude: Array) -> Array:
         """4·√spread, and the storing of a result of that magnitude."""
-        return np.asarray(SAFETY * np.sqrt(spread) + self.unit * magnitude + self.smallest, dtype=np.float64)
+        return as_float64(SAFETY * module_of(spread).sqrt(spread) + self.unit * magnitude + self.smallest)
 
 
 @dataclass(frozen=True)
 class KeyHead:
     """K and V of one head, [seq_k, head_dim], wide, with what every panel of queries needs of them."""
 
-    k: Float64
-    v: Float64
-    k_squares: Float32
-    v_squares: Float32
+    k: Array
+    v: Array
+    k_squares: Array
+    v_squares: Array
     longest_key: float
     longest_value: float
 
     @classmethod
     def of(cls, k: Array, v: Array) -> KeyHead:
         """From K and V in any type that holds their values."""
-        k, v = k.astype(np.float64), v.astype(np.float64)
-        squares = [(each**2).astype(np.float32) for each in (k, v)]
-        longest = [float(np.sqrt(each.sum(axis=1).max())) for each in squares]
+        k, v = as_float64(k), as_float64(v)
+        squares = [as_float32(each**2) for each in (k, v)]
+        longest = [float(each.sum(axis=1).max()) ** 0.5 for each in squares]
         return cls(k, v, squares[0], squares[1], longest[0], longest[1])
 
 
@@ -91,13 +86,13 @@ class Panel:
     P·β + η of their errors, and `log_sum_exp` [queries] what normalised them.
     """
 
-    q: Float64
-    p: Float64
-    wobble: Float32
-    relative: Float32
-    log_sum_exp: Float64
-    o: Float64
-    o_limit: Float64
+    q: Array
+    p: Array
+    wobble: Array
+    relative: Array
+    log_sum_exp: Array
+    o: Array
+    o_limit: Array
 
 
 @dataclass(frozen=True)
@@ -105,32 +100,33 @@ class ScoreGradients:
     """What `do` [queries, head_dim] makes of a panel's scores: dS [queries, keys], and the squares of E."""
 
     panel: Panel
-    do: Float64
-    ds: Float64
-    error_squares: Float32
+    do: Array
+    ds: Array
+    error_squares: Array
 
-    def of_queries(self, head: KeyHead, scale: float, roundings: Roundings) -> tuple[Float64, Float64]:
+    def of_queries(self, head: KeyHead, scale: float, roundings: Roundings) -> tuple[Array, Array]:
         """The gradient dQ [queries, head_dim] and its limit."""
         keys = self.ds.shape[1]
         dq = scale * (self.ds @ head.k[:keys])
         spread = scale**2 * (self.error_squares @ head.k_squares[:keys])
-        return dq, roundings.limit(spread, np.abs(dq))
+        return dq, roundings.limit(spread, abs(dq))
 
 
 class KeyGradients:
     """dK and dV of one key head, [seq_k, head_dim], gathered from panels of all queries of all heads that share it."""
 
-    def __init__(self, shape: tuple[int, ...], scale: float) -> None:
+    def __init__(self, head: KeyHead, scale: float) -> None:
         self._scale = scale
-        self._of_head = {name: np.zeros(shape) for name in ("dk", "dv")}
+        nothing = module_of(head.k).zeros_like
+        self._of_head = {name: nothing(head.k) for name in ("dk", "dv")}
         self._total, self._magnitude, self._spread = (
-            {name: np.zeros(shape) for name in ("dk", "dv")} for _ in range(3)
+            {name: nothing(head.k) for name in ("dk", "dv")} for _ in range(3)
         )
 
     def add(self, found: ScoreGradients) -> None:
         """Take in one panel."""
         keys, panel = found.ds.shape[1], found.panel
-        q_squares, do_squares = ((each**2).astype(np.float32) for each in (panel.q, found.do))
+        q_squares, do_squares = (as_float32(each**2) for each in (panel.q, found.do))
         self._of_head["dk"][:keys] += self._scale * (found.ds.T @ panel.q)
         self._of_head["dv"][:keys] += panel.p.T @ found.do
         self._spread["dk"][:keys] += self._scale**2 * (found.error_squares.T @ q_squares)
@@ -140,62 +136,65 @@ class KeyGradients:
         """All panels of one query head are in: its part may be rounded here."""
         for name, part in self._of_head.items():
             self._total[name] += part
-            self._magnitude[name] += np.abs(part)
+            self._magnitude[name] += abs(part)
             part[...] = 0
 
-    def references(self, roundings: Roundings) -> list[tuple[str, Float64, Float64]]:
-        """Name, reference and limit of each."""
-        return [
-            (name, total, roundings.limit(self._spread[name], self._magnitude[name]))
-            for name, total in self._total.items()
-        ]
+    def references(self, roundings: Roundings) -> dict[str, Array]:
+        """Reference of each by name, and its limit by that name with "_limit"."""
+        limits = {
+            f"{name}_limit": roundings.limit(self._spread[name], magnitude)
+            for name, magnitude in self._magnitude.items()
+        }
+        return self._total | limits
 
 
 def attend(q: Array, visible: Array, head: KeyHead, scale: float, roundings: Roundings) -> Panel:
     """softmax(scale·Q·Kᵀ)·V for `q` [queries, head_dim], of which query i sees the first visible[i] keys."""
+    module = module_of(q)
     keys = int(visible.max())
-    wide = q.astype(np.float64)
+    wide = as_float64(q)
     scores = (wide * scale) @ head.k[:keys].T
-    size = scale / np.sqrt(q.shape[1]) * head.longest_key * np.sqrt(np.einsum("id,id->i", wide, wide))
-    relative = np.abs(scores.astype(np.float32))
+    size = scale / q.shape[1] ** 0.5 * head.longest_key * (wide**2).sum(axis=1) ** 0.5
+    relative = abs(as_float32(scores))
     relative *= roundings.unit + 2 * _SINGLE
     constant = roundings.unit * (1 + size) + roundings.score_sum * size + roundings.other_sums
-    relative += constant.astype(np.float32)[:, None]
+    relative += as_float32(constant)[:, None]
 
     seen_by_all = int(visible.min())
-    hidden = np.arange(seen_by_all, keys) >= visible[:, None]
+    hidden = like(np.arange(seen_by_all, keys), q) >= like(visible, q)[:, None]
     scores[:, seen_by_all:][hidden] = -np.inf
-    highest = scores.max(axis=1, keepdims=True)
+    highest = module.amax(scores, axis=1, keepdims=True)
     scores -= highest
-    p = np.exp(scores, out=scores)
+    p = module.exp(scores, out=scores)
     total = p.sum(axis=1, keepdims=True)
     p /= total
 
-    wobble = p.astype(np.float32)
+    wobble = as_float32(p)
     wobble *= relative
-    wobble += np.float32(roundings.smallest)
+    wobble += roundings.smallest
     o = p @ head.v[:keys]
     squares = wobble**2
     spread = squares @ head.v_squares[:keys] + o**2 * squares.sum(axis=1, keepdims=True)
-    log_sum_exp = (highest + np.log(total))[:, 0]
-    return Panel(wide, p, wobble, relative, log_sum_exp, o, roundings.limit(spread, np.abs(o)))
+    log_sum_exp = (highest + module.log(total))[:, 0]
+    return Panel(wide, p, wobble, relative, log_sum_exp, o, roundings.limit(spread, abs(o)))
 
 
 def differentiate(panel: Panel, do: Array, head: KeyHead, roundings: Roundings) -> ScoreGradients:
     """The gradients of a panel's scores, given that of its outputs, `do` [queries, head_dim]."""
-    keys, unit = panel.p.shape[1], roundings.unit
-    wide = do.astype(np.float64)
+    module, keys, unit = module_of(do), panel.p.shape[1], roundings.unit
+    wide = as_float64(do)
     dp = wide @ head.v[:keys].T
-    size = head.longest_value / np.sqrt(do.shape[1]) * np.sqrt(np.einsum("id,id->i", wide, wide))
-    narrow_p = panel.p.astype(np.float32)
-    error = np.abs(dp.astype(np.float32))
+    size = head.longest_value / do.shape[1] ** 0.5 * (wide**2).sum(axis=1) ** 0.5
+    narrow_p = as_float32(panel.p)
+    error = abs(as_float32(dp))
     weighed = narrow_p * error
-    of_delta = unit * np.sqrt(((wide * panel.o) ** 2).sum(axis=1) + np.einsum("ij,ij->i", weighed, weighed))
-    error *= np.float32(unit)
-    error += (roundings.score_sum * size + of_delta).astype(np.float32)[:, None]
-    dp -= np.einsum("id,id->i", wide, panel.o)[:, None]
-    error += np.abs(dp.astype(np.float32)) * (panel.relative + np.float32(unit))
+    of_delta = unit * (((wide * panel.o) ** 2).sum(axis=1) + module.einsum("ij,ij->i", weighed, weighed)) ** 0.5
+    error *= unit
+    error += as_float32(roundings.score_sum * size + of_delta)[:, None]
+    dp -= (wide * panel.o).sum(axis=1)[:, None]
+    error += abs(as_float32(dp)) * (panel.relative + unit)
     error *= narrow_p
-    error += np.float32(roundings.smallest)
+    error += roundings.smallest
     error *= error
-    return ScoreGradients(panel, wide, np.multiply(dp, panel.p, out=dp), error)
+    dp *= panel.p
+    return ScoreGradients(panel, wide, dp, error)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .attention_reference import Array, Float64, KeyHead, Panel
+from .arrays import Array, as_float64, inner_product, like, module_of
+from .attention_reference import KeyHead, Panel
 
 MISTAKES = (
     "each query misses the first key it should see",
@@ -26,33 +27,34 @@ _CERTAINTY = 6.0
 _DEVIATIONS_IN_LIMIT = 10.0
 
 
+def mask_weights(panel: Panel, visible: Array, head: KeyHead, scale: float) -> Array:
+    """[mistake, query]: how far each mistake moves an output of a panel along the key's value minus the output."""
+    module, keys = module_of(panel.q), head.k.shape[0]
+    queries, _, last, beyond = (like(at, panel.q) for at in (np.arange(len(visible)), *_keys_at(visible, keys)))
+    scores = scale * (panel.q * head.k[beyond]).sum(axis=1)
+    added = module.exp(scores - panel.log_sum_exp) * (like(visible, panel.q) < keys)
+    weights = module.stack([-panel.p[:, 0], -panel.p[queries, last], added])
+    weights *= abs(weights) < _LARGEST_WEIGHT
+    # Normalised anew without the key, or with it.
+    return as_float64(weights / (1 + weights))
+
+
 class MaskErrors:
-    """The share of each mistake in the errors of all panels compared."""
+    """The share of each mistake in the errors of all outputs compared."""
 
     def __init__(self) -> None:
         self._found = np.zeros(len(MISTAKES))
         self._size = np.zeros(len(MISTAKES))
         self._noise = np.zeros(len(MISTAKES))
 
-    def add(self, panel: Panel, error: Float64, visible: Array, head: KeyHead, scale: float) -> None:
-        """Take in the errors of a panel's outputs, [queries, head_dim]."""
-        queries, keys = np.arange(len(visible)), head.k.shape[0]
-        beyond = np.minimum(visible, keys - 1)
-        scores = scale * np.einsum("id,id->i", panel.q, head.k[beyond])
-        added = np.where(visible < keys, np.exp(scores - panel.log_sum_exp), 0.0)
-        for mistake, (at, weight) in enumerate(
-            (
-                (np.zeros_like(visible), -panel.p[:, 0]),
-                (visible - 1, -panel.p[queries, visible - 1]),
-                (beyond, added),
-            )
-        ):
-            weight = np.where(np.abs(weight) < _LARGEST_WEIGHT, weight, 0.0)
-            # Normalised anew without the key, or with it.
-            moved = (weight / (1 + weight))[:, None] * (head.v[at] - panel.o)
-            self._found[mistake] += float(np.vdot(error, moved))
-            self._size[mistake] += float(np.vdot(moved, moved))
-            self._noise[mistake] += float(np.vdot(moved * panel.o_limit, moved * panel.o_limit))
+    def add(self, error: Array, o: Array, o_limit: Array, weights: Array, visible: Array, v: Array) -> None:
+        """Take in the errors of outputs `o` [queries, head_dim] with their `mask_weights`; `v` is their key head's."""
+        for mistake, at in enumerate(_keys_at(visible, v.shape[0])):
+            moved = weights[mistake][:, None] * (as_float64(v[like(at, v)]) - o)
+            self._found[mistake] += inner_product(error, moved)
+            self._size[mistake] += inner_product(moved, moved)
+            moved *= o_limit
+            self._noise[mistake] += inner_product(moved, moved)
 
     def explanation(self) -> str | None:
         """The mistake that the errors tell of, where one does; None too where rounding could pass for it."""
@@ -61,3 +63,8 @@ class MaskErrors:
             if found > _DECISIVE_SHARE * size > _CERTAINTY * deviation:
                 return mistake
         return None
+
+
+def _keys_at(visible: Array, keys: int) -> tuple[Array, Array, Array]:
+    """The key that each mistake is about: the first, the last that is seen, the one beyond it."""
+    return np.zeros_like(visible), visible - 1, np.minimum(visible, keys - 1)

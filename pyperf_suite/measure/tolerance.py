@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from .arrays import Array
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,9 @@ class ElementLimit:
     rounding: float
     smallest: float
 
-    def of(self, magnitude: NDArray[np.float64], reference: NDArray[np.float64]) -> NDArray[np.float64]:
+    def of(self, magnitude: Array | float, reference: Array) -> Array:
         """The limit of each element, given |A|·|B| and the reference, all of one shape."""
-        return self.accumulation * magnitude + self.rounding * np.abs(reference) + self.smallest
+        return self.accumulation * magnitude + self.rounding * abs(reference) + self.smallest
 
 
 def element_limit(dtype: str, out_dtype: str, inner: int) -> ElementLimit:

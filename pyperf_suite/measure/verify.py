@@ -1,29 +1,47 @@
 """Whether a matrix product is right, to the last element: nothing is timed whose result has not passed here.
 
 Small products are compared with a float64 reference in full, large ones by samples and by Freivalds' check in
-groups.
+groups. On a GPU, where torch's float64 product is the reference, all are compared in full.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import (
+    Array,
+    Keep,
+    as_float32,
+    as_float64,
+    computed_anew,
+    first_not_finite,
+    inner_product,
+    largest,
+    magnitudes,
+    module_of,
+)
 from .tolerance import ElementLimit, element_limit, relative_norm_limit
 
-Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 
 FLOP_BUDGET = 2e10
 """FLOPs of a product (2·M·N·K) up to which it is checked in full: half a second on two cores."""
 
-_PANEL_ELEMENTS = 1 << 21
+# Elements of a float64 block: near the cache of a core, and enough work for a whole GPU.
+_HOST_ELEMENTS = 1 << 22
+_DEVICE_ELEMENTS = 1 << 24
 _SAMPLED_LINES = 16
 _NARROWEST_GROUP = 16
 _NOMINATIONS = 256
+
+# Limits are kept in float32 where that can hold the least of them.
+_SMALLEST_FLOAT32 = float(np.finfo(np.float32).smallest_subnormal)
 
 
 @dataclass(frozen=True)
@@ -51,13 +69,14 @@ def verify_product(
     out_dtype: str,
     flop_budget: float = FLOP_BUDGET,
     seed: int = 0,
+    keep: Keep = computed_anew,
 ) -> Verification:
     """Compare `out` [M, N] with the product of `a` [M, K] and `b` [K, N], any strides.
 
     The arrays hold the values as rounded to `dtype` and `out_dtype`, in any numpy type that can (float32 for
-    bfloat16). Two limits must hold (`tolerance`): ‖out − ref‖/‖ref‖, and |out − ref| for each element
-    compared. A NaN or infinity in `out` fails wherever it stands. Up to `flop_budget` FLOPs every element is
-    compared. Above it:
+    bfloat16), or are torch tensors, which are compared on their device. Two limits must hold (`tolerance`):
+    ‖out − ref‖/‖ref‖, and |out − ref| for each element compared. A NaN or infinity in `out` fails wherever it
+    stands. Up to `flop_budget` FLOPs, and of tensors always, every element is compared. Above it:
 
     * the first, the last and 16 random rows and columns are compared in full;
     * Freivalds' check, in groups: columns are summed with random weights in groups of 16 or more, in `out`
@@ -70,36 +89,44 @@ def verify_product(
     single error is never lost, and neither are two equal and opposite ones, as of swapped columns. Freivalds,
     *Information Processing* 77, 1977.
 
+    What depends on the operands alone goes through `keep`, which may hold it from an earlier call.
+
     Raises ValueError if shapes do not fit together, an operand is not finite, or a dtype has no known
     tolerance.
     """
     matching = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and out.shape == (a.shape[0], b.shape[1])
-    if not matching or not out.size:
+    if not matching or not all(out.shape):
         raise ValueError(f"shapes do not fit together: out {out.shape}, a {a.shape}, b {b.shape}")
     (rows, inner), columns = a.shape, b.shape[1]
     limit = element_limit(dtype, out_dtype, inner)
     norm_limit = relative_norm_limit(dtype, out_dtype, inner)
-    for name, operand in (("a", a), ("b", b)):
-        if _first_not_finite(operand) is not None:
-            raise ValueError(f"operand {name} holds a NaN or an infinity: there is nothing to compare with")
 
-    full = 2.0 * rows * columns * inner <= flop_budget
-    at = _first_not_finite(out)
+    on_host = isinstance(out, np.ndarray)
+    full = not on_host or 2.0 * rows * columns * inner <= flop_budget
+    at = first_not_finite(out)
     if at is not None:
         found = f"out[{at[0]}, {at[1]}] is {float(out[at])}"
         return Verification(False, "full" if full else "sampled", np.inf, norm_limit, np.inf, at, found)
     errors = _Errors(limit)
     if full:
-        _compare_rows(errors, out, a, b, np.arange(rows))
+        most_elements = _HOST_ELEMENTS if on_host else _DEVICE_ELEMENTS
+        for part in _runs(rows, max(columns, inner), most_elements):
+            expected = keep(f"rows from {part.start}", partial(_expected, a[part], b, limit, most_elements))
+            errors.compare(out[part], expected, lambda row, column, first=part.start: (first + row, column))
         return errors.verdict("full", norm_limit)
     generator = np.random.default_rng(seed)
-    _compare_rows(errors, out, a, b, _sampled_lines(rows, generator))
-    transposed = _Errors(limit)
-    _compare_rows(transposed, out.T, b.T, a.T, _sampled_lines(columns, generator))
-    column, row = transposed.worst_at
-    errors.take_worst(transposed.worst_ratio, (row, column), transposed.worst_values)
+    lines = _sampled_lines(rows, generator)
+    errors.compare(
+        out[lines], keep("rows", partial(_expected, a[lines], b, limit)), lambda row, column: (int(lines[row]), column)
+    )
+    across = _sampled_lines(columns, generator)
+    errors.compare(
+        out.T[across],
+        keep("columns", partial(_expected, b.T[across], a.T, limit)),
+        lambda column, row: (row, int(across[column])),
+    )
     width = max(_NARROWEST_GROUP, int(np.ceil(2.0 * rows * columns * inner / flop_budget)))
-    _check_by_groups(errors, out, a, b, width, generator)
+    _check_by_groups(errors, out, a, b, _Groups.of(columns, width, generator), keep)
     return errors.verdict("sampled", norm_limit)
 
 
@@ -114,20 +141,18 @@ class _Errors:
         self.worst_at = (0, 0)
         self.worst_values = (0.0, 0.0, 0.0)
 
-    def compare(self, out: Float64, a: Float64, b: Float64, rows: Array, columns: Array) -> tuple[Float64, Float64]:
-        """Error and reference of a block, the lines `rows` and `columns` of the whole; keep the worst."""
-        reference = a @ b
-        error = np.abs(out - reference)
-        limits = self.limit.of(np.abs(a) @ np.abs(b), reference)
+    def compare(self, out: Array, expected: Mapping[str, Array], place: Any) -> None:
+        """Compare a block with what is expected; `place(row, column)` of the block is where that is in the whole."""
+        reference, limits = expected["reference"], expected["limits"]
+        error = abs(as_float64(out) - reference)
         ratio = error / limits
-        worst = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
-        values = float(out[worst]), float(reference[worst]), float(limits[worst])
-        self.take_worst(float(ratio[worst]), (int(rows[worst[0]]), int(columns[worst[1]])), values)
-        return error, reference
-
-    def take_worst(self, ratio: float, at: tuple[int, int], values: tuple[float, float, float]) -> None:
-        if ratio > self.worst_ratio:
-            self.worst_ratio, self.worst_at, self.worst_values = ratio, at, values
+        row, column = largest(ratio)
+        if float(ratio[row, column]) > self.worst_ratio:
+            self.worst_ratio, self.worst_at = float(ratio[row, column]), place(row, column)
+            value, right, limit = (float(each[row, column]) for each in (out, reference, limits))
+            self.worst_values = (value, right, limit)
+        self.squared_error += inner_product(error, error)
+        self.squared_reference += inner_product(reference, reference)
 
     def verdict(self, method: Literal["full", "sampled"], norm_limit: float) -> Verification:
         """Judge what was gathered; for a reference of zeros the limit per element is all there is."""
@@ -148,63 +173,96 @@ class _Errors:
         )
 
 
-def _compare_rows(errors: _Errors, out: Array, a: Array, b: Array, rows: Array) -> None:
-    """Compare whole rows, block by block, so that float64 copies stay small beside the operands."""
-    for columns in _panels(np.arange(out.shape[1]), a.shape[1]):
-        across = slice(columns[0], columns[-1] + 1)
-        wide_b = b[:, across].astype(np.float64)
-        for panel in _panels(rows, max(columns.size, a.shape[1])):
-            wide_out, wide_a = out[panel, across].astype(np.float64), a[panel].astype(np.float64)
-            error, reference = errors.compare(wide_out, wide_a, wide_b, panel, columns)
-            errors.squared_error += float(np.vdot(error, error))
-            errors.squared_reference += float(np.vdot(reference, reference))
+def _expected(a: Array, b: Array, limit: ElementLimit, most_elements: int = _HOST_ELEMENTS) -> dict[str, Array]:
+    """The product of some rows with `b`, and the limit of each element; `b` is widened block by block."""
+    references, limits = [], []
+    wide_a, sizes_a = as_float64(a), magnitudes(a)
+    for part in _runs(b.shape[1], b.shape[0], most_elements):
+        reference = wide_a @ as_float64(b[:, part])
+        size = sizes_a @ magnitudes(b[:, part]) if limit.accumulation else 0.0
+        of_elements = limit.of(size, reference)
+        references.append(reference)
+        limits.append(as_float32(of_elements) if limit.smallest > _SMALLEST_FLOAT32 else of_elements)
+    module = module_of(references[0])
+    expected = {"reference": module.concatenate(references, 1), "limits": module.concatenate(limits, 1)}
+    if not bool(module.isfinite(expected["reference"]).all()):
+        _refuse_not_finite(a, b)
+    return expected
 
 
-def _check_by_groups(
-    errors: _Errors, out: Array, a: Array, b: Array, width: int, generator: np.random.Generator
-) -> None:
-    """Freivalds' check on groups of `width` columns: all residuals give the norm, the worst are looked at."""
+def _refuse_not_finite(a: Array, b: Array) -> None:
+    for name, operand in (("a", a), ("b", b)):
+        if first_not_finite(operand) is not None:
+            raise ValueError(f"operand {name} holds a NaN or an infinity: there is nothing to compare with")
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Columns in groups that begin at `starts`, with a random weight each."""
+
+    starts: Array
+    weights: Float64
+    width: int
+
+    @classmethod
+    def of(cls, columns: int, width: int, generator: np.random.Generator) -> _Groups:
+        weights = generator.uniform(0.75, 1.25, columns) * generator.choice((-1.0, 1.0), columns)
+        return cls(np.arange(0, columns, width), weights, width)
+
+    def mix(self, panel: Array) -> Float64:
+        """[rows, groups]: the columns of each group summed with their weights."""
+        return np.asarray(np.add.reduceat(panel * self.weights, self.starts, axis=1))
+
+
+def _mixed_reference(a: Array, b: Array, groups: _Groups) -> dict[str, Array]:
+    """A·(B·x) of every group, and what its limits are made of."""
+    rows, inner = a.shape
+    mixed_b = np.concatenate([groups.mix(b[part]) for part in _runs(inner, b.shape[1])])
+    column_squares = np.add.reduceat(np.einsum("kn,kn->n", b, b, dtype=np.float64) * groups.weights**2, groups.starts)
+    reference, row_squares = np.empty((rows, groups.starts.size)), np.empty(rows)
+    for part in _runs(rows, inner):
+        wide_a = a[part].astype(np.float64)
+        reference[part] = wide_a @ mixed_b
+        row_squares[part] = np.einsum("mk,mk->m", wide_a, wide_a)
+    if not np.isfinite(reference).all():
+        _refuse_not_finite(a, b)
+    return {"reference": reference, "row_squares": row_squares, "column_squares": column_squares}
+
+
+def _check_by_groups(errors: _Errors, out: Array, a: Array, b: Array, groups: _Groups, keep: Keep) -> None:
+    """Freivalds' check on groups of columns: all residuals give the norm, the worst are looked at."""
     rows, columns = out.shape
-    starts = np.arange(0, columns, width)
-    weights = generator.uniform(0.75, 1.25, columns) * generator.choice((-1.0, 1.0), columns)
-    inner = _panels(np.arange(b.shape[0]), columns)
-    mixed_b = np.concatenate([_mix(b[panel], weights, starts) for panel in inner])
-    column_squares = np.add.reduceat(np.einsum("kn,kn->n", b, b, dtype=np.float64) * weights**2, starts)
+    starts = groups.starts
+    mixed = keep("groups", partial(_mixed_reference, a, b, groups))
     suspicion = np.empty((rows, starts.size))
     squared_error = squared_reference = 0.0
-    for panel in _panels(np.arange(rows), max(columns, a.shape[1])):
-        wide_a, wide_out = a[panel].astype(np.float64), out[panel].astype(np.float64)
-        reference = wide_a @ mixed_b
-        residual = _mix(wide_out, weights, starts) - reference
-        squared_error += float(np.vdot(residual, residual))
+    for part in _runs(rows, columns):
+        weighted = out[part] * groups.weights
+        reference = mixed["reference"][part]
+        residual = np.add.reduceat(weighted, starts, axis=1) - reference
+        squared_error += inner_product(residual, residual)
         # The limit of a group, by Cauchy and Schwarz instead of |A|·|B|, and by out instead of ref.
-        row_squares = np.einsum("mk,mk->m", wide_a, wide_a)[:, None]
-        stored_squares = np.add.reduceat((wide_out * weights) ** 2, starts, axis=1)
+        weighted *= weighted
+        stored_squares = np.add.reduceat(weighted, starts, axis=1)
         allowed = (
-            errors.limit.accumulation**2 * row_squares * column_squares
+            errors.limit.accumulation**2 * mixed["row_squares"][part, None] * mixed["column_squares"]
             + errors.limit.rounding**2 * stored_squares
             + max(errors.limit.smallest**2, float(np.finfo(np.float64).tiny))
         )
-        suspicion[panel] = residual**2 / allowed
+        suspicion[part] = residual**2 / allowed
         # The mixed reference of a thin product can cancel to almost nothing; what was stored, weighted but not summed,
         # has the size that the mixed reference has on average.
-        squared_reference += max(float(np.vdot(reference, reference)), float(stored_squares.sum()))
-    # Every element is in some residual, so these replace the sums over the sampled rows.
-    errors.squared_error, errors.squared_reference = squared_error, squared_reference
+        squared_reference += max(inner_product(reference, reference), float(stored_squares.sum()))
 
     count = min(_NOMINATIONS, suspicion.size)
     for flat in np.argpartition(suspicion, -count, axis=None)[-count:]:
         row, group = divmod(int(flat), starts.size)
-        span = np.arange(starts[group], min(starts[group] + width, columns))
-        here, across = slice(row, row + 1), slice(span[0], span[-1] + 1)
-        block = (out[here, across], a[here], b[:, across])
-        wide_out, wide_a, wide_b = (part.astype(np.float64) for part in block)
-        errors.compare(wide_out, wide_a, wide_b, np.array([row]), span)
-
-
-def _mix(panel: Array, weights: Float64, starts: Array) -> Float64:
-    """[rows, groups]: the columns of each group summed with their weights."""
-    return np.asarray(np.add.reduceat(panel * weights, starts, axis=1))
+        first = int(starts[group])
+        here, across = slice(row, row + 1), slice(first, min(first + groups.width, columns))
+        expected = _expected(a[here], b[:, across], errors.limit)
+        errors.compare(out[here, across], expected, lambda _, column, at=(row, first): (at[0], at[1] + column))
+    # Every element is in some residual, so these replace the sums over what was compared.
+    errors.squared_error, errors.squared_reference = squared_error, squared_reference
 
 
 def _sampled_lines(count: int, generator: np.random.Generator) -> Array:
@@ -213,16 +271,7 @@ def _sampled_lines(count: int, generator: np.random.Generator) -> Array:
     return np.unique(np.concatenate((drawn, [0, count - 1])))
 
 
-def _panels(lines: Array, length: int) -> list[Array]:
-    """`lines` in runs short enough for a float64 copy to stay near the cache."""
-    step = max(1, _PANEL_ELEMENTS // max(1, length))
-    return [lines[begin : begin + step] for begin in range(0, len(lines), step)]
-
-
-def _first_not_finite(values: Array) -> tuple[int, int] | None:
-    for panel in _panels(np.arange(values.shape[0]), values.shape[1]):
-        finite = np.isfinite(values[panel[0] : panel[-1] + 1])
-        if not finite.all():
-            row, column = np.unravel_index(int(np.argmin(finite)), finite.shape)
-            return int(panel[0] + row), int(column)
-    return None
+def _runs(count: int, length: int, most_elements: int = _HOST_ELEMENTS) -> Iterator[slice]:
+    """`count` lines of that length in runs short enough for a float64 block."""
+    step = max(1, most_elements // max(1, length))
+    return (slice(begin, min(begin + step, count)) for begin in range(0, count, step))

@@ -26,6 +26,7 @@ class CudaDevice:
 
     def __init__(self, index: int) -> None:
         """Retain the device's primary context, the one torch uses. Raises Unsupported where that cannot be."""
+        self.index = index
         self.native: ModuleType = native_extension().cuda
         with self.translated():
             self.context = self.native.Context(self.native.Driver(), index)

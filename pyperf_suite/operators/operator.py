@@ -8,15 +8,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.arrays import Keep, computed_anew
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
 from pyperf_suite.measure.verify import Verification
+from pyperf_suite.operators.inputs import Operands
 
 Parameters = TypeVar("Parameters")
 Array = NDArray[np.generic]
@@ -48,10 +50,21 @@ class Checked:
     first: str = ""
 
 
+class Tensors(NamedTuple):
+    """An operand set as torch tensors where it lies, by name and as stored: what launches read and what they write."""
+
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+
+
 class Launches(ABC):
-    """A case made ready: buffers allocated, kernel chosen, nothing left to do in a timed region but `launch`."""
+    """A case made ready: buffers allocated, kernel chosen, nothing left to do in a timed region but `launch`.
+
+    `sets` is the number of operand sets that launches rotate through.
+    """
 
     kernel: Kernel
+    sets: int
 
     @property
     def stopwatch(self) -> Stopwatch:
@@ -67,8 +80,30 @@ class Launches(ABC):
         """What the last launch on that set wrote, in the output dtype's storage and the host's memory."""
 
     @abstractmethod
-    def poison(self) -> None:
-        """Fill every output with NaN, so that an element nobody wrote is seen."""
+    def poison(self, index: int | None = None) -> None:
+        """Fill the outputs of every set, or of that one, with NaN, so that an element nobody wrote is seen."""
+
+    def tensors(self, index: int) -> Tensors | None:
+        """The set as it lies in a GPU's memory, whatever was launched on it done; None where torch sees none there."""
+        return None
+
+    def kept(self, index: int) -> Any:
+        """A copy of what the last launch on that set wrote, for `equals`."""
+        tensors = self.tensors(index)
+        if tensors is None:
+            return self.output(index).copy()
+        return {name: output.clone() for name, output in tensors.outputs.items()}
+
+    def equals(self, index: int, kept: Any) -> bool:
+        """Whether the last launch on that set wrote what is `kept`, bit for bit."""
+        tensors = self.tensors(index)
+        if tensors is None:
+            return same_bits(self.output(index), kept)
+        return all(bool((_bits(output) == _bits(kept[name])).all()) for name, output in tensors.outputs.items())
+
+    def _chosen(self, index: int | None) -> range:
+        """The sets that are meant: all, or the one of that index."""
+        return range(self.sets) if index is None else range(index % self.sets, index % self.sets + 1)
 
 
 class Implementation(ABC, Generic[Parameters]):
@@ -132,6 +167,19 @@ class Subject(ABC, Generic[Parameters]):
         return self.implementations[name]
 
 
+def same_bits(left: Array, right: Array) -> bool:
+    """Whether two arrays hold the same bytes in the same shape; NaN equals itself."""
+    words = np.dtype(f"u{left.dtype.itemsize}")
+    return left.shape == right.shape and bool((left.view(words) == right.view(words)).all())
+
+
+def _bits(tensor: Any) -> Any:
+    """A torch tensor as integers of its elements' size."""
+    import torch
+
+    return tensor.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
 class Operator(Subject[Parameters]):
     """A computation that is timed: one signature, several implementations, one float64 reference, FLOPs and bytes."""
 
@@ -146,12 +194,22 @@ class Operator(Subject[Parameters]):
         """Memory of one operand set, inputs and outputs."""
 
     @abstractmethod
-    def operands(self, parameters: Parameters, seed: int) -> Mapping[str, Array]:
-        """Seeded inputs and room for outputs, in storage form (see dtypes)."""
+    def operands(self, parameters: Parameters, seed: int) -> Operands:
+        """Seeded inputs and room for outputs, made when they are asked for."""
 
     @abstractmethod
-    def verify(self, parameters: Parameters, operands: Mapping[str, Array], output: Array) -> Verification:
-        """Compare an output with the float64 reference."""
+    def verify(
+        self, parameters: Parameters, operands: Mapping[str, Array], output: Array, keep: Keep = computed_anew
+    ) -> Verification:
+        """Compare an output with the float64 reference, computed in the host's memory or had from `keep`."""
+
+    @abstractmethod
+    def verify_tensors(self, parameters: Parameters, tensors: Tensors) -> Verification:
+        """Compare the outputs of a set with the float64 reference, computed by torch where the set lies."""
+
+    @abstractmethod
+    def reference_key(self, parameters: Parameters) -> str:
+        """What the reference depends on beside the seed: cases that agree in it share one."""
 
     def implementation(self, name: str) -> TimedImplementation[Parameters]:
         """The implementation of that name. Raises UserError that names those there are."""

@@ -26,6 +26,12 @@ from pyperf_suite.runner.record import Record
 # A tile that our kernel chooses for the product.
 CHOSEN = "chosen"
 
+# Our kernels that are launched in clusters.
+CLUSTERED = ("cuda_sm90",)
+# By what a wave of tiles reads of L2: a pair of the largest, along either side, reads two thirds of what one does and
+# half of what the smaller does, which fits narrow products. A stage less leaves room to store a tile without waiting.
+HOPPER_TILES = ("128x256x64:c2", "128x256x64:s3:c2", "256x128x64:c1x2", "128x256x64", "128x128x64")
+
 COLUMNS = (
     "M x N x K",
     "layout",
@@ -104,7 +110,10 @@ class Baseline(Probe):
                     tile=None if tile == CHOSEN else Tile.parse(tile),
                     schedule=Schedule.parse(f"{schedule}@{workers}"),
                 )
-                cases += [Case("matmul", ours, implementation, mode=mode) for implementation in axes.implementation]
+                # A tile for a cluster says nothing to a kernel that launches none.
+                clustered = ours.tile is not None and ours.tile.ctas > 1
+                takers = [name for name in axes.implementation if name in CLUSTERED or not clustered]
+                cases += [Case("matmul", ours, implementation, mode=mode) for implementation in takers]
         return cases
 
     def findings(self, records: Sequence[Record]) -> Findings:
@@ -168,7 +177,7 @@ def _cuda_axes(profile: str, device: Device) -> BaselineAxes:
         layout=("TN",),
         dtype=("bfloat16",),
         workers=(gpu.multiprocessors,),
-        tile=("128x256x64", "128x128x64") if hopper else ("128x128x32",),
+        tile=HOPPER_TILES if hopper else ("128x128x32",),
         schedule=("persistent",),
     )
     if profile == "quick":

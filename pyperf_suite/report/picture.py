@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
+from pyperf_suite import files
 from pyperf_suite.probes.findings import Bars, Figure, HeatMap, Panel
 from pyperf_suite.report.bars import draw_bars
 from pyperf_suite.report.heat_map import draw_heat_map
@@ -88,8 +90,12 @@ def draw(figure: Figure, folder: Path) -> Path:
     )
     canvas.supxlabel(textwrap.fill(figure.caption, int(size[0] * 13)), fontsize=9, color="#444444")
     path = folder / f"{figure.name}.png"
-    canvas.savefig(path, dpi=120)
-    pyplot.close(canvas)
+    picture = io.BytesIO()
+    try:
+        canvas.savefig(picture, dpi=120, format="png")
+    finally:
+        pyplot.close(canvas)
+    files.write_whole(path, picture.getvalue())
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import warnings
@@ -12,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from pyperf_suite import files
 from pyperf_suite.probes import PROBES
 from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.readings import readings
@@ -39,7 +39,6 @@ def draw_all(findings: Mapping[str, Findings], folder: Path) -> list[Path]:
             try:
                 paths.append(draw(figure, folder))
             except OSError as error:
-                _discard(folder / f"{figure.name}.png")
                 warnings.warn(f"The picture {figure.name} could not be written: {error.strerror}.", stacklevel=2)
     return paths
 
@@ -56,18 +55,11 @@ def write_all(findings: Mapping[str, Findings], records: Sequence[Record], folde
     for name, text in texts.items():
         path = folder.path / name
         try:
-            path.write_text(text, encoding="utf-8")
+            files.write_whole(path, text)
             written.append(path)
         except OSError as error:
-            _discard(path)
             warnings.warn(f"{name} could not be written: {error.strerror}.", stacklevel=2)
     return [*pictures, *written]
-
-
-def _discard(path: Path) -> None:
-    """Remove what a full disk left of a file: half a picture or page would be taken for the whole."""
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
 
 
 def report_run(console: Console, folder: RunFolder, records: Sequence[Record]) -> None:

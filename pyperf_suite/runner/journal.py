@@ -1,6 +1,7 @@
 """The append-only file of records: one JSON line each, on disk before the next case starts, and the only truth.
 
-A killed writer can leave one torn line at the end; reading drops it with a warning and resuming sets it aside.
+A killed writer can leave one torn line at the end; reading drops it with a warning and resuming sets it aside. Each
+line holds its own length and checksum, so that damage costs the records it hit and no others.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from pyperf_suite.errors import TornJournal, UserError
-from pyperf_suite.runner.record import Record
+from pyperf_suite import files
+from pyperf_suite.errors import DamagedJournal, UserError
+from pyperf_suite.runner.record import OtherSchema, Record
 
 
 class Journal:
@@ -29,9 +32,11 @@ class Journal:
         self.path = path
         try:
             # Unbuffered: what a full disk refuses is not tried again behind our back when the file is closed.
-            self._file: IO[bytes] = path.open("ab", buffering=0)
+            self._file = files.open_for_appending(path)
             _lock(self._file)
-            _set_torn_tail_aside(path)
+            _set_torn_tail_aside(path, self._file)
+            # The file's own name must outlive a power cut as its records do.
+            files.sync_folder(path.parent)
         except BlockingIOError:
             self._file.close()
             raise UserError(
@@ -46,11 +51,11 @@ class Journal:
         Raises UserError where the disk refuses, after taking back what it took of the record, and where the file is
         gone.
         """
-        line = json.dumps(record.to_json(), separators=(",", ":"), allow_nan=False) + "\n"
+        line = sealed(record)
         file = self._file.fileno()
         try:
             end = os.fstat(file).st_size
-            _write_whole(file, line.encode())
+            files.write_all(file, line)
             os.fsync(file)
             if os.fstat(file).st_nlink == 0:
                 raise UserError(
@@ -76,12 +81,6 @@ class Journal:
         self.close()
 
 
-def _write_whole(file: int, content: bytes) -> None:
-    """Write all of it, which one call need not do. Raises OSError where the disk refuses."""
-    while content:
-        content = content[os.write(file, content) :]
-
-
 def _lock(file: IO[bytes]) -> None:
     """Keep other writers out for as long as the file is open. Raises BlockingIOError where one is there."""
     try:
@@ -92,59 +91,86 @@ def _lock(file: IO[bytes]) -> None:
 
 
 def read_journal(path: Path) -> list[Record]:
-    """Every complete record of a journal, in the order written.
+    """Every whole record of a journal, in the order written.
 
-    A torn last line is dropped with a TornJournal warning. Raises UserError naming file and line for anything else that
-    is not a record, or where the file cannot be read.
+    A line that is damaged, or torn at the end, is named in a DamagedJournal warning and costs that record alone. Raises
+    UserError where the file cannot be read, or holds records of another version of the suite.
     """
-    return list(_records(path))
+    return [record for _, record in placed_records(path)]
 
 
-def _records(path: Path) -> Iterator[Record]:
+def placed_records(path: Path) -> Iterator[tuple[int, Record]]:
+    """Each record of `read_journal` with the byte at which its line begins."""
     try:
-        content = path.read_bytes()
+        with files.open_for_reading(path) as journal:
+            yield from sharing_machines(_read_lines(path, journal))
     except OSError as error:
         raise UserError(f"The results file {path} cannot be read: {error.strerror}.") from None
-    whole, tail = _split_torn_tail(content)
-    if tail:
-        warnings.warn(f"{path}: the last line is torn and was dropped ({len(tail)} bytes).", TornJournal, stacklevel=4)
+
+
+def _read_lines(path: Path, journal: IO[bytes]) -> Iterator[tuple[int, Record]]:
+    start = 0
+    for number, line in enumerate(journal, start=1):
+        try:
+            yield start, record_of(line)
+        except OtherSchema as error:
+            raise UserError(f"{path}, line {number} is not a record that can be read here: {error}") from None
+        except (ValueError, RecursionError, UserError) as error:
+            what = "the last line is torn" if not line.endswith(b"\n") else f"line {number} is damaged"
+            warnings.warn(f"{path}: {what} and was dropped ({str(error)[:120]}).", DamagedJournal, stacklevel=5)
+        start += len(line)
+
+
+def sharing_machines(records: Iterable[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
+    """The same records, of which those of one machine share what they say of it: it is longer than all else."""
     identity: Mapping[str, Any] = {}
     state: Mapping[str, Any] = {}
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            record = Record.from_json(json.loads(line))
-        except (ValueError, RecursionError, UserError) as error:
-            raise UserError(f"{path}, line {number} is not a record of the suite: {error}") from None
-        # All records of a run tell of the same machine, at more length than of their case: it is kept once.
+    for start, record in records:
         identity = identity if record.identity == identity else record.identity
         state = state if record.state == state else record.state
-        yield replace(record, identity=identity, state=state)
+        yield start, replace(record, identity=identity, state=state)
 
 
-def _split_torn_tail(content: bytes) -> tuple[bytes, bytes]:
-    """The whole lines, and what a killed writer left after them. A last record that lacks only its newline is whole."""
-    end = content.rfind(b"\n") + 1
-    whole, tail = content[:end], content[end:]
-    try:
-        json.loads(tail)
-    except (ValueError, RecursionError):
-        return whole, tail
-    return content, b""
+_SEAL = b',"sealed":"'
 
 
-def _set_torn_tail_aside(path: Path) -> None:
-    """Keep what a killed writer left after the last whole line, but not where the next record goes."""
-    if not path.exists():
+def sealed(record: Record) -> bytes:
+    """A record as one line of the journal; its last member holds length and CRC-32 of what stands before."""
+    content = json.dumps(record.to_json(), separators=(",", ":"), allow_nan=False).encode()
+    return b'%s%s%d:%08x"}\n' % (content[:-1], _SEAL, len(content), zlib.crc32(content))
+
+
+def require_whole(line: bytes) -> None:
+    """Raise ValueError where a line is not what was written. Lines of earlier versions have no seal and pass."""
+    line = line.rstrip(b"\r\n")
+    at = line.rfind(_SEAL)
+    if at < 0 or not line.endswith(b'"}'):
         return
-    content = path.read_bytes()
-    whole, tail = _split_torn_tail(content)
-    if tail:
-        with path.with_suffix(path.suffix + ".torn").open("ab") as torn:
-            torn.write(tail + b"\n")
-            torn.flush()
+    content = line[:at] + b"}"
+    if line[at + len(_SEAL) : -2] != b"%d:%08x" % (len(content), zlib.crc32(content)):
+        raise ValueError("it is not as it was written: its checksum differs")
+
+
+def record_of(line: bytes) -> Record:
+    """The record of a line. Raises ValueError or UserError where it is damaged or none of this version's."""
+    require_whole(line)
+    return Record.from_json(json.loads(line))
+
+
+def _set_torn_tail_aside(path: Path, journal: IO[bytes]) -> None:
+    """Keep what a killed writer left after the last whole line, but not where the next record goes."""
+    content = files.read_bytes(path)
+    end = content.rfind(b"\n") + 1
+    tail = content[end:]
+    if not tail:
+        return
+    try:
+        record_of(tail)
+    except (ValueError, RecursionError, UserError):
+        with files.open_for_appending(path.with_suffix(path.suffix + ".torn")) as torn:
+            files.write_all(torn.fileno(), tail + b"\n")
             os.fsync(torn.fileno())
-        os.truncate(path, len(whole))
-        warnings.warn(f"{path}: a torn last line was set aside in {path.name}.torn.", TornJournal, stacklevel=4)
-    elif whole and not whole.endswith(b"\n"):
-        with path.open("ab") as journal:
-            journal.write(b"\n")
+        os.ftruncate(journal.fileno(), end)
+        warnings.warn(f"{path}: a torn last line was set aside in {path.name}.torn.", DamagedJournal, stacklevel=4)
+    else:  # it lacks only its newline
+        files.write_all(journal.fileno(), b"\n")

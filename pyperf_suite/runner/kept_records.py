@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, overload
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.journal import record_of, sharing_machines
 from pyperf_suite.runner.record import Record
 
 
@@ -19,16 +19,10 @@ class KeptRecords(Sequence[Record]):
     Raises UserError where the journal cannot be read any more.
     """
 
-    def __init__(self, path: Path, count: int) -> None:
-        """The first `count` records of the journal at `path`, which need not exist for none."""
+    def __init__(self, path: Path, starts: Iterable[int] = ()) -> None:
+        """The records of the journal at `path` that begin at these bytes; it need not exist for none."""
         self._path = path
-        self._starts = array("Q")
-        if count:
-            with path.open("rb") as journal:
-                start = 0
-                for _, line in zip(range(count), journal, strict=False):
-                    self._starts.append(start)
-                    start += len(line)
+        self._starts = array("Q", starts)
 
     def add(self, start: int) -> int:
         """One more, that was written at that byte; its place in the sequence."""
@@ -46,7 +40,7 @@ class KeptRecords(Sequence[Record]):
 
     def __getitem__(self, index: int | slice) -> Record | list[Record]:
         try:
-            with self._path.open("rb") as journal:
+            with files.open_for_reading(self._path) as journal:
                 if isinstance(index, slice):
                     return [_read(journal, start) for start in self._starts[index]]
                 return _read(journal, self._starts[index])
@@ -54,9 +48,16 @@ class KeptRecords(Sequence[Record]):
             raise UserError(f"The results file {self._path} cannot be read: {error.strerror}.") from None
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(read_journal(self._path) if self._starts else [])
+        if not self._starts:
+            return
+        try:
+            with files.open_for_reading(self._path) as journal:
+                placed = ((start, _read(journal, start)) for start in tuple(self._starts))
+                yield from (record for _, record in sharing_machines(placed))
+        except OSError as error:
+            raise UserError(f"The results file {self._path} cannot be read: {error.strerror}.") from None
 
 
 def _read(journal: IO[bytes], start: int) -> Record:
     journal.seek(start)
-    return Record.from_json(json.loads(journal.readline()))
+    return record_of(journal.readline())

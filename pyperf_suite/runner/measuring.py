@@ -8,21 +8,24 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.measure.gpu_telemetry import around_gpu
 from pyperf_suite.measure.sampling import Measurement, measure
+from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around
-from pyperf_suite.operators import find_operator
+from pyperf_suite.measure.verify import Verification
+from pyperf_suite.operators import find_operator, scratch
 from pyperf_suite.operators.cuda import context_is_lost, cuda_device
-from pyperf_suite.operators.operator import Checked, Inspected, Inspection, Operator
+from pyperf_suite.operators.operator import Checked, Inspected, Inspection, Launches, Operator
 from pyperf_suite.operators.ranked import Ranked
 from pyperf_suite.operators.torch_device import leave_nothing_behind
 from pyperf_suite.operators.workload import Observed, Workload
@@ -41,6 +44,11 @@ MOST_SETS = 1024
 
 # Operand sets may not crowd out the reference, which needs room of its own.
 MEMORY_SHARE = 0.25
+
+# Of what is verified on a GPU the host judges cases up to so many FLOPs too, a tenth of a second, and one in so many
+# of the others.
+HOST_FLOP = 2e9
+HOST_JUDGES_ONE_OF = 16
 
 
 def measure_case(
@@ -116,27 +124,65 @@ def _timed(operator: Operator[Any], case: Case, effort: Effort | None, device: D
         "work": dataclasses.asdict(operator.work(case.parameters)),
     }
 
-    launches.poison()
-    launches.launch(0)
-    verified_output = launches.output(0).copy()
-    verification = operator.verify(case.parameters, operands, verified_output)
-    result["verification"] = dataclasses.asdict(verification)
+    judge = _Judge(operator, case, operands, launches)
+    checks = SpotChecks(launches, judge)
+    verification = checks.before_timing()
+    result["verification"] = dataclasses.asdict(verification) | {"references": judge.references} | checks.report()
     if not verification.passed:
         return result | _wrong(verification.message, "before timing")
     if effort is None:
         return result | {"outcome": "ok"}
-
-    result |= _sampled(launches.launch, launches.stopwatch, case, effort, device)
-    result["sampling"] |= {"cache": cache, "operand_sets": sets}
-
-    # A race shows after many launches, not in the first; bitwise the same output needs no second reference.
-    launches.poison()
-    launches.launch(0)
-    if not np.array_equal(launches.output(0), verified_output):
-        recheck = operator.verify(case.parameters, operands, launches.output(0))
-        if not recheck.passed:
-            return result | _wrong(recheck.message, "after timing")
+    try:
+        result |= _sampled(launches.launch, launches.stopwatch, case, effort, device, checks)
+        result["sampling"] |= {"cache": cache, "operand_sets": sets}
+        checks.after_timing()
+    except WrongLaunch as wrong:
+        result["verification"] = dataclasses.asdict(wrong.verification) | checks.report()
+        return result | _wrong(str(wrong), "while it was timed")
+    result["verification"] |= checks.report()
     return result | {"outcome": "ok"}
+
+
+class _Judge:
+    """The verdict on the last launch on an operand set, by the reference on its device, else by the host's.
+
+    Of GPU cases the host judges those too whose reference is cheap there, and one in `HOST_JUDGES_ONE_OF` by the case's
+    id, the first time that they are judged: the two must agree. `references` names who judged.
+    """
+
+    def __init__(self, operator: Operator[Any], case: Case, operands: Mapping[str, Any], launches: Launches) -> None:
+        self._operator, self._case, self._operands, self._launches = operator, case, operands, launches
+        self._keep = scratch.shared(f"{case.operator} {operator.reference_key(case.parameters)} seed {case.seed}")
+        cheap = operator.work(case.parameters).flop <= HOST_FLOP
+        self._host_too = cheap or int(case.case_id, 16) % HOST_JUDGES_ONE_OF == 0
+        self.references: list[str] = []
+
+    def __call__(self, index: int) -> Verification:
+        tensors = self._launches.tensors(index)
+        if tensors is None:
+            self.references = ["host"]
+            return self._by_host(index)
+        try:
+            by_device = self._operator.verify_tensors(self._case.parameters, tensors)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            self.references = ["host"]
+            return self._by_host(index)
+        if not self._host_too:
+            self.references = self.references or ["device"]
+            return by_device
+        self._host_too = False
+        self.references = ["device", "host"]
+        by_host = self._by_host(index)
+        if by_device.passed == by_host.passed:
+            return by_device
+        words = f"the references of device and host disagree: {by_device.message} / {by_host.message}"
+        return dataclasses.replace(by_host, passed=False, message=words)
+
+    def _by_host(self, index: int) -> Verification:
+        output = self._launches.output(index)
+        return self._operator.verify(self._case.parameters, self._operands, output, self._keep)
 
 
 def _stepped(workload: Workload[Any], case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
@@ -172,13 +218,30 @@ def _verdict(checked: Checked) -> dict[str, Any]:
     return {"passed": passed, "method": "own", **dataclasses.asdict(checked), "message": message}
 
 
-def _sampled(launch: Launch, stopwatch: Stopwatch, case: Case, effort: Effort, device: Device) -> dict[str, Any]:
-    """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile."""
+def _sampled(
+    launch: Launch,
+    stopwatch: Stopwatch,
+    case: Case,
+    effort: Effort,
+    device: Device,
+    checks: SpotChecks | None = None,
+) -> dict[str, Any]:
+    """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile.
+
+    With `checks` some launches are checked after each block. Raises WrongLaunch.
+    """
     if case.mode == "sustained":
         effort = effort.sustained()
     with Around() as telemetry, around_gpu(device) as gpu:
-        watch = gpu.why_discard if gpu else None
-        measurement = measure(launch, stopwatch, effort.stop, effort.warm_up, watch)
+
+        def watch() -> str | None:
+            reason = gpu.why_discard() if gpu else None
+            if checks is not None:
+                checks.after_block()
+            return reason
+
+        watched = checks.counted(stopwatch) if checks is not None else stopwatch
+        measurement = measure(launch, watched, effort.stop, effort.warm_up, watch)
     metrics = {"time": dataclasses.asdict(time_metric(measurement))}
     if isinstance(stopwatch, CudaStopwatch):
         clock = clock_metric(stopwatch.clocks_hz(len(measurement.seconds)))

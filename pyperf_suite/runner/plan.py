@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyperf_suite.errors import UserError
@@ -15,9 +17,6 @@ from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.operator import Inspected
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Profile
-
-# Starting a case costs inputs and references beside warm-up and samples; seen on two cores, used for estimates.
-SECONDS_AROUND_A_CASE = 0.12
 
 
 @dataclass(frozen=True)
@@ -59,30 +58,10 @@ class Plan:
         """Names of the probes, sorted."""
         return tuple(sorted({planned.probe for planned in self.cases}))
 
-    @property
-    def seconds_at_most(self) -> float:
-        """How long the run takes where every case reaches its time cap."""
-        timed = sum(not planned.is_exact for planned in self.cases)
-        visits = len(self.cases) + timed * (self.profile.processes - 1)
-        return visits * SECONDS_AROUND_A_CASE + timed * self.profile.processes * self.profile.effort.seconds_at_most
-
-    @property
-    def outlook(self) -> str:
-        """One line on what is ahead, as in `120 cases x 3 processes on cpu, profile standard, at most about 4 min`."""
-        processes = 1 if all(planned.is_exact for planned in self.cases) else self.profile.processes
-        seconds = self.seconds_at_most
-        time = f"{seconds / 60:.0f} min" if seconds > 100 else f"{seconds:.0f} s"
-        return (
-            f"{len(self.cases)} case{'s' if len(self.cases) > 1 else ''} x "
-            f"{processes} process{'es' if processes > 1 else ''} on {self.device}, "
-            f"profile {self.profile.name}, at most about {time}"
-        )
-
     def validate(self) -> None:
         """Raise UserError for a case that can never be measured, or not in this machine's memory."""
-        available = memory.available_bytes()
-        if self.device.kind == "cuda":
-            available = min(available, gpus()[self.device.index].memory_bytes)
+        on_gpu = self.device.kind == "cuda"
+        available = gpus()[self.device.index].memory_bytes if on_gpu else memory.available_bytes()
         for planned in self.cases:
             case = planned.case
             case.validate()
@@ -95,8 +74,9 @@ class Plan:
             needed = find_operator(case.operator).footprint_bytes(case.parameters)
             if needed > available:
                 raise UserError(
-                    f"{case.label} needs {needed / 1e9:.1f} GB for its operands, but {available / 1e9:.1f} GB of "
-                    "memory are free: ask for smaller dimensions."
+                    f"{case.label} needs {needed / 1e9:.1f} GB for its operands, but "
+                    f"{f'{self.device} has' if on_gpu else 'this machine has'} {available / 1e9:.1f} GB of memory "
+                    f"{'in all' if on_gpu else 'free'}: ask for smaller dimensions."
                 )
 
 
@@ -105,3 +85,59 @@ def in_random_order(cases: Sequence[PlannedCase], seed: int) -> tuple[PlannedCas
     shuffled = list(cases)
     random.Random(seed).shuffle(shuffled)
     return tuple(shuffled)
+
+
+# Sizes this close are compared with each other, as the last of one wave and the first of the next are.
+NEIGHBOURS = 0.02
+
+
+def most_informative_first(cases: Sequence[PlannedCase], seed: int) -> tuple[PlannedCase, ...]:
+    """The cases in an order that may be cut anywhere: for a run with a budget.
+
+    What is compared stays together: all implementations and schedules of one problem, and problems whose sizes differ
+    by at most 2 %. Of such bundles each dtype, layout or other kind of problem comes in turn, and within a kind its
+    sizes from coarse to fine: the middle, the quarters, the eighths. Ties are drawn by the seed.
+    """
+    drawn = in_random_order(cases, seed)
+    problems: dict[tuple[object, ...], dict[tuple[float, ...], list[PlannedCase]]] = {}
+    for planned in drawn:
+        kind, sizes = _problem(planned)
+        problems.setdefault(kind, {}).setdefault(sizes, []).append(planned)
+    queues = [_coarse_to_fine(_bundles(by_size)) for by_size in problems.values()]
+    in_turn = (bundle for bundles in itertools.zip_longest(*queues, fillvalue=()) for bundle in bundles)
+    return tuple(planned for bundle in in_turn for planned in bundle)
+
+
+def _problem(planned: PlannedCase) -> tuple[tuple[object, ...], tuple[float, ...]]:
+    """What kind of problem a case is, and its sizes; tiles, schedules and implementations are ways to solve it."""
+    values = vars(planned.case.parameters)
+    kind = tuple((name, value) for name, value in values.items() if isinstance(value, str | bool))
+    sizes = tuple(float(value) for value in values.values() if isinstance(value, int) and not isinstance(value, bool))
+    return (planned.probe, planned.case.operator, planned.case.mode, *kind), sizes
+
+
+def _bundles(by_size: Mapping[tuple[float, ...], list[PlannedCase]]) -> list[list[PlannedCase]]:
+    """The problems of one kind by size, neighbours in one bundle."""
+    bundles: list[list[PlannedCase]] = []
+    last: tuple[float, ...] | None = None
+    for sizes in sorted(by_size):
+        near = last is not None and all(abs(a - b) <= NEIGHBOURS * max(a, b) for a, b in zip(last, sizes, strict=True))
+        if near:
+            bundles[-1].extend(by_size[sizes])
+        else:
+            bundles.append(list(by_size[sizes]))
+        last = sizes
+    return bundles
+
+
+def _coarse_to_fine(bundles: list[list[PlannedCase]]) -> list[list[PlannedCase]]:
+    """Halving the gaps: the middle first, then the middles of both halves, and so on."""
+    ordered = []
+    gaps = deque([(0, len(bundles))])
+    while gaps:
+        begin, end = gaps.popleft()
+        if begin < end:
+            middle = (begin + end) // 2
+            ordered.append(bundles[middle])
+            gaps.extend([(begin, middle), (middle + 1, end)])
+    return ordered

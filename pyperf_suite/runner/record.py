@@ -26,6 +26,10 @@ KINDS = ("timing", "static", "sentinel")
 LARGEST = 1e300
 
 
+class OtherSchema(UserError):
+    """A whole record, but of another version's schema."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """One measured quantity: its unit, its median and quantiles, an interval of the median, and the raw samples.
@@ -93,6 +97,8 @@ class Record:
     verification: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
+    # Wall seconds of the visit, from asking the worker to its answer, the worker's start included; 0 if not known.
+    visit_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:
@@ -109,7 +115,7 @@ class Record:
             raise UserError(f"A record is a JSON object, but this is {type(data).__name__}.")
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
-            raise UserError(
+            raise OtherSchema(
                 f"A record of schema version {repr(version)[:40]} was found; this version reads {SCHEMA_VERSION}."
             )
         known = {item.name for item in dataclasses.fields(cls)}
@@ -133,6 +139,8 @@ class Record:
                 value = getattr(self, name)
                 if not isinstance(value, kind) or isinstance(value, bool):
                     raise UserError(f"A record is malformed: its {name} is not {called}.")
+        if not _is_finite(self.visit_s):
+            raise UserError("A record is malformed: its visit_s is not a number of seconds.")
 
     def _require_what_readers_use(self) -> None:
         """Raise UserError for a timed record that does not hold its time, its work, and whether it converged."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.identity import Identity
 from pyperf_suite.runner.journal import read_journal
@@ -18,6 +19,7 @@ from pyperf_suite.runner.plan import Plan
 from pyperf_suite.runner.record import Record
 
 DEFAULT_RESULTS = Path("bench_results")
+LARGEST_MANIFEST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,10 @@ def create_run(results: Path, identity: Identity, plan: Plan, name: str | None =
         "identity": dict(identity.fields),
     }
     try:
-        path.mkdir(parents=True)
-        (path / "run.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        files.make_folder(path)
+        files.write_whole(path / "run.json", json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
-        with contextlib.suppress(OSError):  # half a manifest would only puzzle whoever looks there later
-            (path / "run.json").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
             path.rmdir()
         raise UserError(
             f"The results folder {results} cannot be written ({error.strerror}): name another with --results, "
@@ -82,7 +83,7 @@ def open_run(path: Path) -> RunFolder:
     """The run in that folder. Raises UserError where its manifest is absent or damaged."""
     manifest_path = path / "run.json"
     try:
-        manifest = json.loads(manifest_path.read_text())
+        manifest = json.loads(files.read_text(manifest_path, LARGEST_MANIFEST_BYTES))
     except OSError as error:
         raise UserError(
             f"{path} is not a run's folder: {manifest_path.name} cannot be read ({error.strerror})."

@@ -6,8 +6,12 @@ Front ends ask for one planned case after the other and get its records; they ne
 from __future__ import annotations
 
 import datetime
+import functools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyperf_suite.hardware.identity import identity as identify
@@ -17,8 +21,9 @@ from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import Journal
+from pyperf_suite.runner.journal import Journal, placed_records
 from pyperf_suite.runner.kept_records import KeptRecords
+from pyperf_suite.runner.outlook import Outlook, Progress, Visit
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric, Record
@@ -35,32 +40,48 @@ SENTINELS = {
 }
 SENTINEL_EFFORT = Effort(SteadyRule(time_cap_s=0.2), StopRule(relative_half_width=0.01, time_cap_s=0.3))
 
+# What a run with a budget keeps of it for its end: the last sentinel in a fresh process, the findings and pictures.
+CLOSING_S = 10.0
+
 
 @dataclass
 class Session:
-    """A run in progress: `open` it, `measure` each planned case in the plan's order, `finish` or `close` it."""
+    """A run in progress: `open` it, visit each case of the plan, `finish` or `close` it."""
 
     plan: Plan
     folder: RunFolder
     deadline_s: float = DEADLINE_S
     # Who measures, where it is not processes of this run's own: the ranks that somebody else's torchrun started.
     workers: Workers | None = None
+    # Seconds from `open` on that the run may take, its end included.
+    budget_s: float = math.inf
+    # Visits that the budget left out.
+    left_out: set[Visit] = field(default_factory=set)
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         identity = identify(self.plan.device)
         self._identity = {"kind": identity.kind, "slug": identity.slug} | dict(identity.fields)
         self._state = machine_state(self.plan.device)
-        kept = self.folder.records()
-        self.records = KeptRecords(self.folder.records_path, len(kept))
+        self.outlook = Outlook(self.plan)
+        self.records = KeptRecords(self.folder.records_path)
         self._resources = ExitStack()
         # The last visit of each case that is visited again, for a soak that asks tens of thousands of times.
         self._visits: dict[tuple[str, str], list[int]] = {}
         # By visit, the place of its record.
-        self._finished = {_visit(record): n for n, record in enumerate(kept) if record.outcome != "failed"}
+        self._finished: dict[tuple[str, str, int], int] = {}
 
     def open(self) -> Session:
-        """Open the journal and measure the sentinel. Raises UserError where the journal cannot be written."""
+        """Open the journal, read what it holds, and measure the sentinel.
+
+        Raises UserError where the journal cannot be read or written.
+        """
+        self._began_s = self.clock()
         self._journal = self._resources.enter_context(Journal(self.folder.records_path))
+        # Only now: until the journal was ours another run could add to it.
+        kept = list(placed_records(self.folder.records_path))
+        self.records = KeptRecords(self.folder.records_path, (start for start, _ in kept))
+        self._finished = {_visit(record): n for n, (_, record) in enumerate(kept) if record.outcome != "failed"}
         self._workers = self._resources.enter_context(
             closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
         )
@@ -78,23 +99,75 @@ class Session:
         """End the workers and close the journal; a second call does nothing."""
         self._resources.close()
 
+    def visits(self) -> list[Visit]:
+        """Every visit of the plan in its order: all cases in one process before any case in the next.
+
+        A run that is cut short then has every case once before it has any case twice.
+        """
+        return [
+            (planned, process)
+            for process in range(self.plan.profile.processes)
+            for planned in self.plan.cases
+            if process in self.processes(planned)
+        ]
+
+    def within_budget(self, visits: Iterable[Visit]) -> Iterator[Visit]:
+        """The visits that are expected to end within the budget; the others are kept in `left_out`.
+
+        Visits that a resumed run already holds take no time.
+        """
+        for visit in visits:
+            spent_s = self.clock() - self._began_s
+            if self._is_held(*visit) or spent_s + self.outlook.visit_s(*visit) + CLOSING_S <= self.budget_s:
+                yield visit
+            else:
+                self.left_out.add(visit)
+
+    def seconds_left(self, visits: Iterable[Visit]) -> float:
+        """How long these visits are expected to take, as far as the run does not hold them yet."""
+        return sum(self.outlook.visit_s(*visit) for visit in visits if not self._is_held(*visit))
+
+    def visit_all(
+        self, visits: Sequence[Visit], show: Progress, describe: Callable[[PlannedCase, Record], str]
+    ) -> None:
+        """Make the visits, as many as the budget allows, and show how far they are."""
+        for done, visit in enumerate(visits, 1):
+            for planned, process in self.within_budget([visit]):
+                record = self.visit(planned, process)
+                left_s = functools.partial(self.seconds_left, visits[done:])
+                show(done, len(visits), describe(planned, record), left_s)
+
+    @property
+    def cut_short(self) -> str:
+        """What the budget left out and how to go on, in a sentence; empty where it left out nothing."""
+        if not self.left_out:
+            return ""
+        whole = sum(self.is_finished(planned) for planned in self.plan.cases)
+        begun = len({planned for planned, _ in self.visits()} - {p for p, process in self.left_out if process == 0})
+        return (
+            f"The budget of {self.budget_s:g} s left out {len(self.left_out)} visits: of {len(self.plan.cases)} cases, "
+            f"{begun} were measured by at least one process and {whole} by all. "
+            f"Go on with --resume {self.folder.run_id}."
+        )
+
     def measure(self, planned: PlannedCase) -> list[Record]:
         """The case's record from each process of the profile; what a resumed run already holds is not measured again.
 
         Raises UserError where a record cannot be written.
         """
-        return [self.visit(planned, process) for process in self._processes(planned)]
+        return [self.visit(planned, process) for process in self.processes(planned)]
 
     def visit(self, planned: PlannedCase, process: int) -> Record:
         """The case's record from one process; what a resumed run already holds is not measured again.
 
         Raises UserError where a record cannot be written.
         """
-        visit = (*_case_of(planned), process)
-        if visit in self._finished:
-            return self.records[self._finished[visit]]
+        if self._is_held(planned, process):
+            return self.records[self._finished[_visit_of(planned, process)]]
+        began_s = self.clock()
         answer = self._workers.measure(process, planned.case, self.plan.profile.effort)
-        return self._record(planned, process, answer)
+        self.outlook.learn(planned, process, self.clock() - began_s)
+        return self._record(planned, process, answer, seconds=self.clock() - began_s)
 
     def visit_again(self, planned: PlannedCase) -> Record:
         """One more visit by the first worker, numbered after those there are: what a soak repeats for minutes."""
@@ -107,9 +180,13 @@ class Session:
 
     def is_finished(self, planned: PlannedCase) -> bool:
         """Whether a resumed run already holds the case from every process."""
-        return all((*_case_of(planned), process) in self._finished for process in self._processes(planned))
+        return all(self._is_held(planned, process) for process in self.processes(planned))
 
-    def _processes(self, planned: PlannedCase) -> range:
+    def _is_held(self, planned: PlannedCase, process: int) -> bool:
+        return _visit_of(planned, process) in self._finished
+
+    def processes(self, planned: PlannedCase) -> range:
+        """The numbers of the processes that visit a case: one alone where its figures are read and not timed."""
         return range(1 if planned.is_exact else self.plan.profile.processes)
 
     def _measure_sentinel(self) -> None:
@@ -124,7 +201,9 @@ class Session:
             answer = fresh.measure(0, sentinel, SENTINEL_EFFORT)
         self._record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
 
-    def _record(self, planned: PlannedCase, process: int, answer: dict[str, Any], kind: str = "timing") -> Record:
+    def _record(
+        self, planned: PlannedCase, process: int, answer: dict[str, Any], kind: str = "timing", seconds: float = 0.0
+    ) -> Record:
         metrics = {name: Metric.from_json(metric) for name, metric in answer.pop("metrics", {}).items()}
         answer.setdefault("started_at", datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"))
         record = Record(
@@ -139,6 +218,7 @@ class Session:
             metrics=metrics,
             identity=self._identity,
             state=self._state,
+            visit_s=float(f"{seconds:.6g}"),
             **answer,
         )
         self._finished[_visit(record)] = self.records.add(self._journal.append(record))
@@ -147,6 +227,10 @@ class Session:
 
 def _case_of(planned: PlannedCase) -> tuple[str, str]:
     return (planned.probe, planned.case.case_id)
+
+
+def _visit_of(planned: PlannedCase, process: int) -> tuple[str, str, int]:
+    return (planned.probe, planned.case.case_id, process)
 
 
 def _visit(record: Record) -> tuple[str, str, int]:

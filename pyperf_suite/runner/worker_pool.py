@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import Any, Protocol
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators import find_operator
+from pyperf_suite.operators import find_operator, scratch
 from pyperf_suite.operators.ranked import Ranked
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
@@ -35,13 +36,15 @@ class WorkerPool:
     """Processes that stay alive between cases. Use as a context manager.
 
     A case that several ranks compute together gets a group of its own number of ranks and its own environment, and
-    a group of its own each time where its operator asks for fresh ranks.
+    a group of its own each time where its operator asks for fresh ranks. All of them share a folder, in which they
+    find what one of them computed.
     """
 
     def __init__(self, device: Device, deadline_s: float = DEADLINE_S) -> None:
         self._device = device
         self._deadline_s = deadline_s
         self._workers: dict[tuple[object, ...], WorkerProcess] = {}
+        self._shared = tempfile.TemporaryDirectory(prefix="pyperf_run_", ignore_cleanup_errors=True)
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
         """The answer of worker `process`; one that is lost makes the case failed, and a fresh one takes the next."""
@@ -55,6 +58,7 @@ class WorkerPool:
         else:
             ranks, environment, key, patience_s = 0, {}, (process,), 0.0
         if key not in self._workers:
+            environment = {scratch.SHARED_VARIABLE: self._shared.name} | environment
             self._workers[key] = WorkerProcess(self._device, ranks_command(ranks) if ranks else COMMAND, environment)
         try:
             answer = self._workers[key].measure(case, effort, self._deadline_s, patience_s)
@@ -70,6 +74,7 @@ class WorkerPool:
         """End every worker; a second call does nothing."""
         while self._workers:
             self._workers.popitem()[1].close()
+        self._shared.cleanup()
 
     def __enter__(self) -> WorkerPool:
         return self

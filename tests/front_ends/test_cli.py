@@ -56,15 +56,33 @@ def test_resuming_a_finished_run_measures_nothing_and_tells_it_as_json(finished:
     assert [record for record in read_journal(records) if record.kind == "timing"] == before
 
 
-def test_a_corrupt_journal_stops_a_resume_in_one_sentence_and_stays_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
+def test_a_damaged_record_is_measured_again_on_resume_and_nothing_else_is(tmp_path: Path) -> None:
     invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path))
     (records,) = tmp_path.glob("*/*/records.jsonl")
-    damaged = records.read_bytes().replace(b'"outcome"', b'"outcom"', 1)
-    records.write_bytes(damaged)
+    before = read_journal(records)
+    lines = records.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b'"outcome"', b'"outcom"', 1)
+    records.write_bytes(b"".join(lines))
+    result = invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path), "--resume")
+    assert result.exit_code == 0
+    added = read_journal(records)[len(before) - 1 :]
+    assert [(record.kind, record.case_id) for record in added] == [
+        ("sentinel", before[0].case_id),
+        ("timing", before[1].case_id),
+        ("sentinel", before[0].case_id),
+    ]
+
+
+def test_a_journal_of_a_newer_schema_stops_a_resume_in_one_sentence_and_stays_as_it_is(tmp_path: Path) -> None:
+    invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path))
+    (records,) = tmp_path.glob("*/*/records.jsonl")
+    newer = b'{"schema_version": 99}\n' + records.read_bytes()
+    records.write_bytes(newer)
     result = invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path), "--resume")
     assert result.exit_code == 2
     assert "line 1" in result.output
-    assert records.read_bytes() == damaged
+    assert records.read_bytes() == newer
 
 
 def test_a_torn_last_line_is_a_plain_warning_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -76,7 +94,7 @@ def test_a_torn_last_line_is_a_plain_warning_and_the_run_goes_on(tmp_path: Path)
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
     assert done.returncode == 0
     assert any(line.startswith("Warning: ") and "torn" in line for line in done.stderr.splitlines())
-    assert "TornJournal" not in done.stderr
+    assert "DamagedJournal" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -173,10 +191,10 @@ def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on
         closed.append(session)
         usual(session)
 
-    monkeypatch.setattr(Session, "measure", lambda session, planned: os.kill(os.getpid(), getattr(signal, name)))
+    monkeypatch.setattr(Session, "visit", lambda session, *visit: os.kill(os.getpid(), getattr(signal, name)))
     monkeypatch.setattr(Session, "close", close)
     result = invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path))
-    assert result.exit_code == 2
+    assert result.exit_code == 128 + getattr(signal, name)
     assert "Interrupted; 1 record is kept in" in result.stderr, "the sentinel's"
     assert "Go on with --resume" in result.stderr
     assert len(closed) == 1
@@ -186,14 +204,14 @@ def test_a_run_that_is_ended_from_outside_ends_its_workers_and_says_how_to_go_on
 def test_who_ignores_the_end_of_a_terminal_keeps_ignoring_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def measure(session: Session, planned: object) -> None:
+    def visit(session: Session, *visit: object) -> None:
         seen.append(signal.getsignal(signal.SIGHUP))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Session, "measure", measure)
+    monkeypatch.setattr(Session, "visit", visit)
     usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path)).exit_code == 2
+        assert invoke("run", "tile_wave", *SMALL, "--results", str(tmp_path)).exit_code == 130
     finally:
         signal.signal(signal.SIGHUP, usual)
     assert seen == [signal.SIG_IGN]

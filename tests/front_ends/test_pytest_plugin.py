@@ -132,13 +132,30 @@ def test_stopping_early_keeps_records_and_resuming_measures_only_the_rest(suite:
     assert read_journal(journal(suite))[: len(kept)] == kept
 
 
+def test_all_cases_are_measured_in_one_process_before_any_in_the_next(suite: pytest.Pytester) -> None:
+    few = ("--suite-axis", "baseline.layout=NN", "--suite-axis", "baseline.dtype=float32")
+    assert run(suite, "--benchmark-only", "--suite-profile", "standard", *few).ret == 0
+    timing = [record for record in read_journal(journal(suite)) if record.kind == "timing"]
+    assert [record.process for record in timing] == [0] * 4 + [1] * 4 + [2] * 4
+    assert len({record.case_id for record in timing}) == 4
+
+
+def test_items_that_a_budget_left_out_are_skipped_and_can_be_resumed(suite: pytest.Pytester) -> None:
+    result = run(suite, "--benchmark-only", "--suite-budget", "0.001")
+    assert result.ret == 0
+    result.assert_outcomes(skipped=4, deselected=result.parseoutcomes()["deselected"])
+    assert not [record for record in read_journal(journal(suite)) if record.kind == "timing"]
+    assert run(suite, "--benchmark-only", "--suite-resume").ret == 0
+    assert len([record for record in read_journal(journal(suite)) if record.kind == "timing"]) == 4
+
+
 def test_a_torn_last_line_does_not_stop_a_resume_even_where_warnings_are_errors(suite: pytest.Pytester) -> None:
     assert run(suite, "--benchmark-only").ret == 0
     torn = journal(suite).read_bytes()[:-50]
     journal(suite).write_bytes(torn)
     result = run(suite, "--benchmark-only", "--suite-resume", "-W", "error")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*TornJournal: *set aside*"])
+    result.stdout.fnmatch_lines(["*DamagedJournal: *set aside*"])
     assert journal(suite).read_bytes().startswith(torn[: torn.rfind(b"\n")])
 
 

@@ -87,7 +87,7 @@ def journal_bytes(timed_record) -> bytes:
 
 @given(seed=SEEDS)
 @SOME
-@pytest.mark.filterwarnings("ignore::pyperf_suite.errors.TornJournal")
+@pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
 def test_any_journal_is_read_or_refused(each_spoiled, place, journal_bytes, seed):
     path = place / "records.jsonl"
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
+from pyperf_suite.files import write_for_user
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.identity import identity
-from pyperf_suite.history.shown.export import write_whole
 from pyperf_suite.history.stored.store import Store
 from pyperf_suite.laws.calibration import shipped_calibration
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
@@ -128,7 +128,7 @@ def test_what_a_new_file_would_replace_survives_a_full_disk(disk):
     before = (disk / "own.npz").read_bytes()
     fill(disk)
     with pytest.raises(UserError, match="what was there is unchanged"):
-        write_whole(disk / "export.csv", b"new" * 10_000)
+        write_for_user(disk / "export.csv", b"new" * 10_000)
     with pytest.raises(OSError, match="No space"):
         dataclasses.replace(calibration, gpu="L4").save(disk / "own.npz")
     assert (disk / "export.csv").read_bytes() == b"old"

@@ -10,7 +10,7 @@ import pytest
 TOOL = Path(__file__).parents[2] / "tools" / "kill_runs.py"
 
 
-@pytest.mark.filterwarnings("ignore::pyperf_suite.errors.TornJournal")
+@pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
 def test_killed_anywhere_a_run_keeps_its_records_resumes_and_measures_nothing_twice(tmp_path):
     spec = importlib.util.spec_from_file_location("kill_runs", TOOL)
     kill_runs = importlib.util.module_from_spec(spec)

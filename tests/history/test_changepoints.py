@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.history.changes import changepoints
 from pyperf_suite.history.changes.changepoints import find_changes
 
@@ -155,3 +157,12 @@ def test_too_few_points_have_no_change(count):
 def test_a_time_that_is_none_is_refused(bad):
     with pytest.raises(ValueError, match="finite positive"):
         find_changes([1.0] * 10 + [bad])
+
+
+def test_without_ruptures_a_step_is_refused_in_one_sentence_and_a_quiet_series_is_not(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ruptures", None)
+    logs = correlated(np.random.default_rng(4), 100, 0.0, 0.01)
+    assert find_changes(np.exp(logs)) == []
+    logs[60:] += STEP
+    with pytest.raises(UserError, match="need ruptures"):
+        find_changes(np.exp(logs))

@@ -10,13 +10,13 @@ import sys
 import pytest
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.files import write_for_user
 from pyperf_suite.history.shown.export import (
     as_csv,
     as_github_action_benchmark,
     as_json,
     as_parquet,
     rows_of,
-    write_whole,
 )
 from pyperf_suite.history.stored.series import Break, Point, Series
 
@@ -121,12 +121,12 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "history.csv"
     path.write_bytes(b"older")
 
-    def full(self: object, content: bytes) -> int:
+    def full(file: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(type(path), "write_bytes", full)
+    monkeypatch.setattr("pyperf_suite.files.os.fsync", full)
     with pytest.raises(UserError, match=r"No space left on device.*unchanged"):
-        write_whole(path, b"newer")
+        write_for_user(path, b"newer")
     assert path.read_bytes() == b"older"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -134,6 +134,6 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
 def test_a_link_keeps_pointing_at_the_file_that_is_written(tmp_path):
     (tmp_path / "there").write_bytes(b"older")
     (tmp_path / "link").symlink_to("there")
-    write_whole(tmp_path / "link", b"newer")
+    write_for_user(tmp_path / "link", b"newer")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "there").read_bytes() == b"newer"

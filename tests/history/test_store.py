@@ -204,13 +204,65 @@ def test_adding_what_is_not_there_is_refused(results, tmp_path):
         store.add(tmp_path / "absent.json")
 
 
-@pytest.mark.parametrize("content", [b"no database at all" * 1000, b"SQLite format 3\0" + b"\xff" * 5000, b""])
-def test_a_damaged_index_is_made_anew(results, write_run, content):
+@pytest.mark.parametrize("kept_bytes", [0, 100, 5000])
+def test_a_damaged_index_is_made_anew(results, write_run, kept_bytes):
+    write_run(run_id(1), [1e-3])
+    assert points(results) == [1e-3]
+    content = (results / INDEX).read_bytes()
+    (results / INDEX).write_bytes(content[:kept_bytes] + b"\xff" * (len(content) - kept_bytes if kept_bytes else 0))
+    assert points(results) == [1e-3]
+    assert points(results) == [1e-3]
+    with sqlite3.connect(results / INDEX) as made_anew:
+        assert made_anew.execute("SELECT count(*) FROM observations").fetchone() == (1,)
+    made_anew.close()
+
+
+@pytest.mark.parametrize("content", [b"no database at all" * 1000, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_file_that_is_no_index_of_ours_is_never_written_to(results, write_run, content):
     write_run(run_id(1), [1e-3])
     (results / INDEX).write_bytes(content)
+    with Store(results) as store:
+        store.update()
+        assert len(store.notes) == 1
     assert points(results) == [1e-3]
+    assert (results / INDEX).read_bytes() == content
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_somebody_elses_database_keeps_its_tables(results, write_run, tmp_path, link):
+    write_run(run_id(1), [1e-3])
+    theirs = tmp_path / "theirs.sqlite" if link else results / INDEX
+    with sqlite3.connect(theirs) as database:
+        database.execute("CREATE TABLE accounts (owner TEXT)")
+        database.execute("INSERT INTO accounts VALUES ('somebody')")
+    database.close()
+    if link:
+        (results / INDEX).symlink_to(theirs)
+    before = theirs.read_bytes()
+    with Store(results) as store:
+        store.update()
+        assert len(store.notes) == 1
     assert points(results) == [1e-3]
-    assert (results / INDEX).read_bytes().startswith(b"SQLite format 3")
+    assert theirs.read_bytes() == before
+
+
+def test_an_index_of_the_version_before_is_made_anew(results, write_run):
+    write_run(run_id(1), [1e-3])
+    with sqlite3.connect(results / INDEX) as old:
+        for name in index_file.TABLES:
+            old.execute(f"CREATE TABLE {name} (id INTEGER)")
+        old.execute("PRAGMA user_version = 1")
+    old.close()
+    assert points(results) == [1e-3]
+    with Store(results) as store:
+        assert not store.notes
+
+
+def test_a_lock_that_is_a_link_makes_no_file_elsewhere(results, write_run, tmp_path):
+    write_run(run_id(1), [1e-3])
+    (results / index_file.LOCK_NAME).symlink_to(tmp_path / "made")
+    assert points(results) == [1e-3]
+    assert not (tmp_path / "made").exists()
 
 
 def test_an_index_damaged_while_open_is_made_anew(results, write_run):

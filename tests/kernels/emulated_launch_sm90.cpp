@@ -28,6 +28,7 @@ struct Fiber {
     ucontext_t context;
     std::unique_ptr<char[]> stack = std::make_unique<char[]>(stack_bytes);
     Lane lane;
+    int arrivals = 0, waits = 0;  // at the cluster's barrier
     bool done = false;
 };
 
@@ -35,7 +36,8 @@ struct Fiber {
 struct Cluster {
     Block blocks[cluster];
     std::vector<Fiber> fibers = std::vector<Fiber>(cluster * threads);
-    Gathering warps[cluster * threads / 32], whole_blocks[cluster], whole;
+    Gathering warps[cluster * threads / 32], whole_blocks[cluster];
+    int arrived = 0, phases = 0;  // of the cluster's barrier
     int running = cluster * threads;
     int block_stalls[cluster] = {};               // passes that a block sits out
     int warp_stalls[cluster * threads / 32] = {};  // and a warp
@@ -168,8 +170,20 @@ void progress() { progressed = true; }
 void wait_for_block() {
     gather(current_cluster->whole_blocks[current / threads], threads, Meeting::none, [] {});
 }
+// A thread arrives at each phase once, so that the phase it waits for is the one after those it has seen complete.
+void arrive_at_cluster() {
+    Fiber& fiber = current_cluster->fibers[current];
+    if (fiber.arrivals++ != fiber.waits) fault("arrives at the cluster's barrier twice");
+    if (++current_cluster->arrived == cluster * threads) {
+        current_cluster->arrived = 0;
+        ++current_cluster->phases;
+        progress();
+    }
+}
 void wait_for_cluster() {
-    gather(current_cluster->whole, cluster * threads, Meeting::none, [] {});
+    Fiber& fiber = current_cluster->fibers[current];
+    if (fiber.waits++ == fiber.arrivals) fault("waits at the cluster's barrier without having arrived");
+    while (current_cluster->phases < fiber.waits) yield();
 }
 void wait_for_warp(Meeting meeting, const std::function<void()>& act) {
     gather(current_cluster->warps[current / 32], 32, meeting, act);

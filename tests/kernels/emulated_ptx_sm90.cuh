@@ -54,7 +54,8 @@ namespace emulation {
 using pyperf::ptx::SharedAddress;
 using pyperf::ptx::TensorMap;
 
-constexpr unsigned shared_begin = 1024;  // where dynamic shared memory begins on sm_90
+// Where dynamic shared memory begins on sm_90, and the bit from which an address has its block's rank in the cluster.
+constexpr unsigned shared_begin = 1024, rank_bit = 24;
 constexpr unsigned shared_capacity = 256 << 10;
 
 struct Index {
@@ -94,6 +95,7 @@ struct Block {
     std::vector<char> unfenced;  // for each byte, whether the copy engine could miss it
     std::map<unsigned, Barrier> barriers;
     std::vector<Warp> warps;
+    bool initialised = false;  // its barriers are, for all the cluster to see
     int running = 0;
     int rank = 0;
     long long index = 0;
@@ -109,6 +111,7 @@ Lane& this_lane();
 void yield();
 void progress();
 void wait_for_block();
+void arrive_at_cluster();
 void wait_for_cluster();
 // Returns when all lanes of the warp have come to it; the last of them acts.
 void wait_for_warp(Meeting meeting, const std::function<void()>& act = [] {});
@@ -118,12 +121,23 @@ void require_global(const void* address, std::size_t bytes);
 bool late();  // whether a wgmma that may still be under way is
 [[noreturn]] void fault(const char* what);
 
-inline unsigned char* shared(Block& block, SharedAddress address, unsigned bytes) {
+// The address that has the same place in another block of the cluster (mapa).
+inline SharedAddress mapped(SharedAddress address, int rank) {
+    return (address & ((1u << rank_bit) - 1)) | static_cast<unsigned>(rank) << rank_bit;
+}
+
+// Which byte of the block's shared memory the `bytes` at an address begin with.
+inline unsigned place_of(const Block& block, SharedAddress address, unsigned bytes) {
+    const SharedAddress begin = mapped(shared_begin, block.rank);
     if (block.running == 0) fault("uses shared memory of a block that has left");
-    if (address < shared_begin || address + bytes > shared_begin + block.memory.size())
+    if (address < begin || address + bytes > begin + block.memory.size())
         fault("uses shared memory outside of its allocation");
     if (address % bytes != 0 && bytes <= 16) fault("uses shared memory misaligned");
-    return block.memory.data() + (address - shared_begin);
+    return address - begin;
+}
+
+inline unsigned char* shared(Block& block, SharedAddress address, unsigned bytes) {
+    return block.memory.data() + place_of(block, address, bytes);
 }
 
 // "Tensor swizzling": within 1024, 512 or 256 bytes, 16-byte columns are xored with the number of the 128-byte line.
@@ -149,10 +163,11 @@ inline void arrive(Barrier& barrier) {
 }
 
 inline void write_shared(SharedAddress address, const void* value, unsigned bytes) {
-    std::memcpy(shared(this_block(), address, bytes), value, bytes);
-    for (unsigned byte = 0; byte < bytes; ++byte) {
-        this_block().unfenced[address - shared_begin + byte] = 1;
-        this_lane().unfenced.push_back(address - shared_begin + byte);
+    const unsigned first = place_of(this_block(), address, bytes);
+    std::memcpy(this_block().memory.data() + first, value, bytes);
+    for (unsigned byte = first; byte < first + bytes; ++byte) {
+        this_block().unfenced[byte] = 1;
+        this_lane().unfenced.push_back(byte);
     }
 }
 
@@ -172,10 +187,11 @@ inline void load_box(const TensorMap& map, int column, int row, SharedAddress de
                     const char* from = map.base + from_row * map.stride_bytes + from_column * map.element_bytes +
                                        x % map.element_bytes;
                     const unsigned to = destination + y * row_bytes + x;
-                    *shared(*block, span ? swizzle(to, span) : to, 1) = inside ? *from : 0;
+                    const SharedAddress there = mapped(span ? swizzle(to, span) : to, block->rank);
+                    *shared(*block, there, 1) = inside ? *from : 0;
                 }
             }
-            Barrier& full = barrier_at(*block, barrier);
+            Barrier& full = barrier_at(*block, mapped(barrier, block->rank));
             full.bytes -= row_bytes * map.box_rows;
             finish_phase(full);
         }
@@ -224,7 +240,8 @@ inline float element(unsigned long long descriptor, int mn, int k, bool mn_major
         const unsigned column = mode == 0 ? k / t * leading + k % t * bytes : k * bytes;
         offset = mn % 8 * w * 16 + mn / 8 * stride + column;
     }
-    return widen(shared(this_block(), swizzle(start + offset, w * 16), bytes), kind);
+    const SharedAddress address = mapped(swizzle(start + offset, w * 16), this_block().rank);
+    return widen(shared(this_block(), address, bytes), kind);
 }
 
 constexpr Kind kind = Kind::IN_TYPE;
@@ -275,12 +292,14 @@ inline void __stcg(float4* address, float4 value) {
 
 namespace pyperf::ptx {
 
-inline SharedAddress shared_address(const void*) { return emulation::shared_begin; }
+inline SharedAddress shared_address(const void*) {
+    return emulation::mapped(emulation::shared_begin, emulation::this_block().rank);
+}
 
 inline void mbarrier_init(SharedAddress barrier, int arrivals) {
     emulation::this_block().barriers[barrier] = {arrivals, arrivals, 0, 0};
 }
-inline void fence_mbarrier_init() {}
+inline void fence_mbarrier_init() { emulation::this_block().initialised = true; }
 inline void mbarrier_arrive_expect_tx(SharedAddress barrier, int bytes) {
     emulation::Barrier& at = emulation::barrier_at(emulation::this_block(), barrier);
     at.bytes += bytes;
@@ -292,7 +311,7 @@ inline void mbarrier_arrive(SharedAddress barrier) {
     emulation::yield();
 }
 inline void mbarrier_arrive_cluster(SharedAddress barrier, int rank) {
-    emulation::arrive(emulation::barrier_at(emulation::block_of_cluster(rank), barrier));
+    emulation::arrive(emulation::barrier_at(emulation::block_of_cluster(rank), emulation::mapped(barrier, rank)));
     emulation::yield();
 }
 inline void mbarrier_try_wait_parity(SharedAddress barrier, int parity) {
@@ -300,7 +319,13 @@ inline void mbarrier_try_wait_parity(SharedAddress barrier, int parity) {
 }
 
 inline int cluster_ctarank() { return emulation::this_block().rank; }
-inline void barrier_cluster() { emulation::wait_for_cluster(); }
+inline void barrier_cluster_arrive_relaxed() {
+    if (!emulation::this_block().initialised && emulation::thread_index().x == 0)
+        emulation::fault("arrives, relaxed, before a fence has made its barriers visible");
+    emulation::arrive_at_cluster();
+}
+inline void barrier_cluster_arrive() { emulation::arrive_at_cluster(); }
+inline void barrier_cluster_wait() { emulation::wait_for_cluster(); }
 inline void prefetch_tensormap(const TensorMap&) {}
 
 inline void cp_async_bulk_tensor_load(SharedAddress destination, const TensorMap& map, int column, int row,
@@ -320,7 +345,8 @@ inline void cp_async_bulk_tensor_store(const TensorMap& map, int column, int row
     const int row_bytes = map.box_columns * map.element_bytes;
     const auto group = lane.groups.size();
     ++lane.open_stores;
-    for (unsigned byte = source - emulation::shared_begin, end = byte + map.box_rows * row_bytes; byte < end; ++byte)
+    const unsigned first = emulation::place_of(block, source, map.box_rows * row_bytes);
+    for (unsigned byte = first; byte < first + map.box_rows * row_bytes; ++byte)
         if (block.unfenced[byte]) emulation::fault("stores what no fence made visible");
     emulation::queue_store([=, &map, &block, &lane] {
         for (int y = 0; y < map.box_rows; ++y) {

@@ -25,14 +25,14 @@ HERE = Path(__file__).parent
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-clobbered"]
 # All that a specialisation varies in, in tiles that are small enough to emulate.
 SPECIALISATIONS = (
-    specialise(64, 64, stages=3),
+    specialise(64, 64, stages=3, store_buffers=2),
     specialise(64, 16, k=32, stages=2, a_transposed=True, b_transposed=False, out_type="fp32"),
     specialise(64, 72, stages=2, in_type="fp16", out_type="fp16", b_transposed=False),
     specialise(64, 96, stages=3, in_type="fp16", b_transposed=False, cluster_m=2, shared_tiles=True),
     specialise(64, 48, stages=2, in_type="e4m3", out_type="fp32", store_buffers=3, shared_tiles=True),
     specialise(64, 32, k=64, stages=4, in_type="e4m3", cluster_n=2, store_buffers=1),
     specialise(128, 64, stages=3, consumers=1, a_transposed=True, shared_tiles=True),
-    specialise(128, 128, stages=2, cluster_m=2, shared_tiles=True),
+    specialise(128, 128, stages=2, cluster_m=2, store_buffers=2, shared_tiles=True),
     specialise(128, 40, stages=2, a_transposed=True, b_transposed=False, cluster_n=2, out_type="fp32"),
     specialise(192, 24, k=32, stages=2),
     specialise(256, 64, stages=2, a_transposed=True, cluster_n=2, shared_tiles=True),

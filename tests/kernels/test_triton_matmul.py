@@ -60,6 +60,15 @@ def test_all_layouts_come_out_right_through_addresses_and_descriptors(interprete
     assert outcome["padding_untouched"]
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=named)
+def test_a_wide_tile_that_leaves_in_halves_comes_out_right(interpreted, schedule):
+    asked = {"tile": (16, 128, 32), "operands": "descriptors", **schedule}
+    for shape in ((33, 193, 131), (16, 63, 100)):  # the second half within C, and beyond it
+        outcome = interpreted(shape, **asked)
+        assert outcome["message"] == ""
+        assert outcome["padding_untouched"]
+
+
 @pytest.mark.parametrize("operands", ["addresses", "descriptors"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "tfloat32", "float8_e4m3fn"])
 def test_all_dtypes_come_out_right(interpreted, dtype, operands):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -18,12 +19,16 @@ from pyperf_suite.laws.matmul.tiling import (
     critical_path,
     tile_count,
     tile_efficiency,
+    visiting_group,
     wave_count,
     wave_efficiency,
 )
 
 sizes = st.integers(1, 3000)
-tiles = st.builds(Tile, *(st.integers(1, 300) for _ in range(3)), stages=st.integers(1, 6), cluster=st.integers(1, 2))
+pairs = st.integers(1, 2)
+tiles = st.builds(
+    Tile, *(st.integers(1, 300) for _ in range(3)), stages=st.integers(1, 6), cluster=pairs, cluster_n=pairs
+)
 
 
 @st.composite
@@ -37,12 +42,27 @@ def test_a_tile_is_read_back_as_it_is_written(tile: Tile) -> None:
     assert Tile.parse(str(tile)) == tile
 
 
+@pytest.mark.parametrize(
+    ("text", "tile"),
+    [
+        ("128x256x64", Tile(128, 256, 64)),
+        ("128x256x64:c2", Tile(128, 256, 64, cluster=2)),
+        ("256x128x64:s4:c1x2", Tile(256, 128, 64, stages=4, cluster_n=2)),
+    ],
+)
+def test_a_cluster_has_one_number_along_m_and_two_along_n(text: str, tile: Tile) -> None:
+    assert str(tile) == text
+    assert Tile.parse(text) == tile
+
+
 @given(schedules())
 def test_a_schedule_is_read_back_as_it_is_written(schedule: Schedule) -> None:
     assert Schedule.parse(str(schedule)) == schedule
 
 
-@pytest.mark.parametrize("text", ["", "128", "128x128", "128x128x0", "0x1x1", "axbxc", "-1x2x3", "1x2x3x4", "1x2x3:s0"])
+@pytest.mark.parametrize(
+    "text", ["", "128", "128x128", "128x128x0", "0x1x1", "axbxc", "-1x2x3", "1x2x3x4", "1x2x3:s0", "1x2x3:c1x0"]
+)
 def test_what_is_not_a_tile_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(UserError, match="tile"):
         Tile.parse(text)
@@ -56,9 +76,11 @@ def test_what_is_not_a_schedule_is_refused_in_one_sentence(text: str) -> None:
 
 @given(sizes, sizes, tiles)
 def test_tiles_cover_the_output_and_none_is_superfluous(m: int, n: int, tile: Tile) -> None:
-    rows, columns = math.ceil(m / tile.m), math.ceil(n / tile.n)
-    assert tile_count(m, n, tile) == rows * columns
-    assert (rows - 1) * tile.m < m <= rows * tile.m
+    # A cluster computes its tiles all or none.
+    high, wide = tile.m * tile.cluster, tile.n * tile.cluster_n
+    rows, columns = math.ceil(m / high), math.ceil(n / wide)
+    assert tile_count(m, n, tile) == rows * columns * tile.ctas
+    assert (rows - 1) * high < m <= rows * high
     assert 0 < tile_efficiency(m, n, tile) <= 1
 
 
@@ -87,7 +109,8 @@ def test_no_schedule_beats_an_even_share_of_the_work(m: int, n: int, k: int, til
             critical_path(m, n, k, tile, schedule)
         return
     path = critical_path(m, n, k, tile, schedule)
-    assert path.k_extent >= tile_count(m, n, tile) * k / schedule.workers * (1 - 1e-9)
+    workers = max(schedule.workers, tile.ctas)  # a cluster is there whole
+    assert path.k_extent >= tile_count(m, n, tile) * k / workers * (1 - 1e-9)
     assert path.tiles >= 1
 
 
@@ -97,21 +120,25 @@ def test_no_schedule_beats_an_even_share_of_the_work(m: int, n: int, k: int, til
     st.integers(1, 9),
     st.sampled_from(["data_parallel", "persistent", "stream_k"]),
     st.integers(1, 7),
+    st.sampled_from(["8x32x4", "8x32x4:c2", "8x32x4:c1x2"]),
 )
 def test_the_closed_form_agrees_with_what_the_native_scheduler_hands_out(
-    tiles_m: int, tiles_n: int, k_tiles: int, policy: str, workers: int
+    tiles_m: int, tiles_n: int, k_tiles: int, policy: str, workers: int, text: str
 ) -> None:
     native = pytest.importorskip("pyperf_suite._native")
-    tile = Tile(8, 32, 4)
+    tile = Tile.parse(text)
     m, n, k = tiles_m * tile.m, tiles_n * tile.n, k_tiles * tile.k
-    segments = native.schedule_segments(m, n, k, (tile.m, tile.n, tile.k), policy, 1, workers)
+    # A kernel in clusters schedules their tiles among them.
+    cluster_tile = (tile.m * tile.cluster, tile.n * tile.cluster_n, tile.k)
+    segments = native.schedule_segments(m, n, k, cluster_tile, policy, 1, workers)
     extent: dict[int, int] = defaultdict(int)
     for unit, _, _, k_begin, k_end, _ in segments:
         # Units of data_parallel are tiles, handed out in order to whoever is free; equal tiles make that a round.
         worker = unit % workers
         extent[worker] += (k_end - k_begin) * tile.k
     busiest = max(extent.values())
-    assert abs(busiest - critical_path(m, n, k, tile, Schedule(policy, workers)).k_extent) <= tile.k
+    schedule = Schedule(policy, workers * tile.ctas)
+    assert abs(busiest - critical_path(m, n, k, tile, schedule).k_extent) <= tile.k
 
 
 def test_split_k_on_idle_workers_divides_the_time_by_the_slices() -> None:
@@ -124,3 +151,35 @@ def test_stream_k_has_no_wave_cliff_where_data_parallel_has_one() -> None:
     for policy, ratio in (("data_parallel", 2.0), ("stream_k", 1.5)):
         path = critical_path([m, m], [256, 257], [k, k], tile, Schedule(policy, 2))
         assert path.k_extent[1] / path.k_extent[0] == ratio
+
+
+def read_at_once(native: ModuleType, m: int, n: int, tile: Tile, workers: int, group: int) -> int:
+    """Rows of A and columns of B that the first wave of tiles reads."""
+    cluster_tile = (tile.m * tile.cluster, tile.n * tile.cluster_n, 1)
+    visited = native.schedule_segments(m, n, 1, cluster_tile, "data_parallel", 1, 1, group)[: workers // tile.ctas]
+    rows, columns = ({segment[place] for segment in visited} for place in (1, 2))
+    return len(rows) * cluster_tile[0] + len(columns) * cluster_tile[1]
+
+
+@pytest.mark.parametrize("text", ["128x256x64", "128x128x64", "128x256x64:c2", "256x128x64:c1x2"])
+@pytest.mark.parametrize(("m", "n"), [(8192, 8192), (16384, 4096), (512, 8192), (128, 8192), (8192, 512)])
+def test_no_group_of_rows_lets_the_first_wave_read_less_than_the_one_chosen(text: str, m: int, n: int) -> None:
+    native = pytest.importorskip("pyperf_suite._native")
+    tile = Tile.parse(text)
+    read = {group: read_at_once(native, m, n, tile, 132, group) for group in range(1, 65)}
+    chosen = visiting_group(m, n, tile, 132)
+    # A last band that is not full may cut the wave's edge by a tile more or less than the closed form says.
+    assert read[chosen] <= min(read.values()) + max(tile.m * tile.cluster, tile.n * tile.cluster_n)
+
+
+@given(sizes, sizes, tiles, st.integers(1, 300), st.integers(1, 8))
+def test_a_group_has_at_least_one_row_and_no_more_than_there_are(
+    m: int, n: int, tile: Tile, workers: int, splits: int
+) -> None:
+    assert 1 <= visiting_group(m, n, tile, workers, splits) <= math.ceil(m / (tile.m * tile.cluster))
+
+
+def test_a_large_square_is_visited_in_bands_as_high_as_a_wave_is_wide() -> None:
+    # 66 pairs of 128x256: 7 to 10 rows of 256 x 256 and as many columns; 8 rows leave no band half empty.
+    assert visiting_group(8192, 8192, Tile(128, 256, 64, cluster=2), 132) == 8
+    assert visiting_group(128, 8192, Tile(128, 256, 64), 132) == 1

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyperf_suite.measure import verify
 from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.operators.dtypes import round_to, widen
 
@@ -106,6 +107,54 @@ def test_a_fault_is_found_in_full(small, fault):
     found = verify_product(faulty, a, b, "float32", "float32")
     assert found.method == "full"
     assert_found(found, faulty, out)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_tensors_are_judged_on_their_device_as_arrays_are_on_the_host(small, fault, dtype):
+    torch = pytest.importorskip("torch")
+    a, b, out = small if dtype == "float32" else (to_bfloat16(each) for each in small)
+    out = to_bfloat16(a @ b) if dtype == "bfloat16" else out
+    faulty = wrong(out, fault) if fault else out
+    tensors = [torch.from_numpy(each).to(getattr(torch, dtype)) for each in (faulty, a, np.ascontiguousarray(b.T))]
+    on_host = verify_product(faulty, a, b, dtype, dtype)
+    on_device = verify_product(tensors[0], tensors[1], tensors[2].t(), dtype, dtype, flop_budget=1.0)
+    assert on_device.passed == on_host.passed == (fault is None)
+    assert (on_device.method, on_device.worst_at) == ("full", on_host.worst_at)
+    assert on_device.worst_element_ratio == pytest.approx(on_host.worst_element_ratio, rel=1e-4)
+    assert on_device.relative_norm == pytest.approx(on_host.relative_norm, rel=1e-6)
+
+
+def test_tensors_larger_than_a_block_are_compared_block_by_block(small, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(verify, "_DEVICE_ELEMENTS", 1000)
+    a, b, out = small
+    faulty = out.copy()
+    faulty[131, 157] += 1.0
+    found = verify_product(*map(torch.from_numpy, (faulty, a, b)), "float32", "float32")
+    assert found.worst_at == (131, 157)
+    assert verify_product(*map(torch.from_numpy, small[::-1][:1] + small[:2]), "float32", "float32").passed
+
+
+@pytest.mark.parametrize("flop_budget", [2e10, 1e6])
+def test_what_depends_on_the_operands_alone_is_computed_once(small, flop_budget):
+    a, b, out = small
+    kept: dict[str, object] = {}
+    computed = []
+
+    def keep(name, compute):
+        if name not in kept:
+            computed.append(name)
+            kept[name] = compute()
+        return kept[name]
+
+    first = verify_product(out, a, b, "float32", "float32", flop_budget, keep=keep)
+    assert computed
+    count = len(computed)
+    assert verify_product(out, a, b, "float32", "float32", flop_budget, keep=keep) == first
+    faulty = wrong(out, element)
+    assert_found(verify_product(faulty, a, b, "float32", "float32", flop_budget, keep=keep), faulty, out)
+    assert len(computed) == count
 
 
 @pytest.mark.parametrize("seed", range(5))

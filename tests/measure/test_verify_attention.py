@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ class Attention:
             dv[:, key_head] += p[:, head].swapaxes(1, 2) @ do[:, head]
         return {name: ROUND[self.dtype](each) for name, each in (("dq", ds @ k), ("dk", dk), ("dv", dv))}
 
-    def verify(self, outputs: dict[str, np.ndarray], **options: int):
+    def verify(self, outputs: dict[str, Any], **options: Any):
         """The verdict on them."""
         gradient = None if "o" in outputs else self.do
         return verify_attention(outputs, self.q, self.k, self.v, gradient, self.causal, self.dtype, **options)
@@ -222,6 +223,64 @@ def test_a_block_of_queries_twice_as_long_as_the_samples_are_apart_cannot_be_wro
         wrong = {"o": right.copy()}
         wrong["o"][0, 1, begin : begin + 128] = 0
         assert not attention.verify(wrong, pair_budget=budget, seed=begin).passed
+
+
+@pytest.mark.parametrize("budget", [1 << 25, FEW_PAIRS])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("mistake", [None, *MISTAKES], ids=str)
+def test_tensors_are_judged_on_their_device_as_arrays_are_on_the_host(
+    mistake: Callable[[Attention], None] | None, backward: bool, budget: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    attention = Attention(MANY, causal=True)
+    if mistake is not None:
+        mistake(attention)
+    outputs = attention.outputs(backward)
+    on_host = attention.verify(outputs, pair_budget=budget)
+    for name in ("q", "k", "v", "do"):
+        setattr(attention, name, torch.from_numpy(getattr(attention, name)).bfloat16())
+    tensors = {name: torch.from_numpy(out).bfloat16() for name, out in outputs.items()}
+    on_device = attention.verify(tensors, pair_budget=budget)
+    assert on_device.passed == on_host.passed == (mistake is None)
+    assert (on_device.method, on_device.worst_at) == (on_host.method, on_host.worst_at)
+    assert on_device.worst_element_ratio == pytest.approx(on_host.worst_element_ratio, rel=1e-4)
+    assert on_device.relative_norm == pytest.approx(on_host.relative_norm, rel=1e-6)
+
+
+def test_one_key_missed_of_thousands_is_seen_in_tensors_too() -> None:
+    torch = pytest.importorskip("torch")
+    attention = Attention((1, 4, 4, 1, 4096, 64), causal=True)
+    attention.mask[:, 0] = False
+    out = torch.from_numpy(attention.outputs(backward=False)["o"])
+    for name in ("q", "k", "v"):
+        setattr(attention, name, torch.from_numpy(getattr(attention, name)))
+    assert "misses the first key" in attention.verify({"o": out}).message
+    out[0, 2, 0, 5] = np.nan
+    assert attention.verify({"o": out}).message == "o[0, 2, 0, 5] is nan"
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("budget", [1 << 25, FEW_PAIRS, NO_GROUP])
+def test_what_depends_on_the_operands_alone_is_computed_once(budget: int, backward: bool) -> None:
+    attention = Attention(MANY, causal=True)
+    outputs = attention.outputs(backward)
+    kept: dict[str, Any] = {}
+    computed = []
+
+    def keep(name: str, compute: Callable[[], Any]) -> Any:
+        if name not in kept:
+            computed.append(name)
+            kept[name] = compute()
+        return kept[name]
+
+    first = attention.verify(outputs, pair_budget=budget, keep=keep)
+    assert first.passed
+    count = len(computed)
+    assert count >= 4
+    assert attention.verify(outputs, pair_budget=budget, keep=keep) == first
+    outputs["dq" if backward else "o"][1, 5, 0, 3] += 1
+    assert not attention.verify(outputs, pair_budget=budget, keep=keep).passed
+    assert len(computed) == count
 
 
 def test_shapes_that_do_not_fit_and_operands_that_are_not_finite_are_errors() -> None:

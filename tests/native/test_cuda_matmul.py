@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import Unsupported
+from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.measure.stop_rule import StopRule
@@ -63,6 +63,31 @@ def test_a_cluster_pairs_blocks_along_m_and_its_workers_are_clusters(prepare, fa
     (launched,) = [line for line in fake.log() if line.startswith("launch pyperf_gemm")]
     assert "grid 8x1x1 " in launched
     assert "cluster 2 " in launched
+
+
+@pytest.mark.parametrize("tile", ["128x256x64:c2", "256x128x64:c1x2"])
+@pytest.mark.parametrize("policy", ["persistent", "stream_k"])
+def test_no_more_workers_are_launched_than_clusters_that_run_at_once(prepare, fake, tile: str, policy: str) -> None:
+    launches = prepare("cuda_sm90", parameters(f"{policy}@200", Tile.parse(tile), m=8192, n=8192, k=64), sets=1)
+    fake.log()
+    launches.launch(0)
+    (launched,) = [line for line in fake.log() if line.startswith("launch pyperf_gemm")]
+    assert "grid 132x1x1 " in launched  # 66 pairs
+    assert launches.kernel.details["slots"] == 132
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "tile"), [(4096, 4096, "128x256x64:c2"), (1024, 4096, "128x128x64"), (512, 8192, "128x128x64")]
+)
+def test_a_pair_of_the_largest_tiles_is_the_default_where_every_worker_gets_one(m: int, n: int, tile: str) -> None:
+    asked = MatmulParameters(m, n, 4096, Schedule("persistent", 132), dtype="bfloat16", layout="TN")
+    assert str(cuda_own.Sm90Matmul().tile(asked)) == tile
+
+
+@pytest.mark.parametrize("name", ["cuda_sm80", "triton"])
+def test_a_cluster_is_refused_by_kernels_that_launch_none(name: str) -> None:
+    with pytest.raises(UserError, match=r"launches no clusters, but tile 128x128x64:c1x2"):
+        Matmul().implementation(name).validate(parameters("persistent@8", Tile.parse("128x128x64:c1x2")))
 
 
 @pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])

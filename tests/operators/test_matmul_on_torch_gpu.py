@@ -11,7 +11,8 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.kernels import matmul as triton_matmul
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.device_tensors import DeviceTensors
 from pyperf_suite.operators.matmul import Matmul, MatmulParameters, torch_gpu
 from pyperf_suite.operators.operator import Launches
@@ -27,7 +28,7 @@ class HostTensors(DeviceTensors):
         import torch
 
         class Torch:
-            cuda = SimpleNamespace(synchronize=lambda device: None)
+            cuda = SimpleNamespace(synchronize=lambda device: None, get_device_capability=lambda index: (9, 0))
 
             def __getattr__(self, name: str) -> Any:
                 return getattr(torch, name)
@@ -109,3 +110,56 @@ def test_sets_do_not_share_their_results(prepare) -> None:
     launches.launch(0)
     assert np.isfinite(launches.output(0)).all()
     assert np.isnan(launches.output(1)).all()
+
+
+@pytest.fixture
+def prepare_triton(prepare, monkeypatch: pytest.MonkeyPatch):
+    """Prepares a case of Triton on a Hopper whose shared memory holds the given (path, stages) only."""
+
+    def prepared(parameters: MatmulParameters, fitting: set[tuple[str, int]]) -> Launches:
+        class Product:
+            def __init__(self, configuration: triton_matmul.Configuration, *_: object) -> None:
+                self.asked = configuration
+
+            def bind(self, *_: object) -> Callable[[], object]:
+                def launch() -> object:
+                    if (self.asked.operands, self.asked.stages) not in fitting:
+                        raise ValueError(f"{self.asked.stages} stages through {self.asked.operands} need too much.")
+                    return SimpleNamespace(name="matmul", n_regs=128, n_spills=0)
+
+                return launch
+
+        pytest.importorskip("triton")
+        monkeypatch.setattr(triton_matmul, "Product", Product)
+        operator = Matmul()
+        return operator.implementation("triton").prepare(
+            parameters, operator.operands(parameters, seed=1), 2, Device("cuda")
+        )
+
+    return prepared
+
+
+def tiled(tile: str) -> MatmulParameters:
+    return MatmulParameters(64, 64, 64, Schedule("persistent", 4), Tile.parse(tile), "tfloat32", layout="TN")
+
+
+@pytest.mark.parametrize(
+    ("tile", "fitting", "ran"),
+    [
+        ("128x128x64", {("descriptors", 4), ("addresses", 4)}, ("descriptors", 4)),
+        ("128x128x64", {("addresses", 4), ("descriptors", 3)}, ("addresses", 4)),
+        ("128x128x64", {("descriptors", 2), ("addresses", 2)}, ("descriptors", 2)),
+        ("128x128x64:s4", {("addresses", 4), ("descriptors", 3)}, ("addresses", 4)),
+    ],
+    ids=str,
+)
+def test_a_kernel_too_large_for_shared_memory_at_launch_gives_way_and_the_record_names_the_one_that_ran(
+    prepare_triton, tile: str, fitting: set[tuple[str, int]], ran: tuple[str, int]
+) -> None:
+    kernel = prepare_triton(tiled(tile), fitting).kernel
+    assert (kernel.path, kernel.details["stages"]) == ran
+
+
+def test_stages_that_were_asked_for_are_not_lowered(prepare_triton) -> None:
+    with pytest.raises(Unsupported, match="4 stages through addresses"):
+        prepare_triton(tiled("128x128x64:s4"), {("addresses", 3), ("descriptors", 3)})

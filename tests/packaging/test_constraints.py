@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REQUIREMENTS = [Requirement(line) for line in importlib.metadata.requires("pyperf_suite") or []]
-BUILD_REQUIREMENTS = [Requirement("setuptools>=77"), Requirement("pybind11>=2.13")]
+BUILD_REQUIREMENTS = [Requirement("setuptools>=70.1"), Requirement("pybind11>=2.13")]
 
 
 @pytest.fixture(scope="module")

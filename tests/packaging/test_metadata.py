@@ -23,7 +23,7 @@ def test_the_version_is_the_packages_own():
 @pytest.mark.parametrize(
     ("group", "name", "value"),
     [
-        ("console_scripts", "pyperf-suite", "pyperf_suite.cli:main"),
+        ("console_scripts", "pyperf-suite", "pyperf_suite.__main__:main"),
         ("pytest11", "pyperf_suite", "pyperf_suite.pytest_plugin"),
     ],
 )

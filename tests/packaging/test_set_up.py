@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -26,22 +25,36 @@ def test_a_torch_of_the_machine_is_kept_with_its_numpy_and_frees_what_it_require
     assert kept == ["rich==15.0.0", "numpy==1.26.4", "torch==2.9.0a0+nv25.9"]
 
 
-def test_what_torch_requires_is_followed_through_to_the_end(tool, monkeypatch):
-    required = {
-        "torch": ["sympy>=1.13", "setuptools", "opt-einsum; extra == 'opt-einsum'"],
-        "sympy": ["mpmath<1.4,>=1.1.0"],
-        "mpmath": None,
-        "setuptools": None,
-        "numpy": None,
-    }
+def test_what_meets_a_requirement_is_left_alone_whoever_owns_it(tool, tmp_path, monkeypatch):
+    for owner, name, version in (
+        ("machine", "Plain_Name", "2.0"),
+        ("machine", "too-old", "1.0"),
+        ("environment", "inside", "3.0"),
+        ("environment", "too-old", "0.5"),  # stands first on the path, so this one counts
+    ):
+        folder = tmp_path / owner / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "environment"), str(tmp_path / "machine"), *sys.path])
+    lines = ["plain-name>=1.5", "too-old>=1.0", "inside>=3", "absent>=1", "elsewhere>=1; python_version < '3'"]
+    found = tool("make_venv").survey(lines)
+    assert found["unmet"] == ["too-old>=1.0", "absent>=1"]
+    assert found["ours"] == ["too-old>=1.0", "inside>=3", "absent>=1"]
+    assert found["outside"]["plain-name"] == "2.0"
+    assert not {"inside", "too-old"} & set(found["outside"])
 
-    def requires(name):
-        if name not in required:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return required[name]
 
-    monkeypatch.setattr(importlib.metadata, "requires", requires)
-    assert tool("make_venv").required_by_torch() == {"torch", "sympy", "mpmath", "numpy"}
+def test_without_an_index_optional_packages_stay_absent_and_needed_ones_are_an_error(tool):
+    left_out = tool("make_venv").left_out
+    assert "plotly (the page" in left_out(["plotly>=6", "ruff>=0.6"])
+    with pytest.raises(ValueError, match=r"gave click>=8\.1, which nothing works without"):
+        left_out(["plotly>=6", "click>=8.1"])
+
+
+def test_what_may_be_left_out_is_asked_for_by_pyproject(tool):
+    made = tool("make_venv")
+    assert set(made.OPTIONAL) <= {made.requirement_name(line) for line in made.requirements()}
 
 
 @pytest.mark.parametrize(

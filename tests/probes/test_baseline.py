@@ -9,7 +9,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.operators import find_operator
-from pyperf_suite.probes.baseline import Baseline
+from pyperf_suite.probes.baseline import HOPPER_TILES, Baseline
 from pyperf_suite.probes.shape import Shape
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
@@ -67,6 +67,22 @@ def test_the_ratio_is_speed_over_speed_and_dtypes_are_compared() -> None:
         "Our bfloat16 matmul runs at 0.67 x the speed of our float32 matmul",
     ]
     assert {row[-1] for row in found.tables[0].rows} == {"0.50", "0.33"}
+
+
+def test_a_tile_for_a_cluster_is_asked_of_kernels_that_launch_clusters_alone() -> None:
+    axes = replace(
+        AXES,
+        shape=(Shape(512, 512, 64),),
+        dtype=("bfloat16",),
+        tile=HOPPER_TILES,
+        implementation=("cuda_sm90", "triton"),
+    )
+    cases = Baseline().sweep(axes)
+    asked = {
+        name: [str(case.parameters.tile) for case in cases if case.implementation == name]
+        for name in axes.implementation
+    }
+    assert asked == {"cuda_sm90": list(HOPPER_TILES), "triton": ["128x256x64", "128x128x64"]}
 
 
 def test_of_several_tiles_the_fastest_counts() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.errors import TornJournal, UserError
+from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.runner.journal import Journal, read_journal
 from pyperf_suite.runner.record import Metric, Record
 
@@ -58,7 +60,7 @@ def test_records_come_back_as_they_were_written(tmp_path_factory: pytest.TempPat
     assert read_journal(path) == records
 
 
-@pytest.mark.filterwarnings("ignore::pyperf_suite.errors.TornJournal")
+@pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
 def test_cut_at_every_byte_all_complete_records_come_back_and_writing_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     records = [a_record(position, "a\u2028b\n" * position) for position in range(3)]
@@ -79,35 +81,70 @@ def test_a_torn_last_line_is_dropped_with_a_warning_and_set_aside_not_lost(tmp_p
     write(path, [a_record(0)])
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:40])
-    with pytest.warns(TornJournal, match="torn"):
+    with pytest.warns(DamagedJournal, match="torn"):
         assert len(read_journal(path)) == 1
-    with pytest.warns(TornJournal, match="set aside"):
+    with pytest.warns(DamagedJournal, match="set aside"):
         write(path, [a_record(1)])
     assert (tmp_path / "records.jsonl.torn").read_bytes().startswith(whole[:40])
     assert len(read_journal(path)) == 2
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[]",
-        "{}",
-        "7",
-        "not json",
-        '{"schema_version": 99}',
-        '{"schema_version": 1}',
-        "[" * 100_000,
-        "\xff\xfe",
-    ],
-)
-def test_a_corrupt_line_is_named_by_file_and_number_and_the_file_stays_as_it_is(tmp_path: Path, line: str) -> None:
+def test_a_record_of_another_schema_stops_the_reader_and_the_file_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     write(path, [a_record(0)])
-    content = path.read_bytes() + line.encode("latin-1") + b"\n"
+    content = path.read_bytes() + b'{"schema_version": 99}\n'
     path.write_bytes(content)
     with pytest.raises(UserError, match="line 2"):
         read_journal(path)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "7", "not json", '{"schema_version": 1}', "[" * 100_000, "\xff\xfe", "\0" * 500]
+)
+def test_a_damaged_line_is_named_and_costs_no_other_record(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "records.jsonl"
+    write(path, [a_record(0), a_record(1)])
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + line.encode("latin-1") + b"\n" + second)
+    with pytest.warns(DamagedJournal, match="line 2") as warned:
+        assert read_journal(path) == [a_record(0), a_record(1)]
+    assert len(warned) == 1
+
+
+def test_every_byte_of_a_record_is_guarded(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    write(path, [a_record(0), a_record(1)])
+    whole = path.read_bytes()
+    for at in range(whole.index(b"\n")):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DamagedJournal)
+            found = read_journal(path)
+        # Only where the seal itself is no seal any more may the record still count, and then it is as it was.
+        assert found in ([a_record(1)], [a_record(0), a_record(1)]), at
+
+
+def test_a_journal_of_before_records_were_sealed_is_read_as_ever_and_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(a_record(0).to_json()) + "\n")
+    write(path, [a_record(1)])
+    assert read_journal(path) == [a_record(0), a_record(1)]
+
+
+def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="pipe"):
+        read_journal(path)
+    with pytest.raises(UserError, match="pipe"):
+        Journal(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="device"):
+        read_journal(path)
+    with pytest.raises(UserError, match="link"):
+        Journal(path)
 
 
 @given(

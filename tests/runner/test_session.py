@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.identity import identity
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.measure.steady import SteadyRule
@@ -15,10 +19,11 @@ from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import read_journal
-from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
+from pyperf_suite.runner.outlook import Outlook, ProgressLines
+from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order, most_informative_first
 from pyperf_suite.runner.profiles import PROFILES, Effort, Profile, find_profile, fixed_steps
 from pyperf_suite.runner.results import create_run, find_run, open_run
-from pyperf_suite.runner.session import Session
+from pyperf_suite.runner.session import CLOSING_S, Session
 from pyperf_suite.runner.sparing_workers import SparingWorkers
 
 CPU = resolve("cpu")
@@ -59,10 +64,9 @@ def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(tmp_path: 
     first = run(plan, tmp_path, stop_after=1)
     folder = find_run(tmp_path, identity(CPU), plan)
     assert folder.path == first.folder.path
-    resumed = Session(plan, folder)
+    resumed = Session(plan, folder).open()
     assert resumed.is_finished(plan.cases[0])
     assert not resumed.is_finished(plan.cases[1])
-    resumed.open()
     for planned in plan.cases:
         resumed.measure(planned)
     resumed.finish()
@@ -79,8 +83,8 @@ def test_a_failed_visit_is_recorded_and_tried_again_on_resume(tmp_path: Path, mo
     (record,) = session.measure(plan.cases[0])
     assert (record.outcome, record.reason) == ("failed", "a fuse blew")
     session.close()
-    again = Session(plan, session.folder)
-    assert not again.is_finished(plan.cases[0])
+    with closing(Session(plan, session.folder).open()) as again:
+        assert not again.is_finished(plan.cases[0])
 
 
 def test_resuming_what_never_began_or_was_another_plan_is_one_sentence(tmp_path: Path) -> None:
@@ -126,6 +130,20 @@ def test_operands_that_memory_cannot_hold_are_refused_before_anything_is_measure
         a_plan(sizes=(2_000_000,)).validate()
 
 
+def test_on_a_gpu_the_gpus_memory_bounds_the_operands_and_the_hosts_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyperf_suite.runner.plan.memory.available_bytes", lambda: 2 << 30)
+    monkeypatch.setattr("pyperf_suite.runner.plan.gpus", lambda: [SimpleNamespace(memory_bytes=80 << 30)])
+
+    def planned(size: int) -> Plan:
+        parameters = MatmulParameters(size, size, size, Schedule("library", 132), dtype="bfloat16")
+        case = Case("matmul", parameters, "cublas")
+        return Plan((PlannedCase("baseline", case),), TWO_PROCESSES, Device("cuda", 0))
+
+    planned(32768).validate()  # 6 GiB
+    with pytest.raises(UserError, match="GB of memory"):
+        planned(131072).validate()  # 96 GiB
+
+
 def test_a_case_is_not_measured_on_a_device_that_its_implementation_does_not_run_on() -> None:
     plan = a_plan()
     on_gpu = Case("matmul", MatmulParameters(64, 64, 64, Schedule("library", 1)), "cublas")
@@ -137,11 +155,6 @@ def test_standard_profiles_take_the_process_as_their_unit() -> None:
     assert PROFILES["standard"].processes >= 3
     with pytest.raises(UserError, match=r"'thorough'.*quick, standard, full"):
         find_profile("thorough")
-
-
-def test_a_plan_of_one_case_is_told_in_the_singular() -> None:
-    assert a_plan((16,)).outlook.startswith("1 case x 2 processes on cpu")
-    assert a_plan().outlook.startswith("2 cases x 2 processes on cpu")
 
 
 def test_experiments_one_at_a_time_can_be_added_to_and_are_visited_once(tmp_path: Path) -> None:
@@ -184,3 +197,123 @@ def test_refused_cases_are_answered_with_their_reason_and_never_reach_the_worker
     assert asked.cases == [wanted]
     workers.close()
     assert asked.cases == []
+
+
+class Instant:
+    """Workers whose visits take as long as the test says, by the test's own clock."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.now_s = 0.0
+        self.seconds = seconds
+        self.visits: list[tuple[int, str]] = []
+
+    def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, object]:
+        self.now_s += self.seconds
+        self.visits.append((process, case.case_id))
+        return {"outcome": "unsupported", "reason": "a double"}
+
+    def close(self) -> None:
+        return
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
+    """Opens a session of that plan over instant workers; the sentinel is left out."""
+    monkeypatch.setattr(Session, "_measure_sentinel", lambda self: None)
+
+    def opened(plan: Plan, workers: Instant, **options: float) -> Session:
+        folder = create_run(tmp_path, identity(CPU), plan)
+        return Session(plan, folder, workers=workers, clock=lambda: workers.now_s, **options).open()
+
+    return opened
+
+
+def test_a_run_that_is_cut_short_has_every_case_once_before_any_case_twice(begin: Callable[..., Session]) -> None:
+    plan = a_plan(sizes=(8, 16, 24, 32))
+    session = begin(plan, Instant())
+    visits = session.visits()
+    assert [process for _, process in visits] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [planned for planned, _ in visits] == [*plan.cases, *plan.cases]
+    session.close()
+
+
+def test_a_budget_ends_a_run_in_order_and_what_it_left_out_can_be_resumed(begin: Callable[..., Session]) -> None:
+    plan, workers = a_plan(sizes=(8, 16, 24, 32)), Instant(seconds=5.0)
+    session = begin(plan, workers, budget_s=25 + CLOSING_S)
+    session.visit_all(session.visits(), lambda *_: None, lambda *_: "")
+    assert workers.now_s <= 25
+    assert len(workers.visits) == 5, "four cases once and one twice"
+    assert session.left_out == {(planned, 1) for planned in plan.cases[1:]}
+    assert session.cut_short
+    session.close()
+    again = Session(plan, session.folder, workers=workers).open()
+    again.visit_all(again.visits(), lambda *_: None, lambda *_: "")
+    assert len(workers.visits) == 8
+    assert len(set(workers.visits)) == 8
+    assert not again.cut_short
+    again.close()
+
+
+def test_what_another_run_wrote_until_the_journal_was_ours_is_not_measured_again(
+    begin: Callable[..., Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, workers = a_plan(sizes=(8, 16)), Instant()
+    first = begin(plan, workers)
+    first.visit(plan.cases[0], 0)
+    late = Session(plan, first.folder, workers=workers)  # asked to resume while the first run still writes
+    first.visit(plan.cases[1], 0)
+    first.close()
+    late.open()
+    late.visit_all(late.visits(), lambda *_: None, lambda *_: "")
+    late.close()
+    assert len(workers.visits) == len(set(workers.visits)) == 4
+
+
+def test_a_record_says_how_long_its_visit_took(begin: Callable[..., Session]) -> None:
+    session = begin(a_plan(sizes=(8,)), Instant(seconds=2.5))
+    assert session.visit(session.plan.cases[0], 0).visit_s == 2.5
+    session.close()
+
+
+def of(sizes: Sequence[tuple[int, int, int]], dtypes: Sequence[str], policies: Sequence[str]) -> list[PlannedCase]:
+    return [
+        PlannedCase("baseline", Case("matmul", MatmulParameters(*size, Schedule(policy, 1), dtype=dtype), "native"))
+        for size, dtype, policy in itertools.product(sizes, dtypes, policies)
+    ]
+
+
+def test_with_a_budget_what_is_compared_stays_together_and_sizes_come_from_coarse_to_fine() -> None:
+    sizes = [(64, n, 64) for n in (128, 256, 257, 512, 1024, 2048, 4096)]
+    cases = of(sizes, ("float32", "bfloat16"), ("data_parallel", "stream_k"))
+    ordered = most_informative_first(cases, seed=3)
+    assert sorted(map(str, ordered)) == sorted(map(str, cases))
+    problems = [(planned.case.parameters.dtype, planned.case.parameters.n) for planned in ordered]
+    # One bundle of each dtype in turn; 256 and 257 are neighbours and make one bundle.
+    assert {dtype for dtype, _ in problems[:4]} == {"float32", "bfloat16"}
+    assert [n for dtype, n in problems if dtype == "float32"][:2] == [1024, 1024]
+    first_of_each = list(dict.fromkeys(n for dtype, n in problems if dtype == "float32"))
+    assert first_of_each[0] == 1024
+    assert set(first_of_each[1:3]) == {256, 257}
+    assert first_of_each[3] == 4096
+    assert most_informative_first(cases, seed=3) == ordered
+
+
+def test_without_a_terminal_a_line_is_written_every_ten_seconds() -> None:
+    now_s, lines = 0.0, []
+    show = ProgressLines(lines.append, clock=lambda: now_s)
+    for done in range(1, 101):
+        now_s += 0.5
+        show(done, 100, "matmul: 1 TFLOP/s", lambda: 120.0)
+    assert len(lines) == 5
+    assert all("of 100 visits" in line for line in lines)
+
+
+def test_the_outlook_learns_from_visits_what_the_others_of_an_operator_will_take() -> None:
+    plan = a_plan(sizes=(16, 24, 33))
+    outlook = Outlook(plan)
+    *estimates, before = [outlook.visit_s(planned, 0) for planned in plan.cases]
+    for planned, estimate in zip(plan.cases, estimates, strict=False):
+        outlook.learn(planned, 0, 3 * estimate)
+    assert outlook.visit_s(plan.cases[2], 0) == pytest.approx(3 * before)
+    outlook.learn(plan.cases[2], 0, 7.0)
+    assert outlook.visit_s(plan.cases[2], 1) == 7.0

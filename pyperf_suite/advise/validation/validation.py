@@ -17,7 +17,7 @@ from pyperf_suite.advise.sizing.candidates import shapes_of
 from pyperf_suite.advise.sizing.prices import Part, Priced, Prices, price
 from pyperf_suite.advise.sizing.setting import Setting
 from pyperf_suite.advise.sizing.step import parts_of
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import Interrupted, UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.devices import Device
@@ -122,11 +122,13 @@ def measure(
     session = Session(plan, create_run(results, identity(plan.device), plan), deadline_s)
     try:
         session.open()
-        for planned in plan.cases:
-            told(session.measure(planned)[-1])
+        for planned, process in session.visits():
+            record = session.visit(planned, process)
+            if process == plan.profile.processes - 1:
+                told(record)
         session.finish()
     except KeyboardInterrupt:
-        raise UserError(
+        raise Interrupted(
             f"Interrupted; {len(session.records)} records are kept in {session.folder.records_path}."
         ) from None
     finally:

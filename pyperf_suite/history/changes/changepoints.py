@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.history.changes.step_detector import (
     FEWEST_POINTS,
     MOST_CORRELATED,
@@ -125,8 +126,10 @@ def _changes_of_one(times: Floats, least_effect: float) -> list[Change]:
 
 def _places_by_kernel(logs: Floats, steps: Steps) -> Floats:
     """Where ruptures sees a change. Of our own fit it knows only how noisy and how correlated the values are."""
-    import ruptures
-
+    try:
+        import ruptures
+    except ModuleNotFoundError:
+        raise UserError("Change points need ruptures, which is not installed: pip install ruptures.") from None
     width = KERNEL_WIDTH * steps.noise
     # Within the kernel's width a step saves its squares over twice the width's: so this is about 2 log n of squares.
     longer_memory = min((1 + steps.correlation) / (1 - steps.correlation), MOST_MEMORY)

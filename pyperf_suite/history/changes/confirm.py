@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.history.changes.nominations import Nomination
@@ -55,9 +56,9 @@ def find_case(records: Path, case_id: str) -> Case:
     """The case of that id in a journal. Raises UserError where it is not there, or no case any more."""
     why = f"{records} holds no case {case_id}."
     try:
-        with records.open(encoding="utf-8", errors="replace") as lines:
+        with files.open_for_reading(records) as lines:
             for line in lines:
-                if case_id in line:
+                if case_id.encode() in line:
                     try:
                         record = json.loads(line)
                         if record.get("case_id") == case_id:

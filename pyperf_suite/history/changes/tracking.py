@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyperf_suite.errors import TornJournal, UserError
+from pyperf_suite import files
+from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.history.changes.nominations import Nomination, nominations
 from pyperf_suite.history.changes.shapes import MOST_BEFORE, shape_alarms
 from pyperf_suite.history.changes.step_detector import FEWEST_POINTS
@@ -17,6 +18,7 @@ from pyperf_suite.history.stored.series import Benchmark, Series
 from pyperf_suite.history.stored.store import Run, Store
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
 
 # Larger journals are not read again for their shapes: a probe's sweep is far smaller.
 MOST_BYTES = 256 << 20
@@ -129,7 +131,7 @@ def _sort_in(found: Tracked, nomination: Nomination, since: str | None) -> None:
 def _probes(records: Path) -> list[tuple[str, str]]:
     """The probes of the run whose journal that is, each with the run's profile; none where its manifest is damaged."""
     try:
-        manifest = json.loads(records.with_name("run.json").read_text(encoding="utf-8"))
+        manifest = json.loads(files.read_text(records.with_name("run.json"), LARGEST_MANIFEST_BYTES))
         return [(str(probe), str(manifest["profile"])) for probe in manifest["probes"]]
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return []
@@ -143,7 +145,7 @@ def _records(path: Path) -> list[Record]:
     if size > MOST_BYTES:
         raise UserError(f"{path} holds {size / 1e6:.0f} MB, and more than {MOST_BYTES / 1e6:.0f} are not read again.")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TornJournal)  # the run may still be writing
+        warnings.simplefilter("ignore", DamagedJournal)  # the run may still be writing
         return read_journal(path)
 
 

@@ -12,8 +12,9 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 
 WritePair = Callable[[Mapping[str, Any]], None]
@@ -27,7 +28,8 @@ class PairJournal:
         self.path = path
         self.written = 0
         try:
-            self._file: IO[bytes] = path.open("ab")
+            self._file = files.open_for_appending(path)
+            files.sync_folder(path.parent)
         except OSError as error:
             raise UserError(f"The pairs file {path} cannot be written: {error.strerror}.") from None
 
@@ -36,7 +38,6 @@ class PairJournal:
         line = json.dumps(pair, separators=(",", ":"), allow_nan=False) + "\n"
         try:
             self._file.write(line.encode())
-            self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
             raise UserError(
@@ -62,13 +63,11 @@ def comparison_folder(results: Path, machine: str, manifest: Mapping[str, Any], 
     now = datetime.datetime.now(datetime.timezone.utc)
     path = results / machine / f"{kind}-{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
     stamped = {"started_at": now.isoformat(timespec="seconds"), **manifest}
-    manifest_path = path / f"{kind}.json"
     try:
-        path.mkdir(parents=True)
-        manifest_path.write_text(json.dumps(stamped, indent=2) + "\n", "utf-8")
+        files.make_folder(path)
+        files.write_whole(path / f"{kind}.json", json.dumps(stamped, indent=2) + "\n")
     except OSError as error:
-        with contextlib.suppress(OSError):  # half a manifest would only puzzle whoever looks there later
-            manifest_path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
             path.rmdir()
         raise UserError(
             f"The results folder {results} cannot be written ({error.strerror}): name another with --results."

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.pairs.arms import PairedCase
@@ -136,10 +137,8 @@ def _write_summary(selfcheck: Selfcheck) -> None:
     """The rates beside the settings, for whoever reads the file alone; replaced in one step."""
     whole = dict(selfcheck.settings) | {"summary": selfcheck.to_json()}
     path = selfcheck.path / MANIFEST
-    beside = path.with_suffix(".json.new")
     try:
-        beside.write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
-        beside.replace(path)
+        files.write_whole(path, json.dumps(whole, indent=2) + "\n")
     except OSError as error:
         raise UserError(
             f"{path} cannot be written ({error.strerror}); every comparison is kept in {COMPARISONS} beside it."
@@ -151,12 +150,11 @@ def _alone_with(path: Path) -> Iterator[None]:
     """Keep a second selfcheck from writing the same file, and end a line that a killed one left torn."""
     with ExitStack() as resources:
         try:
-            file = resources.enter_context(path.open("ab"))
+            file = resources.enter_context(files.open_for_appending(path))
             _lock(file.fileno())
-            content = path.read_bytes()
+            content = files.read_bytes(path)
             if content and not content.endswith(b"\n"):
                 file.write(b"\n")
-                file.flush()
         except BlockingIOError:
             raise UserError(f"Another process is writing {path}: wait until that selfcheck is over.") from None
         except OSError as error:

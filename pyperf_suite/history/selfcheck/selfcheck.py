@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.finding import VERDICTS, Verdict
 from pyperf_suite.history.statistics.proportion import CONFIDENCE, Proportion
 from pyperf_suite.measure.median import median_interval
+from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
 
 MANIFEST = "selfcheck.json"
 COMPARISONS = "comparisons.jsonl"
@@ -170,8 +172,8 @@ def open_selfcheck(path: Path) -> Selfcheck:
     tried again, the first that could be made counts.
     """
     try:
-        settings = json.loads((path / MANIFEST).read_text("utf-8"))
-        lines = (path / COMPARISONS).read_bytes().splitlines() if (path / COMPARISONS).exists() else []
+        settings = json.loads(files.read_text(path / MANIFEST, LARGEST_MANIFEST_BYTES))
+        lines = files.read_bytes(path / COMPARISONS).splitlines() if (path / COMPARISONS).exists() else []
     except OSError as error:
         raise UserError(f"{path} is not the folder of a selfcheck: {error.strerror}.") from None
     except (ValueError, RecursionError):

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.files import write_for_user
 from pyperf_suite.history.changes.steps import Step
-from pyperf_suite.history.shown.export import write_whole
 from pyperf_suite.history.shown.quantities import scale_for
 from pyperf_suite.history.shown.terminal_plot import LEAST_SPREAD
 from pyperf_suite.history.stored.series import Point, Series
@@ -77,7 +77,7 @@ def draw_series(drawn: Sequence[Series], path: Path, steps: Sequence[Sequence[St
             canvas.savefig(picture, dpi=120, format="png")
     finally:
         pyplot.close(canvas)
-    write_whole(path, picture.getvalue())
+    write_for_user(path, picture.getvalue())
 
 
 def _draw(axis: Any, series: Series, steps: Sequence[Step]) -> None:

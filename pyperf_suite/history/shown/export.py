@@ -10,10 +10,8 @@ import dataclasses
 import io
 import json
 import math
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
@@ -166,20 +164,3 @@ FORMATS: dict[str, Callable[[Sequence[Series]], bytes]] = {
     "parquet": as_parquet,
     "github-action-benchmark": as_github_action_benchmark,
 }
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is either the old one or the new one. Raises UserError where it cannot be written."""
-    target = path.resolve()
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        if target.exists() and not target.is_file():  # /dev/stdout, a pipe: nothing there can be replaced
-            target.write_bytes(content)
-            return
-        try:
-            beside.write_bytes(content)
-            beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror or error}); what was there is unchanged.") from None

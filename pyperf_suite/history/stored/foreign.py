@@ -8,12 +8,12 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.identity import slug
 from pyperf_suite.history.stored import strict_json
@@ -81,7 +81,7 @@ def machine_of(info: Mapping[str, Any]) -> str:
 
 def _content(path: Path) -> bytes:
     try:
-        with open(path, "rb", opener=without_waiting) as file:
+        with files.open_named_by_user(path) as file:
             content = file.read(LARGEST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
@@ -92,14 +92,6 @@ def _content(path: Path) -> bytes:
             "save it without --benchmark-save-data."
         )
     return content
-
-
-def without_waiting(path: str, flags: int) -> int:
-    """An opener for which a pipe that nobody writes is empty; one that somebody writes is waited on as ever."""
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    if hasattr(os, "O_NONBLOCK"):
-        os.set_blocking(descriptor, True)
-    return descriptor
 
 
 def _moment(data: Mapping[str, Any], path: Path) -> str:

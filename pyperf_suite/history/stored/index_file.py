@@ -6,15 +6,22 @@ The index holds nothing that the journals do not: losing it costs time and never
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
+import stat
 from pathlib import Path
 from typing import IO
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 
 NAME = ".index.sqlite"
 LOCK_NAME = ".index.lock"
-VERSION = 1
+VERSION = 2
+# "pyPS" in the header of the database: nothing is dropped from a file that does not say that it is ours.
+APPLICATION_ID = 0x70795053
+MAGIC = b"SQLite format 3\0"
+TABLES = ("watched", "files", "runs", "benchmarks", "conditions", "observations")
 BUSY_S = 30.0
 CACHE_KIB = 64 * 1024
 
@@ -46,6 +53,10 @@ CREATE TABLE observations (
 ) WITHOUT ROWID;
 CREATE INDEX observations_of_run ON observations (run);
 """
+
+
+class NotOurs(sqlite3.Error):
+    """The file is a database, or something else, that the suite did not write."""
 
 
 class IndexFile:
@@ -90,8 +101,7 @@ class IndexFile:
         """Go on with an empty index in memory, whatever lies on disk."""
         self.connection.close()
         self._note("what is there cannot be trusted")
-        self.connection = sqlite3.connect(":memory:", isolation_level=None)
-        _prepare(self.connection)
+        self.connection = _fresh()
 
     def _open(self) -> sqlite3.Connection:
         if not self.results.is_dir():
@@ -100,7 +110,10 @@ class IndexFile:
             return self._in_memory()
         try:
             self._share_lock()
-            return _connect(str(self.results / NAME))
+            return self._on_disk()
+        except NotOurs as error:
+            self._note(str(error))
+            return _fresh()
         except OSError as error:
             self._note(error.strerror or str(error))
         except sqlite3.OperationalError as error:
@@ -110,9 +123,21 @@ class IndexFile:
         except DAMAGE as error:
             if self._remove():
                 with contextlib.suppress(*DAMAGE):
-                    return _connect(str(self.results / NAME))
+                    return self._on_disk()
             self._note(str(error))
         return self._in_memory()
+
+    def _on_disk(self) -> sqlite3.Connection:
+        """The index's own file. Raises NotOurs, without touching it, where that is a link or another's database."""
+        path = self.results / NAME
+        for name in (NAME, f"{NAME}-journal", f"{NAME}-wal"):
+            with contextlib.suppress(FileNotFoundError):
+                mode = os.lstat(self.results / name).st_mode
+                if not stat.S_ISREG(mode):
+                    raise NotOurs(f"{name} is {files.kind_of(mode)}")
+        if path.exists() and not _is_ours(path):
+            raise NotOurs("the suite did not write what is there: move it away")
+        return _connect(str(path))
 
     def _note(self, why: str) -> None:
         self.notes.append(
@@ -134,8 +159,7 @@ class IndexFile:
             _prepare(connection)
         except DAMAGE:
             connection.close()
-            connection = sqlite3.connect(":memory:", isolation_level=None)
-            _prepare(connection)
+            return _fresh()
         return connection
 
     def _share_lock(self) -> None:
@@ -145,7 +169,7 @@ class IndexFile:
         except ImportError:  # Windows, where an open file cannot be removed anyway
             return
         if self._lock is None:
-            self._lock = (self.results / LOCK_NAME).open("ab")
+            self._lock = files.open_for_appending(self.results / LOCK_NAME)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def _leave_lock(self) -> None:
@@ -166,6 +190,27 @@ class IndexFile:
         except OSError:
             return False
         return True
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the suite wrote the file: it is empty, its header says so, or it has version 1's tables and no others."""
+    with files.open_for_reading(path) as file:
+        header = file.read(100)
+    # Big-endian, at byte 68: https://www.sqlite.org/fileformat.html#application_id
+    if not header or (header.startswith(MAGIC) and header[68:72] == APPLICATION_ID.to_bytes(4, "big")):
+        return True
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as found:
+            names = found.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            return _version(found) == 1 and {name for (name,) in names} == set(TABLES)
+    except DAMAGE:
+        return False
+
+
+def _fresh() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    _prepare(connection)
+    return connection
 
 
 def _connect(place: str) -> sqlite3.Connection:
@@ -194,6 +239,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
             connection.execute(f'DROP TABLE "{name}"')
         for statement in SCHEMA.split(";"):
             connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {VERSION}")
 
 

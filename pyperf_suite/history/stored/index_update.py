@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.foreign import MOST_NOTES, read_foreign
 from pyperf_suite.history.stored.journal_lines import read_lines
@@ -132,7 +133,7 @@ class IndexUpdate:
             yield from sorted(path.rglob("*.json")) if path.is_dir() else [path] if path.exists() else []
 
     def _read_journal(self, name: str, path: Path) -> None:
-        with path.open("rb") as file:
+        with files.open_for_reading(path) as file:
             # Taken before reading: what is written meanwhile makes it another's next time.
             found = os.fstat(file.fileno())
             known = self._known(name)
@@ -265,12 +266,12 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ino & (2**63 - 1)
 
 
-def _begins_as(file: BinaryIO, known: Known) -> bool:
+def _begins_as(file: IO[bytes], known: Known) -> bool:
     """Whether the part that was read is still there: by its first and its last bytes."""
     return known.offset == 0 or _probes(file, known.offset) == (known.head, known.tail)
 
 
-def _probes(file: BinaryIO, offset: int) -> tuple[bytes, bytes]:
+def _probes(file: IO[bytes], offset: int) -> tuple[bytes, bytes]:
     length = min(PROBED_BYTES, offset)
     file.seek(0)
     head = file.read(length)

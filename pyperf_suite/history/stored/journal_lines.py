@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import IO
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored import strict_json
 from pyperf_suite.history.stored.observations import Observation, observation
+from pyperf_suite.runner.journal import require_whole
 from pyperf_suite.runner.record import Record
 
 LONGEST_LINE_BYTES = 64 * 2**20
@@ -31,7 +32,7 @@ class Line:
     torn: bool = False
 
 
-def read_lines(file: BinaryIO, machine: str, offset: int = 0, number: int = 0) -> Iterator[Line]:
+def read_lines(file: IO[bytes], machine: str, offset: int = 0, number: int = 0) -> Iterator[Line]:
     """Every line after `offset`, before which `number` lines lie; blank ones are passed over.
 
     A last line that lacks nothing but its newline is whole. Raises OSError where the file cannot be read.
@@ -50,6 +51,7 @@ def read_lines(file: BinaryIO, machine: str, offset: int = 0, number: int = 0) -
         if not content.strip():
             continue
         try:
+            require_whole(content)
             yield Line(end, number, observation(Record.from_json(strict_json.loads(content)), machine))
         except (ValueError, OverflowError, RecursionError, UserError) as error:
             yield Line(end, number, why=str(error))
@@ -65,7 +67,7 @@ def _is_json(content: bytes) -> bool:
     return True
 
 
-def _skip_line(file: BinaryIO) -> int:
+def _skip_line(file: IO[bytes]) -> int:
     while (part := file.readline(LONGEST_LINE_BYTES)) and not part.endswith(b"\n"):
         pass
     return file.tell()

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.runner.results import open_run
 
@@ -241,7 +242,7 @@ def _locked(journal: Path) -> Iterator[bool]:
     if not journal.exists():
         yield True
         return
-    with journal.open("rb") as file:
+    with files.open_for_reading(journal) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

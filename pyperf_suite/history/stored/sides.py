@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.conditions import commit_of
-from pyperf_suite.history.stored.foreign import MOST_NOTES, read_foreign, without_waiting
+from pyperf_suite.history.stored.foreign import MOST_NOTES, read_foreign
 from pyperf_suite.history.stored.journal_lines import read_lines
 from pyperf_suite.history.stored.observations import Figure, Observation
 from pyperf_suite.history.stored.series import TIME
@@ -145,7 +146,7 @@ def interval_of(times: list[Figure]) -> tuple[float, float]:
 def _read_records(path: Path) -> tuple[list[Observation], list[str]]:
     found, notes, bad = [], [], 0
     try:
-        with open(path, "rb", opener=without_waiting) as file:
+        with files.open_named_by_user(path) as file:
             for line in read_lines(file, path.resolve().parent.parent.name):
                 if line.observation is not None:
                     found.append(line.observation)

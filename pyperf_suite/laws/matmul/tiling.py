@@ -17,7 +17,7 @@ POLICIES = ("data_parallel", "persistent", "split_k", "stream_k", "library")
 
 # No size of a tile has more digits, and Python converts no number of thousands of them.
 _SIZE = "([0-9]{1,9})"
-_TILE = re.compile(f"{_SIZE}x{_SIZE}x{_SIZE}(?::s{_SIZE})?(?::c{_SIZE})?")
+_TILE = re.compile(f"{_SIZE}x{_SIZE}x{_SIZE}(?::s{_SIZE})?(?::c{_SIZE}(?:x{_SIZE})?)?")
 _SCHEDULE = re.compile(rf"([a-z_]+)(?:\({_SIZE}\))?@{_SIZE}")
 
 
@@ -25,8 +25,9 @@ _SCHEDULE = re.compile(rf"([a-z_]+)(?:\({_SIZE}\))?@{_SIZE}")
 class Tile:
     """The piece of C that one worker computes at a time, `m × n`, in steps of `k` elements of K.
 
-    `stages` is the depth of the operand pipeline and `cluster` the number of CTAs that share operands; both are 1 on
-    CPUs. Written `128x256x64:s4:c2`, parts at 1 left out.
+    `stages` is the depth of the operand pipeline. `cluster` CTAs along M share their part of B and `cluster_n` CTAs
+    along N share their part of A. All three are 1 on CPUs. Written `128x256x64:s4:c2`, parts at 1 left out; clusters
+    along N have both numbers, as in `256x128x64:c1x2`.
     """
 
     m: int
@@ -34,15 +35,23 @@ class Tile:
     k: int
     stages: int = 1
     cluster: int = 1
+    cluster_n: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.m, self.n, self.k, self.stages, self.cluster) < 1:
+        if min(self.m, self.n, self.k, self.stages, self.cluster, self.cluster_n) < 1:
             raise UserError(f"A tile has sizes of at least 1, but {self} was asked for.")
 
     def __str__(self) -> str:
         pipeline = f":s{self.stages}" if self.stages != 1 else ""
-        cluster = f":c{self.cluster}" if self.cluster != 1 else ""
+        cluster = f":c{self.cluster}" if self.ctas != 1 else ""
+        if self.cluster_n != 1:
+            cluster += f"x{self.cluster_n}"
         return f"{self.m}x{self.n}x{self.k}{pipeline}{cluster}"
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster * self.cluster_n
 
     @classmethod
     def parse(cls, text: str) -> Tile:
@@ -96,9 +105,33 @@ def ceil_div(numerator: ArrayLike, denominator: ArrayLike) -> NDArray[np.int64]:
     return -(-np.asarray(numerator, dtype=np.int64) // np.asarray(denominator, dtype=np.int64))
 
 
+def cluster_count(m: ArrayLike, n: ArrayLike, tile: Tile) -> NDArray[np.int64]:
+    """Tiles of a cluster, which are what a schedule counts: as many as output tiles where a cluster is one CTA."""
+    return ceil_div(m, tile.m * tile.cluster) * ceil_div(n, tile.n * tile.cluster_n)
+
+
 def tile_count(m: ArrayLike, n: ArrayLike, tile: Tile) -> NDArray[np.int64]:
-    """Output tiles C = ⌈M/Tm⌉·⌈N/Tn⌉ (NVIDIA, Matrix Multiplication Background User's Guide)."""
-    return ceil_div(m, tile.m) * ceil_div(n, tile.n)
+    """Output tiles C = ⌈M/Tm⌉·⌈N/Tn⌉ (NVIDIA, Matrix Multiplication Background User's Guide), of whole clusters."""
+    return cluster_count(m, n, tile) * tile.ctas
+
+
+def visiting_group(m: int, n: int, tile: Tile, workers: int, splits: int = 1) -> int:
+    """How many rows of tiles are visited together: those with which the tiles that run at once read the least.
+
+    W tiles at once, in bands of g rows, read the operands of g rows and ⌈W/g⌉ columns of tiles: g·Tm + ⌈W/g⌉·Tn is
+    least, the rule of DeepGEMM's heuristics. Where that many columns are not there, the tiles at once take more rows.
+    Tiles are a cluster's, W is `workers` in clusters. Of groups that read the same the one whose last band is fullest.
+    """
+    rows, columns = tile.m * tile.cluster, tile.n * tile.cluster_n
+    tiles_m, tiles_n = -(-m // rows), -(-n // columns)
+    at_once = max(1, min(workers // tile.ctas // splits, tiles_m * tiles_n))
+
+    def cost(group: int) -> tuple[int, int, int]:
+        across = min(-(-at_once // group), tiles_n)
+        down = min(max(group, -(-at_once // tiles_n)), tiles_m)
+        return down * rows + across * columns, -tiles_m % group, group
+
+    return min(range(1, min(at_once, tiles_m) + 1), key=cost)
 
 
 def wave_count(units: ArrayLike, slots: ArrayLike) -> NDArray[np.int64]:
@@ -135,11 +168,12 @@ def critical_path(m: ArrayLike, n: ArrayLike, k: ArrayLike, tile: Tile, schedule
 
     data_parallel and persistent give it ⌈C/S⌉ whole tiles. split_k(s) gives it ⌈C·s/S⌉ slices of ⌈k-tiles/s⌉. stream_k
     gives it whole tiles for all waves but the last full one, and an even share of the k-tiles of the rest (the two-tile
-    hybrid of Osama et al. 2023). The K edge is not padded. Raises UserError for the library's own schedule.
+    hybrid of Osama et al. 2023). The K edge is not padded. In clusters, a worker is a cluster and a tile is its tiles.
+    Raises UserError for the library's own schedule.
     """
-    tiles = tile_count(m, n, tile)
+    tiles = cluster_count(m, n, tile)
     depth = np.broadcast_to(np.asarray(k, dtype=np.float64), tiles.shape)
-    workers = schedule.workers
+    workers = max(1, schedule.workers // tile.ctas)
     waves = wave_count(tiles, workers)
     if schedule.policy in ("data_parallel", "persistent"):
         return CriticalPath(waves * depth, waves.astype(np.float64), np.zeros(tiles.shape))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention.counted import attention_flop
+from pyperf_suite.measure.arrays import Keep, computed_anew
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_attention import verify_attention
 from pyperf_suite.operators.attention.flex import FlexAttention
@@ -17,8 +19,9 @@ from pyperf_suite.operators.attention.parameters import AttentionParameters
 from pyperf_suite.operators.attention.torch_sdpa import SdpaCudnn, SdpaDefault, SdpaEfficient, SdpaFlash, SdpaMath
 from pyperf_suite.operators.attention.triton_own import TritonAttention
 from pyperf_suite.operators.attention.two_gemm import TwoGemm, TwoGemmProducts
-from pyperf_suite.operators.dtypes import aligned_empty, element_type, round_to, widen
-from pyperf_suite.operators.operator import Array, Operator, TimedImplementation, Work
+from pyperf_suite.operators.dtypes import element_type, widen
+from pyperf_suite.operators.inputs import Operand, Operands
+from pyperf_suite.operators.operator import Array, Operator, Tensors, TimedImplementation, Work
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -82,19 +85,44 @@ class Attention(Operator[AttentionParameters]):
         elements = sum(int(np.prod(shape)) for shape in operand_shapes(parameters).values())
         return elements * element_type(parameters.dtype).size_bytes
 
-    def operands(self, parameters: AttentionParameters, seed: int) -> Mapping[str, Array]:
+    def operands(self, parameters: AttentionParameters, seed: int) -> Operands:
         """Standard normal Q, K, V and dO, rounded to dtype, so that scores are near standard normal too."""
-        random = np.random.default_rng(seed)
-        stored = {}
-        for name, shape in operand_shapes(parameters).items():
-            stored[name] = aligned_empty(shape, parameters.dtype)
-            if name in (*INPUTS, "do"):
-                stored[name][...] = round_to(random.standard_normal(shape, dtype=np.float32), parameters.dtype)
-        return stored
+        streams = {name: number for number, name in enumerate((*INPUTS, "do"))}
+        described = {
+            name: Operand(shape, parameters.dtype, streams.get(name))
+            for name, shape in operand_shapes(parameters).items()
+        }
+        return Operands(described, seed)
 
-    def verify(self, parameters: AttentionParameters, operands: Mapping[str, Array], output: Array) -> Verification:
+    def verify(
+        self,
+        parameters: AttentionParameters,
+        operands: Mapping[str, Array],
+        output: Array,
+        keep: Keep = computed_anew,
+    ) -> Verification:
         """Against float64 attention of the rounded inputs (see measure.verify_attention)."""
-        wide = {name: widen(operands[name], parameters.dtype) for name in INPUTS}
+        names = (*INPUTS, "do") if parameters.backward else INPUTS
+        inputs = {name: widen(operands[name], parameters.dtype) for name in names}
         outputs = {name: widen(stored, parameters.dtype) for name, stored in split_output(parameters, output).items()}
-        gradient = widen(operands["do"], parameters.dtype) if parameters.backward else None
-        return verify_attention(outputs, wide["q"], wide["k"], wide["v"], gradient, parameters.causal, parameters.dtype)
+        return _verified(parameters, inputs, outputs, keep)
+
+    def verify_tensors(self, parameters: AttentionParameters, tensors: Tensors) -> Verification:
+        """The same by torch's float64 arithmetic."""
+        return _verified(parameters, tensors.inputs, tensors.outputs)
+
+    def reference_key(self, parameters: AttentionParameters) -> str:
+        """Shapes, element type, mask and direction; who computes, in which blocks, is of no matter."""
+        shapes = f"{parameters.q_shape} {parameters.k_shape} {parameters.dtype}"
+        return f"{shapes} causal={parameters.causal} backward={parameters.backward}"
+
+
+def _verified(
+    parameters: AttentionParameters,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    keep: Keep = computed_anew,
+) -> Verification:
+    q, k, v = (inputs[name] for name in INPUTS)
+    gradient = inputs["do"] if parameters.backward else None
+    return verify_attention(outputs, q, k, v, gradient, parameters.causal, parameters.dtype, keep=keep)

@@ -83,6 +83,7 @@ class NativeCpuLaunches(Launches):
         )
         # The arrays stay alive through this list; only their addresses are needed in the timed region.
         self._operand_sets = operand_sets
+        self.sets = len(operand_sets)
         self._arguments = [tuple(s[name].ctypes.data for name in "qkvo") for s in operand_sets]
         self._poison = not_a_number(parameters.dtype)
         self.kernel = Kernel(
@@ -105,6 +106,6 @@ class NativeCpuLaunches(Launches):
     def output(self, index: int) -> Array:
         return self._operand_sets[index % len(self._operand_sets)]["o"]
 
-    def poison(self) -> None:
-        for operands in self._operand_sets:
-            operands["o"].fill(self._poison)
+    def poison(self, index: int | None = None) -> None:
+        for each in self._chosen(index):
+            self._operand_sets[each]["o"].fill(self._poison)

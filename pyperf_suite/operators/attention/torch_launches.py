@@ -18,7 +18,7 @@ from pyperf_suite.operators.attention.operands import GRADIENTS, INPUTS, join_gr
 from pyperf_suite.operators.attention.parameters import AttentionParameters
 from pyperf_suite.operators.device_tensors import DeviceTensors, launched_kernels
 from pyperf_suite.operators.dtypes import aligned_empty, copies_elsewhere, element_type, not_a_number
-from pyperf_suite.operators.operator import Array, Kernel, Launches
+from pyperf_suite.operators.operator import Array, Kernel, Launches, Tensors
 from pyperf_suite.operators.torch_device import TorchDevice
 
 # Q, K and V to O.
@@ -62,6 +62,7 @@ class TorchAttention(Launches):
         names = (*INPUTS, *(("do",) if parameters.backward else ()))
         dtypes = dict.fromkeys(names, parameters.dtype)
         self._parameters = parameters
+        self.sets = sets
         self._tensors: HostTensors | DeviceTensors = (
             DeviceTensors(operands, dtypes, sets, device)
             if device.kind == "cuda"
@@ -115,12 +116,21 @@ class TorchAttention(Launches):
     def _download(self, tensor: Any) -> Array:
         return self._tensors.download(tensor.detach().contiguous(), self._parameters.dtype)
 
-    def poison(self) -> None:
+    def tensors(self, index: int) -> Tensors | None:
+        result = self._results[index % self.sets]
+        if self.device.type == "cpu" or result is None:
+            return None
+        self.torch.cuda.synchronize(self.device)
+        inputs = {name: tensor.detach() for name, tensor in self._tensors.sets[index % self.sets].items()}
+        outputs = dict(zip(GRADIENTS, result, strict=True)) if self._parameters.backward else {"o": result}
+        return Tensors(inputs, {name: output.detach() for name, output in outputs.items()})
+
+    def poison(self, index: int | None = None) -> None:
         """Fill with NaN what was returned and forget it: whoever gets that memory next and leaves it is seen."""
-        for result in self._results:
+        for each in self._chosen(index):
+            result, self._results[each] = self._results[each], None
             for tensor in result if isinstance(result, tuple) else (result,) * (result is not None):
                 tensor.detach().fill_(float("nan"))
-        self._results = [None] * len(self._results)
 
     def launched(self) -> list[str]:
         """Names of the kernels that a launch runs on a GPU; empty on a CPU."""

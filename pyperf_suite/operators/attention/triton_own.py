@@ -19,10 +19,10 @@ from pyperf_suite.kernels.attention_defaults import default_configuration
 from pyperf_suite.kernels.occupancy import occupancy
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
-from pyperf_suite.operators.attention.operands import GRADIENTS, join_gradients, operand_shapes
+from pyperf_suite.operators.attention.operands import GRADIENTS, INPUTS, join_gradients, operand_shapes
 from pyperf_suite.operators.attention.parameters import AttentionParameters
 from pyperf_suite.operators.device_tensors import DeviceTensors
-from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
+from pyperf_suite.operators.operator import Array, Kernel, Launches, Tensors, TimedImplementation
 
 # What parameters are checked for before the device is known: addresses take all that any target takes.
 ANY_TARGET = "sm_80"
@@ -65,6 +65,7 @@ class TritonLaunches(Launches):
         """Raises ValueError where the device has too little of what the blocks need."""
         self._tensors = tensors
         self._parameters = parameters
+        self.sets = len(tensors.sets)
         self._written = GRADIENTS if parameters.backward else ("o",)
         configuration = configuration_of(parameters, target)
         # Its own blocks are asked of the backward pass alone.
@@ -128,8 +129,14 @@ class TritonLaunches(Launches):
         outputs = [self._tensors.download(tensors[name], self._parameters.dtype) for name in self._written]
         return join_gradients(*outputs) if self._parameters.backward else outputs[0]
 
-    def poison(self) -> None:
-        self._tensors.poison(self._written)
+    def tensors(self, index: int) -> Tensors:
+        self._tensors.torch.cuda.synchronize(self._tensors.device)
+        operands = self._tensors.sets[index % self.sets]
+        inputs = (*INPUTS, "do") if self._parameters.backward else INPUTS
+        return Tensors({name: operands[name] for name in inputs}, {name: operands[name] for name in self._written})
+
+    def poison(self, index: int | None = None) -> None:
+        self._tensors.poison(self._written, self._chosen(index))
 
 
 def default_blocks(parameters: AttentionParameters, target: str) -> Blocks:

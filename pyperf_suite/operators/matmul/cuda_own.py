@@ -7,25 +7,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import gemm_sm80, gemm_sm90
-from pyperf_suite.laws.matmul.tiling import Tile
+from pyperf_suite.laws.matmul.tiling import Tile, cluster_count, visiting_group
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.cuda import CudaDevice, cuda_device
+from pyperf_suite.operators.device_tensors import seen_by_torch
 from pyperf_suite.operators.dtypes import element_type
+from pyperf_suite.operators.inputs import place
 from pyperf_suite.operators.matmul.parameters import MatmulParameters, require_padding
-from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
+from pyperf_suite.operators.operator import Array, Kernel, Launches, Tensors, TimedImplementation
 
 # What the kernels call an element type; they refuse others by the name they have.
 KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}
-
-# Rows of tiles visited together: their operands and the columns between them fit the L2 of every GPU since A100.
-GROUP = 8
 
 
 class CudaMatmul(TimedImplementation[MatmulParameters]):
@@ -53,7 +52,9 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
         except ValueError as error:
             raise Unsupported(str(error)) from None
 
-    default_tile: ClassVar[Tile]
+    @abstractmethod
+    def tile(self, parameters: MatmulParameters) -> Tile:
+        """The tile asked for, or the one that the kernel begins with."""
 
     @abstractmethod
     def specialise(self, parameters: MatmulParameters, addresses: tuple[int, int, int]) -> Any:
@@ -74,16 +75,23 @@ class Sm90Matmul(CudaMatmul):
     """`kernels/cuda/gemm_sm90.cu`: TMA, wgmma, warp-specialised; compute capability 9.0 alone."""
 
     name = "cuda_sm90"
-    default_tile = Tile(128, 128, 64)
+
+    def tile(self, parameters: MatmulParameters) -> Tile:
+        """By default a pair of the largest tiles, which reads the least, where there is one for each two workers."""
+        pair = Tile(128, 256, 64, cluster=2)
+        pairs = int(cluster_count(parameters.m, parameters.n, pair))
+        enough = pairs * pair.ctas >= parameters.schedule.workers
+        return parameters.tile or (pair if enough else Tile(128, 128, 64))
 
     def specialise(self, parameters: MatmulParameters, addresses: tuple[int, int, int]) -> gemm_sm90.Specialisation:
-        tile = parameters.tile or self.default_tile
+        tile = self.tile(parameters)
         return gemm_sm90.specialise(
             tile.m,
             tile.n,
             tile.k,
             tile.stages if tile.stages > 1 else None,
             cluster_m=tile.cluster,
+            cluster_n=tile.cluster_n,
             in_type=kernel_type(parameters.dtype),
             out_type=kernel_type(parameters.output_dtype),
             a_transposed=parameters.a_transposed,
@@ -120,11 +128,14 @@ class Sm80Matmul(CudaMatmul):
     """`kernels/cuda/gemm_sm80.cu`: cp.async, ldmatrix, mma.sync; any shape, and it tells how it reached memory."""
 
     name = "cuda_sm80"
-    # Deeper steps leave too few registers for two blocks of a multiprocessor.
-    default_tile = Tile(128, 128, 32)
+
+    def tile(self, parameters: MatmulParameters) -> Tile:
+        """By default one whose steps are not too deep for two blocks of a multiprocessor to have the registers."""
+        return parameters.tile or Tile(128, 128, 32)
 
     def specialise(self, parameters: MatmulParameters, addresses: tuple[int, int, int]) -> gemm_sm80.Specialisation:
-        tile = parameters.tile or self.default_tile
+        tile = self.tile(parameters)
+        require_no_cluster(self.name, tile)
         return gemm_sm80.specialise(
             tile.m,
             tile.n,
@@ -161,26 +172,31 @@ class CudaLaunches(Launches):
         sets: int,
     ) -> None:
         self._gpu, self._parameters = gpu, parameters
-        self._memory = [
-            {name: gpu.native.DeviceMemory(gpu.context, array.nbytes) for name, array in operands.items()}
-            for _ in range(sets)
-        ]
-        for memory in self._memory:
-            for name, array in operands.items():
-                memory[name].write(array)
+        self.sets = sets
+        self._memory = place(gpu, operands, sets)
         addresses = [tuple(memory[name].address for name in "abc") for memory in self._memory]
         instance = kernel.specialise(parameters, addresses[0])
         instance.check_device(".".join(map(str, gpu.context.properties.compute_capability)))
-        asked = parameters.schedule
-        cluster = getattr(instance, "cluster", 1)
+        asked, tile = parameters.schedule, kernel.tile(parameters)
+        source, text, headers = kernel.sources()
+        cubin = gpu.compile(source, text, headers, instance.options())
+        loaded = gpu.kernel(cubin, gemm_sm90.ENTRY)
+        if tile.ctas > 1:
+            slots = tile.ctas * loaded.max_active_clusters(instance.threads, tile.ctas, instance.smem_bytes)
+        else:
+            blocks = loaded.max_active_blocks(instance.threads, instance.smem_bytes)
+            slots = gpu.context.properties.multiprocessors * blocks
+        # Workers that stay are as many as run at once: some multiprocessors have no neighbour to make a cluster with.
+        workers = min(asked.workers, slots)
+        at_once = slots if asked.policy in ("data_parallel", "split_k") else workers
         schedule = instance.schedule(
             parameters.m,
             parameters.n,
             parameters.k,
             asked.policy,
             asked.splits,
-            max(1, asked.workers // cluster),
-            GROUP,
+            max(1, workers // tile.ctas),
+            visiting_group(parameters.m, parameters.n, tile, at_once, asked.splits),
         )
         # Flags are zero before the first launch, and each launch leaves them so.
         self._shared = [
@@ -190,9 +206,6 @@ class CudaLaunches(Launches):
         self._shared[1].fill(0)
         tail = (schedule, *(memory.address for memory in self._shared))
 
-        source, text, headers = kernel.sources()
-        cubin = gpu.compile(source, text, headers, instance.options())
-        loaded = gpu.kernel(cubin, gemm_sm90.ENTRY)
         grid = instance.grid(schedule)
         self._launches = [
             gpu.native.Launch(
@@ -200,25 +213,22 @@ class CudaLaunches(Launches):
                 (grid, 1, 1),
                 (instance.threads, 1, 1),
                 kernel.arguments(gpu, instance, each, parameters, tail),
-                cluster=(cluster, 1, 1),
+                cluster=(tile.ctas, 1, 1),
                 dynamic_shared_bytes=instance.smem_bytes,
             )
             for each in addresses
         ]
         self._clock = gpu.stopwatch()
         self._clock.sets = sets
-        if cluster > 1:
-            slots = cluster * loaded.max_active_clusters(instance.threads, cluster, instance.smem_bytes)
-        else:
-            blocks = loaded.max_active_blocks(instance.threads, instance.smem_bytes)
-            slots = gpu.context.properties.multiprocessors * blocks
         self.kernel = Kernel(
             name=instance.name,
             path=getattr(instance, "path", "tma"),
             details={
                 "schedule": str(asked),
-                "tile": str(parameters.tile or kernel.default_tile),
+                "tile": str(tile),
                 "stages": instance.stages,
+                "store_buffers": getattr(instance, "store_buffers", None),
+                "group": schedule.group,
                 "registers": loaded.registers,
                 "local_bytes": loaded.local_bytes,
                 "shared_bytes": instance.smem_bytes,
@@ -240,16 +250,35 @@ class CudaLaunches(Launches):
         storage = element_type(self._parameters.output_dtype).storage
         return np.frombuffer(stored, dtype=storage).reshape(self._parameters.m, self._parameters.n)
 
-    def poison(self) -> None:
+    def tensors(self, index: int) -> Tensors | None:
+        self._gpu.context.synchronize()
+        parameters, memory = self._parameters, self._memory[index % self.sets]
+        described = {
+            "a": (parameters.a_shape, parameters.dtype),
+            "b": (parameters.b_shape, parameters.dtype),
+            "c": ((parameters.m, parameters.n), parameters.output_dtype),
+        }
+        seen = {name: seen_by_torch(self._gpu, memory[name], *each) for name, each in described.items()}
+        if any(tensor is None for tensor in seen.values()):
+            return None
+        return Tensors({name: seen[name] for name in "ab"}, {"c": seen["c"]})
+
+    def poison(self, index: int | None = None) -> None:
         # All bits set is not a number in every output type.
-        for memory in self._memory:
-            memory["c"].fill(0xFF)
+        for each in self._chosen(index):
+            self._memory[each]["c"].fill(0xFF)
         self._gpu.context.synchronize()
 
 
 def leading_dimensions(parameters: MatmulParameters) -> tuple[int, int, int]:
     """Row lengths of A, B and C as stored, in elements."""
     return parameters.a_shape[1], parameters.b_shape[1], parameters.n
+
+
+def require_no_cluster(implementation: str, tile: Tile) -> None:
+    """Raise ValueError where a kernel that has no clusters is asked for one."""
+    if tile.ctas > 1:
+        raise ValueError(f"{implementation} launches no clusters, but tile {tile} was asked for: cuda_sm90 does.")
 
 
 def kernel_type(dtype: str) -> str:

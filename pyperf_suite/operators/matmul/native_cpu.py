@@ -32,7 +32,7 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
             )
         require_cores(schedule.workers)
         if parameters.tile is not None:
-            if parameters.tile.stages != 1 or parameters.tile.cluster != 1:
+            if parameters.tile.stages != 1 or parameters.tile.ctas != 1:
                 raise UserError(f"Tile {parameters.tile} names stages or clusters, which a CPU kernel does not have.")
             try:
                 native_extension().check_tile(parameters.tile.m, parameters.tile.n, parameters.tile.k)
@@ -75,6 +75,7 @@ class NativeCpuLaunches(Launches):
             splits=schedule.splits,
             workers=schedule.workers,
         )
+        self.sets = len(operand_sets)
         self._outputs = [operands["c"] for operands in operand_sets]
         self._poison = not_a_number(parameters.output_dtype)
         leading_a, leading_b = parameters.a_shape[1], parameters.b_shape[1]
@@ -102,6 +103,6 @@ class NativeCpuLaunches(Launches):
     def output(self, index: int) -> Array:
         return self._outputs[index % len(self._outputs)]
 
-    def poison(self) -> None:
-        for output in self._outputs:
-            output.fill(self._poison)
+    def poison(self, index: int | None = None) -> None:
+        for each in self._chosen(index):
+            self._outputs[each].fill(self._poison)

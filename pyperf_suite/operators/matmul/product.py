@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import numpy as np
+from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.measure.arrays import Keep, computed_anew
 from pyperf_suite.measure.verify import Verification, verify_product
-from pyperf_suite.operators.dtypes import aligned_empty, element_type, round_to, widen
+from pyperf_suite.operators.dtypes import element_type, widen
+from pyperf_suite.operators.inputs import Operand, Operands
 from pyperf_suite.operators.matmul.cuda_own import Sm80Matmul, Sm90Matmul
 from pyperf_suite.operators.matmul.native_cpu import NativeCpuMatmul
 from pyperf_suite.operators.matmul.parameters import LAYOUTS, RESULTS, MatmulParameters
 from pyperf_suite.operators.matmul.torch_cpu import PaddedTorchCpuMatmul, TorchCpuMatmul
 from pyperf_suite.operators.matmul.torch_gpu import CublasMatmul, PaddedCublasMatmul, TritonMatmul
-from pyperf_suite.operators.operator import Array, Operator, TimedImplementation, Work
+from pyperf_suite.operators.operator import Array, Operator, Tensors, TimedImplementation, Work
 
 # Beyond this no machine has memory for even one row of a product; it also keeps sizes inside 64-bit arithmetic.
 LARGEST_DIMENSION = 1 << 31
-
-# Four deviations then reach the ends of the range, where what lies beyond is cut off.
-INT8_DEVIATION = 32
 
 
 class Matmul(Operator[MatmulParameters]):
@@ -71,33 +69,46 @@ class Matmul(Operator[MatmulParameters]):
         inputs = (m * k + k * n) * element_type(parameters.dtype).size_bytes
         return inputs + m * n * element_type(parameters.output_dtype).size_bytes
 
-    def operands(self, parameters: MatmulParameters, seed: int) -> Mapping[str, Array]:
-        """Normal A and B, rounded to dtype: values move a processor's power, and zeros run faster.
+    def operands(self, parameters: MatmulParameters, seed: int) -> Operands:
+        """Normal A and B, rounded to dtype: values move a processor's power, and zeros run faster."""
+        described = {
+            "a": Operand(parameters.a_shape, parameters.dtype, stream=0),
+            "b": Operand(parameters.b_shape, parameters.dtype, stream=1),
+            "c": Operand((parameters.m, parameters.n), parameters.output_dtype),
+        }
+        return Operands(described, seed)
 
-        Of standard deviation 1, and of int8 `INT8_DEVIATION`, which uses its range as quantised weights do.
-        """
-        random = np.random.default_rng(seed)
-        stored = {}
-        for name, shape in (("a", parameters.a_shape), ("b", parameters.b_shape)):
-            stored[name] = aligned_empty(shape, parameters.dtype)
-            values = random.standard_normal(shape, dtype=np.float32)
-            if parameters.dtype == "int8":
-                values *= INT8_DEVIATION
-            stored[name][...] = round_to(values, parameters.dtype)
-        stored["c"] = aligned_empty((parameters.m, parameters.n), parameters.output_dtype)
-        return stored
-
-    def verify(self, parameters: MatmulParameters, operands: Mapping[str, Array], output: Array) -> Verification:
+    def verify(
+        self,
+        parameters: MatmulParameters,
+        operands: Mapping[str, Array],
+        output: Array,
+        keep: Keep = computed_anew,
+    ) -> Verification:
         """Against the float64 product of the rounded inputs (see measure.verify)."""
-        a = widen(operands["a"], parameters.dtype)
-        b = widen(operands["b"], parameters.dtype)
-        return verify_product(
-            widen(output, parameters.output_dtype),
-            a.T if parameters.a_transposed else a,
-            b.T if parameters.b_transposed else b,
-            parameters.dtype,
-            parameters.output_dtype,
-        )
+        a, b = (widen(operands[name], parameters.dtype) for name in "ab")
+        return _verified(parameters, a, b, widen(output, parameters.output_dtype), keep)
+
+    def verify_tensors(self, parameters: MatmulParameters, tensors: Tensors) -> Verification:
+        """The same by torch's float64 product."""
+        return _verified(parameters, tensors.inputs["a"], tensors.inputs["b"], tensors.outputs["c"])
+
+    def reference_key(self, parameters: MatmulParameters) -> str:
+        """Sizes, element types and layout; who multiplies, in which tiles, is of no matter."""
+        sizes = f"{parameters.m}x{parameters.n}x{parameters.k}"
+        return f"{sizes} {parameters.dtype} {parameters.output_dtype} {parameters.layout}"
+
+
+def _verified(parameters: MatmulParameters, a: Any, b: Any, c: Any, keep: Keep = computed_anew) -> Verification:
+    """The verdict on C, given A and B as stored."""
+    return verify_product(
+        c,
+        a.T if parameters.a_transposed else a,
+        b.T if parameters.b_transposed else b,
+        parameters.dtype,
+        parameters.output_dtype,
+        keep=keep,
+    )
 
 
 def require_types(parameters: MatmulParameters) -> None:

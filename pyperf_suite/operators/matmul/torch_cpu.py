@@ -58,6 +58,7 @@ class TorchCpuLaunches(Launches):
         import torch
 
         torch.set_num_threads(parameters.schedule.workers)
+        self.sets = len(operand_sets)
         self._byte = torch.uint8
         self._storage = element_type(parameters.output_dtype).storage
         dtypes = {"a": parameters.dtype, "b": parameters.dtype, "c": parameters.output_dtype}
@@ -87,9 +88,9 @@ class TorchCpuLaunches(Launches):
         stored: Array = result.view(self._byte).numpy().view(self._storage)
         return stored
 
-    def poison(self) -> None:
-        for product in self._products:
-            for tensor in product.written:
+    def poison(self, index: int | None = None) -> None:
+        for each in self._chosen(index):
+            for tensor in self._products[each].written:
                 poison_tensor(tensor)
 
 

@@ -6,16 +6,18 @@ Both launch into the stopwatch's stream, which is made torch's current one when 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import matmul as triton_matmul
+from pyperf_suite.laws.matmul.tiling import visiting_group
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.operators.device_tensors import DeviceTensors, launched_kernels
 from pyperf_suite.operators.dtypes import poison_tensor
-from pyperf_suite.operators.matmul.cuda_own import GROUP
+from pyperf_suite.operators.matmul.cuda_own import require_no_cluster
 from pyperf_suite.operators.matmul.kernel_names import product_kernel
 from pyperf_suite.operators.matmul.padding import how_padded
 from pyperf_suite.operators.matmul.parameters import MatmulParameters, require_library_schedule, require_padding
@@ -26,10 +28,12 @@ from pyperf_suite.operators.matmul.torch_products import (
     refusals,
     require_torch_result,
 )
-from pyperf_suite.operators.operator import Array, Kernel, Launches, TimedImplementation
+from pyperf_suite.operators.operator import Array, Kernel, Launches, Tensors, TimedImplementation
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
 MANY_WARPS_FROM_TILE = 128 * 128
+# Where the tile leaves the depth of the pipeline open; each where those before do not fit.
+USUAL_STAGES = (4, 3, 2)
 
 
 class CublasMatmul(TimedImplementation[MatmulParameters]):
@@ -75,7 +79,10 @@ class PaddedCublasMatmul(CublasMatmul):
 
 
 class TritonMatmul(TimedImplementation[MatmulParameters]):
-    """`kernels/matmul.py`: through tensor descriptors where the device and the shapes allow, else through addresses."""
+    """`kernels/matmul.py`: through tensor descriptors where the device and the shapes allow, else through addresses.
+
+    Where neither fits the device's shared memory and the tile leaves the stages open, the same with fewer stages.
+    """
 
     name = "triton"
     device_kind = "cuda"
@@ -86,7 +93,7 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
         if parameters.schedule.policy == "library":
             raise UserError(f"Triton's matmul needs a schedule of ours, not {parameters.schedule}.")
         try:
-            configuration_of(parameters, "addresses")
+            configuration_of(parameters, "addresses", stages_of(parameters)[0])
         except ValueError as error:
             raise UserError(str(error)) from None
 
@@ -98,24 +105,23 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
             raise Unsupported("triton is not installed.")
         tensors = product_tensors(parameters, operands, sets, device)
         hopper = tensors.torch.cuda.get_device_capability(device.index) >= (9, 0)
-        for path in ("descriptors", "addresses") if hopper else ("addresses",):
+        paths = ("descriptors", "addresses") if hopper else ("addresses",)
+        for stages, path in itertools.product(stages_of(parameters), paths):
             try:
-                configuration = configuration_of(parameters, path)
+                configuration = configuration_of(parameters, path, stages)
                 product = triton_matmul.Product(configuration, parameters.m, parameters.n, parameters.k, tensors.device)
                 products = [
                     BoundProduct(product.bind(each["a"], each["b"], each["c"]), each["c"], (each["c"],))
                     for each in tensors.sets
                 ]
                 launches = TorchGpuLaunches(tensors, parameters.output_dtype, products)
+                # How much shared memory a kernel takes is known once it is compiled, which the first launch does.
+                compiled = launches.launch(0)
                 break
             except ValueError as error:
-                # TMA cannot take every shape; addresses can, and the record says which path it was.
-                if path == "addresses":
-                    raise Unsupported(str(error)) from None
-        try:
-            compiled = launches.launch(0)
-        except ValueError as error:
-            raise Unsupported(str(error)) from None
+                refusal = error
+        else:
+            raise Unsupported(str(refusal))
         tensors.torch.cuda.synchronize(device.index)
         launches.kernel = Kernel(
             name=getattr(compiled, "name", "matmul"),
@@ -125,6 +131,7 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
                 "tile": str(parameters.tile),
                 "stages": configuration.stages,
                 "warps": configuration.warps,
+                "group": configuration.group,
                 "registers": getattr(compiled, "n_regs", None),
                 "spills": getattr(compiled, "n_spills", None),
             },
@@ -141,6 +148,7 @@ class TorchGpuLaunches(Launches):
         self._tensors = tensors
         self._output_dtype = output_dtype
         self._products = products
+        self.sets = len(products)
 
     @property
     def stopwatch(self) -> CudaStopwatch:
@@ -152,9 +160,15 @@ class TorchGpuLaunches(Launches):
     def output(self, index: int) -> Array:
         return self._tensors.download(self._products[index % len(self._products)].result, self._output_dtype)
 
-    def poison(self) -> None:
-        for product in self._products:
-            for tensor in product.written:
+    def tensors(self, index: int) -> Tensors:
+        at = index % self.sets
+        self._tensors.torch.cuda.synchronize(self._tensors.device)
+        inputs = {name: self._tensors.sets[at][name] for name in "ab"}
+        return Tensors(inputs, {"c": self._products[at].result})
+
+    def poison(self, index: int | None = None) -> None:
+        for each in self._chosen(index):
+            for tensor in self._products[each].written:
                 poison_tensor(tensor)
         self._tensors.torch.cuda.synchronize(self._tensors.device)
 
@@ -167,21 +181,28 @@ def product_tensors(
     return DeviceTensors(operands, dtypes, sets, device)
 
 
-def configuration_of(parameters: MatmulParameters, operands: str) -> triton_matmul.Configuration:
+def stages_of(parameters: MatmulParameters) -> tuple[int, ...]:
+    """The depths of the pipeline to try in turn: the one asked for, or what Triton's kernels usually take."""
+    asked = 1 if parameters.tile is None else parameters.tile.stages
+    return (asked,) if asked > 1 else USUAL_STAGES
+
+
+def configuration_of(parameters: MatmulParameters, operands: str, stages: int) -> triton_matmul.Configuration:
     """The Triton configuration for a case. Raises ValueError where there is none."""
     tile, schedule = parameters.tile, parameters.schedule
     if tile is None:
         raise ValueError("Triton's matmul needs a tile: name one, as in 128x128x64:s3.")
+    require_no_cluster("triton", tile)
     return triton_matmul.Configuration(
         (tile.m, tile.n, tile.k),
         parameters.dtype,
         parameters.output_dtype,
         parameters.layout,
-        stages=tile.stages if tile.stages > 1 else 3,
+        stages=stages,
         warps=8 if tile.m * tile.n >= MANY_WARPS_FROM_TILE else 4,
         policy=schedule.policy,
         splits=schedule.splits,
         workers=schedule.workers,
-        group=GROUP,
+        group=visiting_group(parameters.m, parameters.n, tile, schedule.workers, schedule.splits),
         operands=operands,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import offer
 from pyperf_suite.probes.study.axes import GRID, MODEL, Configuration, StudyAxes, read_value
@@ -62,12 +63,9 @@ class StudyFile:
 def read_study(path: Path) -> StudyFile:
     """The study of a file. Raises UserError where it cannot be read, or says something that a study does not know."""
     try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
+        content = files.read_bytes(path, LARGEST_BYTES)
     except OSError as error:
         raise UserError(f"The study {path} cannot be read: {error.strerror}.") from None
-    if len(content) > LARGEST_BYTES:
-        raise UserError(f"The study {path} is larger than {LARGEST_BYTES} bytes: it is not a grid.")
     try:
         read = tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -144,11 +144,13 @@ def in_slots(schedule: Schedule, reading: Reading) -> Schedule:
     """The schedule with as many workers as run at once.
 
     Where units are handed out to whoever is free, a GPU has as many slots as multiprocessors times the blocks that fit
-    on one, which the record tells; elsewhere they are the workers asked for.
+    on one, which the record tells; elsewhere they are the workers asked for, as far as there are slots for them.
     """
     slots = reading.kernel.get("details", {}).get("slots")
+    if not slots:
+        return schedule
     handed_out = schedule.policy in ("data_parallel", "split_k")
-    return replace(schedule, workers=slots) if slots and handed_out else schedule
+    return replace(schedule, workers=slots if handed_out else min(schedule.workers, slots))
 
 
 def fit(setting: Setting, found: Sequence[Reading]) -> FittedLaw | None:

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import nearest
+from pyperf_suite.runner.journal import require_whole
 from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
 
 RECORDS = "records.jsonl"
 LATEST, ALL = "latest", "all"
@@ -164,6 +167,7 @@ def _run(path: Path, root: Path, notes: list[str]) -> Run:
         if not line.strip():
             continue
         try:
+            require_whole(line)
             record = Record.from_json(_DECODER.decode(line.decode()))
             _check(record, parsed)
             records.append(record)
@@ -185,7 +189,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 def _lines(path: Path, damaged: list[str]) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
+        with files.open_for_reading(path) as file:
             yield from file
     except OSError as error:
         damaged.append(f"it cannot be read: {error.strerror}")
@@ -206,7 +210,7 @@ def _check(record: Record, parsed: set[str]) -> None:
 def _manifest(path: Path) -> Mapping[str, Any]:
     """run.json beside the records; empty where it is absent or damaged, for the records say most of it themselves."""
     try:
-        manifest = json.loads(path.with_name("run.json").read_text(encoding="utf-8"))
+        manifest = json.loads(files.read_text(path.with_name("run.json"), LARGEST_MANIFEST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return manifest if isinstance(manifest, dict) else {}

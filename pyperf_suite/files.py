@@ -1,0 +1,172 @@
+"""How the suite opens what lies in a results folder: regular files alone, no symbolic link written through, no waiting.
+
+A results folder comes from anywhere: a name in it may be a pipe, a device, or a link to somebody's own file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import IO
+
+from pyperf_suite.errors import UserError
+
+# No file of the suite comes near it; what does is not read into memory.
+LARGEST_BYTES = 4 * 2**30
+
+_NEVER_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+
+
+class NotRegular(OSError):
+    """What lies there is a pipe, a device, a folder, or for writing a symbolic link; `strerror` says which."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(errno.EINVAL, f"it is {what}", str(path))
+
+
+def open_for_reading(path: Path) -> IO[bytes]:
+    """The regular file at `path`, or behind a symbolic link there. Raises OSError, NotRegular for anything else."""
+    return os.fdopen(_regular(path, os.O_RDONLY), "rb")
+
+
+def read_bytes(path: Path, limit: int = LARGEST_BYTES) -> bytes:
+    """What the regular file holds. Raises OSError, also where it is larger than `limit`."""
+    with open_for_reading(path) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise OSError(errno.EFBIG, f"it is larger than {limit / 2**20:.0f} MiB", str(path))
+        return file.read()
+
+
+def read_text(path: Path, limit: int = LARGEST_BYTES) -> str:
+    """The same as UTF-8 text. Raises OSError, and ValueError for bytes that are none."""
+    return read_bytes(path, limit).decode("utf-8")
+
+
+def open_named_by_user(path: Path) -> IO[bytes]:
+    """Whatever the user named: a pipe that somebody writes is waited on, one that nobody writes is empty."""
+    descriptor = os.open(path, os.O_RDONLY | _NEVER_WAIT)
+    if hasattr(os, "set_blocking"):
+        os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "rb")
+
+
+def open_for_appending(path: Path) -> IO[bytes]:
+    """The regular file at `path`, made where it is not, unbuffered, every write at its end.
+
+    Raises OSError, NotRegular for a symbolic link.
+    """
+    descriptor = _regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NO_LINK)
+    return os.fdopen(descriptor, "ab", buffering=0)
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Make the file hold the content, or leave it as it is: written beside it, put on disk, renamed, and that on disk.
+
+    Raises OSError, NotRegular where something other than a regular file has that name.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(path).st_mode
+        if not stat.S_ISREG(found):
+            raise NotRegular(path, kind_of(found))
+    beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666)
+        try:
+            write_all(descriptor, content.encode() if isinstance(content, str) else content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        beside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write all of it, which one call need not do. Raises OSError where the disk refuses."""
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def make_folder(path: Path) -> None:
+    """Make a new folder, and those above it that are not there; their names are on disk when this returns.
+
+    Raises OSError, FileExistsError where it is there.
+    """
+    absent = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True)
+    for folder in absent:
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk, where the system can; after a power cut a name may else be gone."""
+    with contextlib.suppress(OSError):  # not every file system knows how, and the content is on disk already
+        descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_in_results(path: Path, content: bytes | str) -> None:
+    """`write_whole`. Raises UserError where it cannot be written."""
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror or error}); what was there is unchanged.") from None
+
+
+def write_for_user(path: Path, content: bytes | str) -> None:
+    """`write_whole`, for a file that the user named. Raises UserError where it cannot be written.
+
+    What is no file but can be written to, such as /dev/stdout or a pipe, takes the content as it comes; a symbolic link
+    is the user's own and is followed.
+    """
+    try:
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            target.write_bytes(content.encode() if isinstance(content, str) else content)
+        else:
+            write_whole(target, content)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror or error}); what was there is unchanged.") from None
+
+
+def kind_of(mode: int) -> str:
+    """What a file's mode says that it is, in words."""
+    kinds = {
+        stat.S_IFLNK: "a symbolic link",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+        stat.S_IFSOCK: "a socket",
+    }
+    return kinds.get(stat.S_IFMT(mode), "no regular file")
+
+
+def _regular(path: Path, flags: int) -> int:
+    """A descriptor of the regular file at `path`. Raises OSError."""
+    try:
+        descriptor = os.open(path, flags | _NEVER_WAIT, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP and flags & _NO_LINK:
+            raise NotRegular(path, "a symbolic link") from None
+        if error.errno == errno.ENXIO:
+            raise NotRegular(path, "a pipe or a device") from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise NotRegular(path, kind_of(mode))
+    if _NEVER_WAIT and hasattr(os, "set_blocking"):
+        os.set_blocking(descriptor, True)
+    return descriptor

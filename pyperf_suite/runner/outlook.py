@@ -1,0 +1,161 @@
+"""How long a run will take: an estimate from what each case computes, corrected by what its visits really take.
+
+The constants were read off `visit_s` of records of every probe on two-core machines.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pyperf_suite.operators import find_operator
+from pyperf_suite.operators.operator import Inspected, Operator
+from pyperf_suite.operators.ranked import Ranked
+from pyperf_suite.operators.workload import Workload
+from pyperf_suite.runner.plan import Plan, PlannedCase
+
+Visit = tuple[PlannedCase, int]
+"""A case and the number of the process that measures it."""
+
+Progress = Callable[[int, int, str, Callable[[], float]], None]
+"""Called with the visits done, all visits, what the last one gave, and what estimates the seconds still to go."""
+
+# How often a run without a terminal says how far it is.
+LINE_EVERY_S = 10.0
+
+# A worker imports torch; a group of ranks is started by torchrun and finds itself.
+START_S = 2.0
+START_OF_A_GROUP_S = 4.0
+
+# Inputs, operand sets and telemetry of one visit, whatever its size.
+AROUND_A_CASE_S = 0.06
+AROUND_WHAT_IS_READ_S = 0.12
+
+# The share of their caps that warm-up and sampling take: some cases converge earlier.
+SHARE_OF_CAPS = 0.85
+
+# Launches of a visit that is longer than its caps: one verified, one or two to warm up, the least samples, one checked.
+LAUNCHES_AT_LEAST = 6
+
+# Passes of a workload's own check, in float64, relative to one step: forward and backward, before timing and after.
+PASSES_OF_A_CHECK = 2.0
+
+
+class Outlook:
+    """Expected seconds of each visit of a plan; `learn` tells it what one really took."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._taken_s: dict[tuple[str, str], float] = {}
+        # Measured over estimated, by operator, in order: their median corrects the cases not yet visited.
+        self._corrections: dict[str, list[float]] = {}
+
+    @property
+    def line(self) -> str:
+        """One line on what is ahead, as in `120 cases x 3 processes on cpu, profile standard, about 4 min`."""
+        plan = self._plan
+        processes = 1 if all(planned.is_exact for planned in plan.cases) else plan.profile.processes
+        return (
+            f"{len(plan.cases)} case{'s' if len(plan.cases) > 1 else ''} x "
+            f"{processes} process{'es' if processes > 1 else ''} on {plan.device}, "
+            f"profile {plan.profile.name}, about {in_words(self.run_s())}"
+        )
+
+    def visit_s(self, planned: PlannedCase, process: int) -> float:
+        """The seconds that a visit is expected to take."""
+        taken = self._taken_s.get((planned.probe, planned.case.case_id))
+        if taken is not None:
+            return taken
+        corrections = self._corrections.get(planned.case.operator)
+        correction = corrections[len(corrections) // 2] if corrections else 1.0
+        return self._estimated_s(planned) * correction
+
+    def learn(self, planned: PlannedCase, process: int, seconds: float) -> None:
+        """Take note of what a visit took."""
+        self._taken_s[planned.probe, planned.case.case_id] = seconds
+        estimated_s = self._estimated_s(planned)
+        if estimated_s > 0:
+            bisect.insort(self._corrections.setdefault(planned.case.operator, []), seconds / estimated_s)
+
+    def run_s(self) -> float:
+        """The seconds that the whole plan is expected to take, workers' starts included."""
+        plan = self._plan
+        exact = all(planned.is_exact for planned in plan.cases)
+        processes = 1 if exact else plan.profile.processes
+        visits = sum(
+            self.visit_s(planned, 0) * (1 if planned.is_exact else plan.profile.processes) for planned in plan.cases
+        )
+        groups = {ranks_of(planned) for planned in plan.cases} - {0}
+        # The sentinel has a process of its own at the start and at the end.
+        starts = 1 if exact else processes + 2
+        return visits + starts * START_S + len(groups) * processes * START_OF_A_GROUP_S
+
+    def _estimated_s(self, planned: PlannedCase) -> float:
+        case = planned.case
+        subject: Any = find_operator(case.operator)
+        if isinstance(subject, Inspected):
+            return AROUND_WHAT_IS_READ_S
+        effort = self._plan.profile.effort
+        effort = effort.sustained() if case.mode == "sustained" else effort
+        seconds = AROUND_A_CASE_S
+        launch_s = 0.0
+        if isinstance(subject, Operator | Workload):
+            flop = subject.work(case.parameters).flop
+            float64_s = flop / host_flop_per_s()
+            if self._plan.device.kind == "cpu":
+                launch_s = float64_s / 2  # float32 has twice the lanes
+            if isinstance(subject, Workload):
+                seconds += PASSES_OF_A_CHECK * float64_s
+        if isinstance(subject, Ranked) and subject.fresh_ranks:
+            seconds += START_OF_A_GROUP_S
+        caps_s = min(effort.seconds_at_most, 60.0)
+        return seconds + max(SHARE_OF_CAPS * caps_s, LAUNCHES_AT_LEAST * launch_s)
+
+
+def ranks_of(planned: PlannedCase) -> int:
+    """How many ranks a case takes that outlive it; 0 for a case of one process, or of ranks that end with it."""
+    subject: Any = find_operator(planned.case.operator)
+    if not isinstance(subject, Ranked) or subject.fresh_ranks:
+        return 0
+    return subject.ranks(planned.case.parameters)
+
+
+def in_words(seconds: float) -> str:
+    """A duration as it is said: `48 s`, `12 min`, `3.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+
+
+class ProgressLines:
+    """Says through `write` how far a run is, at most every LINE_EVERY_S seconds."""
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock = write, clock
+        self._began_s = self._said_s = clock()
+
+    def __call__(self, done: int, total: int, last: str, left_s: Callable[[], float]) -> None:
+        now_s = self._clock()
+        if now_s - self._said_s < LINE_EVERY_S:
+            return
+        self._said_s = now_s
+        left = f"about {in_words(left_s())} left" if done < total else "the last one"
+        self._write(f"{done} of {total} visits in {in_words(now_s - self._began_s)}, {left}: {last}")
+
+
+@functools.cache
+def host_flop_per_s() -> float:
+    """What this machine's cores multiply in float64 through numpy: the best of a few products, some milliseconds."""
+    size = 384
+    a = np.ones((size, size))
+    best_s = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        a @ a
+        best_s = min(best_s, time.perf_counter() - began)
+    return float(2 * size**3 / best_s)

@@ -1,0 +1,157 @@
+"""Launches that are wrong now and then, on one set, or that write nothing, are seen while they are timed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pyperf_suite.measure.sampling import measure
+from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch, excluded_rate
+from pyperf_suite.measure.steady import SteadyRule
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.measure.verify import Verification
+
+LAUNCH_S, CHECK_S = 25e-6, 8e-6
+# The standard profile where nothing converges: some 60,000 launches in a run of three processes.
+STANDARD = (StopRule(relative_half_width=1e-9, time_cap_s=0.4, max_samples=10**6), SteadyRule(1e-9, time_cap_s=0.2))
+
+
+class Simulated:
+    """Launches on a clock of their own that write 1, or what `fault(number of the launch, set)` says instead."""
+
+    name, resolution_s = "simulated", 1e-8
+
+    def __init__(self, sets: int = 8, fault: Callable[[int, int], float | None] = lambda _launch, _set: 1.0) -> None:
+        self.sets, self.fault = sets, fault
+        self.outputs: list[float] = [math.nan] * sets
+        self.launched = 0
+        self.now_s = 0.0
+        self.noise = random.Random(0)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def launch(self, index: int) -> None:
+        self.now_s += LAUNCH_S * self.noise.uniform(0.9, 1.1)
+        self.launched += 1
+        written = self.fault(self.launched, index % self.sets)
+        if written is not None:
+            self.outputs[index % self.sets] = written
+
+    def poison(self, index: int | None = None) -> None:
+        for each in range(self.sets) if index is None else (index % self.sets,):
+            self.outputs[each] = math.nan
+
+    def kept(self, index: int) -> float:
+        return self.outputs[index % self.sets]
+
+    def equals(self, index: int, kept: float) -> bool:
+        self.now_s += CHECK_S
+        return self.outputs[index % self.sets] == kept
+
+    def verdict(self, index: int) -> Verification:
+        passed = abs(self.outputs[index % self.sets] - 1) < 0.01
+        return Verification(passed, "full", 0.0, 0.0, 0.0, (), "right" if passed else "wrong")
+
+    def time(self, launch: Callable[[int], Any], first: int, samples: int, launches_per_sample: int) -> list[float]:
+        seconds = []
+        for sample in range(samples):
+            begin_s = self.now_s
+            for launched in range(launches_per_sample):
+                launch(first + sample * launches_per_sample + launched)
+            seconds.append(self.now_s - begin_s)
+        return seconds
+
+    def measured(self, checks: SpotChecks) -> None:
+        """One visit of the standard profile. Raises WrongLaunch."""
+
+        def watch() -> None:
+            checks.after_block()
+
+        measure(self.launch, checks.counted(self), *STANDARD, watch, self.clock)
+        checks.after_timing()
+
+
+def visited(launches: Simulated, seed: int = 0) -> SpotChecks:
+    """The checks of a visit that was found right."""
+    checks = SpotChecks(launches, launches.verdict, chance=random.Random(seed), clock=launches.clock)
+    assert checks.before_timing().passed
+    launches.measured(checks)
+    return checks
+
+
+def is_caught(fault: Callable[[int, int], float | None], seed: int, processes: int = 3) -> bool:
+    """Whether a run sees it, in any of its processes."""
+    for process in range(processes):
+        launches = Simulated(fault=fault)
+        checks = SpotChecks(launches, launches.verdict, chance=random.Random(seed * 10 + process), clock=launches.clock)
+        if not checks.before_timing().passed:
+            return True
+        try:
+            launches.measured(checks)
+        except WrongLaunch:
+            return True
+    return False
+
+
+def one_in(count: int, seed: int) -> Callable[[int, int], float]:
+    chance = random.Random(seed)
+    return lambda _launch, _set: 2.0 if chance.random() < 1 / count else 1.0
+
+
+@pytest.mark.parametrize(("count", "least"), [(10, 40), (100, 40), (1000, 38)])
+def test_one_wrong_launch_in_so_many_is_caught_in_so_many_of_forty_runs(count: int, least: int) -> None:
+    assert sum(is_caught(one_in(count, seed), seed) for seed in range(40)) >= least
+
+
+def test_a_kernel_that_is_wrong_at_regular_intervals_is_caught() -> None:
+    caught = sum(is_caught(lambda launch, _set: 2.0 if launch % 100 == 99 else 1.0, seed) for seed in range(20))
+    assert caught == 20
+
+
+@pytest.mark.parametrize("wrong", range(8))
+def test_a_set_on_which_launches_are_always_wrong_is_seen_before_timing(wrong: int) -> None:
+    launches = Simulated(fault=lambda _launch, at: 2.0 if at == wrong else 1.0)
+    assert not SpotChecks(launches, launches.verdict).before_timing().passed
+
+
+def test_a_kernel_that_stops_writing_is_caught() -> None:
+    # What stands there is right again and again, unless it is poisoned in between.
+    assert all(is_caught(lambda launch, _set: 1.0 if launch < 2000 else None, seed, 1) for seed in range(10))
+
+
+def test_right_launches_pass_and_cost_less_than_a_tenth() -> None:
+    unchecked, launches = Simulated(), Simulated()
+    measure(unchecked.launch, unchecked, *STANDARD, clock=unchecked.clock)
+    checks = visited(launches)
+    assert launches.now_s < 1.1 * unchecked.now_s
+    assert checks.checked > 1000
+    assert checks.bitwise
+
+
+def test_a_kernel_that_sums_in_no_fixed_order_is_held_to_its_limits() -> None:
+    chance = random.Random(1)
+    checks = visited(Simulated(fault=lambda _launch, _set: 1.0 + chance.uniform(-1e-3, 1e-3)))
+    assert not checks.bitwise
+    assert is_caught(lambda launch, _set: 1.0 + chance.uniform(-1e-3, 1e-3) + (launch % 50 == 49), 0)
+
+
+def test_a_launch_longer_than_can_be_afforded_twice_is_still_checked_once_after_timing() -> None:
+    launches = Simulated(sets=1, fault=lambda launch, _set: 1.0 if launch < 2 else 2.0)
+    checks = SpotChecks(launches, launches.verdict, share=0.0, clock=launches.clock)
+    assert checks.before_timing().passed
+    with pytest.raises(WrongLaunch):
+        launches.measured(checks)
+
+
+def test_the_bound_says_which_rate_so_many_right_launches_exclude() -> None:
+    assert excluded_rate(0) == 1
+    assert (1 - excluded_rate(2995)) ** 2995 == pytest.approx(0.05)
+    assert excluded_rate(2995) == pytest.approx(1 / 1000, rel=1e-3)
+    report = visited(Simulated()).report()
+    assert report["launches_checked"] / 3.1 < report["excludes_errors_in_one_of"] < report["launches_checked"] / 2.9
+    assert report["sets"] == 8
