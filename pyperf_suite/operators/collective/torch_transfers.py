@@ -24,6 +24,7 @@ class TorchTransfers(Transfers):
         self.torch = torch
         self.process_group = process_group
         self.takes_part = parameters.takes_part(rank)
+        self.repeatable = parameters.repeatable
         self._data = RankData(parameters, rank)
         dtype = getattr(torch, parameters.dtype)
         self.send: Any
