@@ -1,18 +1,21 @@
 # make bench    measure this machine in a few minutes, and say where the results lie
 # make test     lint, types and tests
 # make fuzz     give every reader of other people's data 100,000 spoiled inputs; an hour on two cores
+# make gpu-check PART=1   check the GPU path; parts 2 and 3 follow; FOLDER= takes log, summary, records (docs/gpu.md)
 # make clean    remove what the others made, except results
 #
 # PYTHON=python3.12 picks the Python; ARGS='-k tile' is handed to pytest.
 
 PYTHON ?= python3
 ARGS ?=
+PART ?= 1
+FOLDER ?= $(or $(OUT),gpu_check)
 VENV := .venv
 RUN := $(VENV)/bin/python
 MADE := $(VENV)/.made
 SOURCES := $(shell find csrc kernels -name '*.cpp' -o -name '*.h' -o -name '*.cuh')
 
-.PHONY: bench test lint fuzz test-sanitize clean
+.PHONY: bench test lint fuzz gpu-check test-sanitize clean
 
 bench: $(MADE)
 	$(RUN) -m pytest --benchmark-only $(ARGS)
@@ -39,6 +42,9 @@ lint: $(MADE)
 
 fuzz: $(MADE)
 	$(RUN) -m pytest tests/hardening -k any_ --hypothesis-profile=thorough -n logical $(ARGS)
+
+gpu-check:
+	PYTHON=$(PYTHON) tools/gpu_check.sh $(PART) $(FOLDER)
 
 # A build of its own beside the usual one; it runs only under the sanitizer's run-time library, preloaded.
 SANITIZED := build/sanitize/lib
