@@ -28,13 +28,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 VENV_PYTHON = ROOT / ".venv" / "bin" / "python"
 CACHE = ROOT / "build" / "gpu_check" / "kernels"  # what `prepare` fills if no folder is named
-SECONDS = 530  # of a call: below 9 minutes with what ends it
+SECONDS = 525  # of a call: below 9 minutes with what it takes to end
 STEP_LOG_BYTES = 2**20  # of a step's output; beyond that only its last lines
 LAST_LINES = 100
 REFRESH_S = 20  # how often records are copied out while a step runs
 GRACE_S = 5
 
-PYTHON, SUITE, PYTEST = "{python}", ("{python}", "-m", "pyperf_suite"), ("{python}", "-m", "pytest", "-q", "-m", "gpu")
+PYTHON, SUITE, PYTEST = (
+    "{python}",
+    ("{python}", "-m", "pyperf_suite"),
+    ("{python}", "-m", "pytest", "-v", "--tb=short", "-m", "gpu"),
+)
 SHAPES = "4096x4096x4096,8192x8192x8192"
 OTHER_SHAPES = "16384x4096x4096,4096x14336x4096,8192x28672x8192,2048x4096x4096,512x8192x8192,128x8192x8192"
 
@@ -70,7 +74,8 @@ def sanitized(tool: str, seconds: float) -> Step:
     return Step(tool, seconds, (*sanitizer, *PYTEST, "-x", "--first-of-each", *(f"tests/gpu/{file}" for file in files)))
 
 
-INSTALL = Step("install", 130, ("make", f"PYTHON={sys.executable}", ".venv/.made"))
+MAKE = ("make", f"PYTHON={sys.executable}", ".venv/.made") if shutil.which("make") else ()  # only where out of date
+INSTALL = Step("install", 125, MAKE or (sys.executable, "tools/make_venv.py", ".venv"))
 PARTS: dict[str, tuple[Step, ...]] = {
     "1": (
         INSTALL,
@@ -215,6 +220,7 @@ class Check:
     folder: Path
     python: str
     seconds: float = SECONDS
+    grace_s: float = GRACE_S  # of its time a step that is stopped has to say what it found
     outcomes: list[Outcome] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -265,7 +271,7 @@ class Check:
         reader = threading.Thread(target=_copy, args=(stdout, log, last), daemon=True)
         reader.start()
         refreshed = began
-        while self._process.poll() is None and time.monotonic() - began < allowed:
+        while self._process.poll() is None and time.monotonic() - began < allowed - min(self.grace_s, allowed / 4):
             time.sleep(0.1)
             if time.monotonic() - refreshed > REFRESH_S:
                 outcome.seconds = time.monotonic() - began
@@ -273,7 +279,7 @@ class Check:
                 refreshed = time.monotonic()
         code = self._process.poll()
         self.stop()
-        reader.join(GRACE_S)
+        reader.join(self.grace_s)
         if not reader.is_alive():  # else something the step started outlives it and holds the pipe
             stdout.close()
         outcome.seconds = time.monotonic() - began
@@ -288,11 +294,12 @@ class Check:
         """End the running step with all that it started."""
         if self._process is None:
             return
-        for which in (signal.SIGTERM, signal.SIGKILL):
+        # Interrupted, pytest still prints what failed and a run writes its findings.
+        for which in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, which)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(GRACE_S)
+                self._process.wait(self.grace_s)
         self._process = None
 
     def publish(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 
-SECONDS_A_TEST = 120
+SECONDS_A_TEST = 60
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -90,7 +91,7 @@ def test_a_step_that_hangs_or_fails_costs_only_itself_and_everything_is_told(too
         module.Step("absent", 1, ("no-such-program",)),
         shell(tool, "last", "echo end"),
     ]
-    check = module.Check("1", steps, tmp_path / "out", sys.executable, seconds=5)
+    check = module.Check("1", steps, tmp_path / "out", sys.executable, seconds=5, grace_s=0.2)
     began = time.monotonic()
     assert check.run() == 1
     assert time.monotonic() - began < 20
@@ -121,17 +122,21 @@ gpu_check.Check("1", steps, pathlib.Path({folder!r}), sys.executable, 61).run()
 """
 
 
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines()
+
+
 def test_what_it_did_is_on_disk_when_it_is_killed(checkout, tmp_path):
     program = PROGRAM.format(tools=str(checkout / "tools"), folder=str(tmp_path))
     running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
     summary = tmp_path / "gpu_check_1.txt"
     deadline = time.monotonic() + 20
-    while not (summary.exists() and "running" in summary.read_text() and "passed" in summary.read_text()):
+    while not (summary.exists() and any(line[:7] == "running" and "long" in line for line in _lines(summary))):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     running.send_signal(signal.SIGKILL)
     running.wait()
-    assert summary.read_text().splitlines()[2].startswith("passed")
+    assert _lines(summary)[2].startswith("passed")
     assert "1 of 2 steps passed" in summary.read_text()
 
 
@@ -188,3 +193,26 @@ def test_without_workers_a_lost_context_ends_the_run_with_a_sentence(checkout, t
 def test_the_first_case_of_each_test_can_be_asked_for(checkout, tmp_path):
     said = gpu_tests(checkout, tmp_path, "-p", "no:xdist", "--first-of-each", "--collect-only", "-q").stdout
     assert "3/4 tests collected (1 deselected)" in said
+
+
+def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed(checkout, tmp_path):
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("no C compiler builds the double of libcuda: set CC")
+    double, out = tmp_path / "fake_libcuda.so", tmp_path / "out"
+    source = checkout / "tests" / "native" / "fake_libcuda.c"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-I", checkout / "csrc", "-o", double, source, "-lm", "-lrt"], check=True
+    )
+    done = subprocess.run(
+        [checkout / "tools" / "gpu_check.sh", "1", "--python", sys.executable, "--seconds", "30"],
+        env=os.environ | {"PYPERF_LIBCUDA": str(double), "OUT": str(out), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr
+    lines = _lines(out / "gpu_check_1.txt")
+    assert {line.split()[0] for line in lines[2:10]} <= {"failed", "timed", "passed"}
+    assert "GEMM on Hopper" in lines[-1]
+    assert (out / "gpu_check_1.log").read_bytes().count(b"\n== ") == 8
