@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV_PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -33,6 +34,7 @@ STEP_LOG_BYTES = 2**20  # of a step's output; beyond that only its last lines
 LAST_LINES = 100
 REFRESH_S = 20  # how often records are copied out while a step runs
 GRACE_S = 5
+LONGEST = 300  # characters said of a step in the summary
 
 PYTHON, SUITE, PYTEST = (
     "{python}",
@@ -113,7 +115,7 @@ PARTS["3"] = tuple(sanitized(step.name, 75) if not step.command else step for st
 
 @dataclass
 class Outcome:
-    """What became of a step: passed, failed, timed out, running, not run."""
+    """What became of a step: passed, failed, skipped (every test of it), timed out, running, not run."""
 
     step: str
     outcome: str = "not run"
@@ -253,6 +255,9 @@ class Check:
         outcome.outcome = "running"
         self.publish()
         command = [word.format(python=self.python, runs=self.runs) for word in step.command]
+        counts = self.runs / f"{step.name.replace(' ', '_')}.xml"
+        if "pytest" in command:
+            command.append(f"--junitxml={counts}")
         if step.isolated and self._has("xdist"):
             command += ["-n", "1", "--max-worker-restart", "20"]
         log.write(f"\n== {step.name}, at most {allowed:.0f} s: {' '.join(command)}\n".encode())
@@ -285,7 +290,11 @@ class Check:
         outcome.seconds = time.monotonic() - began
         outcome.outcome = "timed out" if code is None else "passed" if code == 0 else "failed"
         lines = [line.strip() for line in b"".join(last).decode("utf-8", "replace").splitlines() if line.strip()]
-        outcome.last = lines[-1][:200] if lines else ""
+        outcome.last = lines[-1][:LONGEST] if lines else ""
+        if counts.exists():
+            outcome.last, ran = _counted(counts)
+            if outcome.outcome == "passed" and not ran:
+                outcome.outcome = "skipped"
 
     def _has(self, module: str) -> bool:
         return not subprocess.run([self.python, "-c", f"import {module}"], capture_output=True).returncode
@@ -328,6 +337,22 @@ class Check:
         failed = [each.step for each in self.outcomes if each.outcome not in ("passed", "running", "not run")]
         lines += ["", f"{passed} of {len(self.outcomes)} steps passed" + f"; not: {', '.join(failed)}" * bool(failed)]
         return "\n".join(lines) + "\n", missed
+
+
+def _counted(report: Path) -> tuple[str, bool]:
+    """What became of the tests in a JUnit report, the first failures by name, and whether any test ran at all."""
+    suites = ElementTree.parse(report).getroot().findall("testsuite")
+    total, skipped, *wrong = (
+        sum(int(suite.get(kind, 0)) for suite in suites) for kind in ("tests", "skipped", "failures", "errors")
+    )
+    cases = [case for suite in suites for case in suite.findall("testcase")]
+    names = [
+        case.get("name", "") for case in cases if case.find("failure") is not None or case.find("error") is not None
+    ]
+    told = f"{total - skipped - sum(wrong)} passed, {sum(wrong)} failed, {skipped} skipped"
+    reason = next((found.get("message", "") for case in cases if (found := case.find("skipped")) is not None), "")
+    told += f": {', '.join(names[:3])}" * bool(names) + f": {reason}" * (total == skipped)
+    return told[:LONGEST], total > skipped
 
 
 def _copy(source: Any, log: Any, last: deque[bytes]) -> None:

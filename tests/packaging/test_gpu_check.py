@@ -113,6 +113,26 @@ def test_a_step_that_writes_without_end_leaves_a_log_of_bounded_size_with_its_la
     assert log.rstrip().endswith(b"the end")
 
 
+def pytest_step(module, folder, name, source):
+    (folder / f"test_{name}.py").write_text(source)
+    command = ("{python}", "-m", "pytest", "-p", "no:cacheprovider", str(folder / f"test_{name}.py"))
+    return module.Step(name, 20, command)
+
+
+def test_tests_that_were_all_skipped_have_not_passed_and_failures_are_named(tool, tmp_path):
+    module = tool("gpu_check")
+    steps = [
+        pytest_step(module, tmp_path, "skips", "import pytest\ndef test_a(): pytest.skip('no CUDA here')\n"),
+        pytest_step(module, tmp_path, "fails", "def test_a(): pass\ndef test_wrong(): assert 0\n"),
+        pytest_step(module, tmp_path, "passes", "import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('')\n"),
+    ]
+    check = module.Check("1", steps, tmp_path / "out", sys.executable, seconds=60)
+    assert check.run() == 1
+    assert [each.outcome for each in check.outcomes] == ["skipped", "failed", "passed"]
+    assert "no CUDA here" in check.outcomes[0].last
+    assert check.outcomes[1].last == "1 passed, 1 failed, 0 skipped: test_wrong"
+
+
 PROGRAM = """
 import sys, pathlib
 sys.path.insert(0, {tools!r})
@@ -213,6 +233,6 @@ def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed
     )
     assert done.returncode == 1, done.stderr
     lines = _lines(out / "gpu_check_1.txt")
-    assert {line.split()[0] for line in lines[2:10]} <= {"failed", "timed", "passed"}
+    assert {line.split()[0] for line in lines[2:10]} <= {"failed", "timed", "passed", "skipped"}
     assert "GEMM on Hopper" in lines[-1]
     assert (out / "gpu_check_1.log").read_bytes().count(b"\n== ") == 8
