@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from pyperf_suite.errors import Unsupported
 
+HERE = Path(__file__).parent
 SECONDS_A_TEST = 60
+_watched: set[str] = set()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,7 +33,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = list(first.values())
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+    _watched.update(item.nodeid for item in items if item.path.is_relative_to(HERE))
     for item in items:
+        if item.nodeid not in _watched and not item.get_closest_marker("gpu"):
+            continue  # of another folder, in a run of all tests
         if config.pluginmanager.hasplugin("timeout") and not item.get_closest_marker("timeout"):
             # By a thread that ends the process: a signal's handler waits for a call into the driver to return.
             item.add_marker(pytest.mark.timeout(SECONDS_A_TEST, method="thread"))
@@ -40,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_logfinish(nodeid: str) -> Iterator[None]:
     """Leave the process once the context is lost, while xdist still counts this test as the one that ran."""
     result = yield
-    why = _lost_context()
+    why = _lost_context() if nodeid in _watched else ""
     if why:
         words = f"{nodeid} lost the CUDA context ({why})"
         if "PYTEST_XDIST_WORKER" in os.environ:
