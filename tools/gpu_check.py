@@ -385,9 +385,10 @@ def prepare(folder: Path) -> int:
     """
     from pyperf_suite import _native
     from pyperf_suite.kernels import gemm_sm90, nvrtc
+    from pyperf_suite.operators.kernel_cache import KernelCache
 
     began = time.monotonic()
-    compiler = _native.cuda.Compiler(list(nvrtc.wheels()), str(folder))
+    compiler = KernelCache(_native.cuda.Compiler(list(nvrtc.wheels())), str(folder))
     text, headers = gemm_sm90.sources()
     kernels = {
         gemm_sm90.in_layout(kernel, layout) for kernel in gemm_sm90.default_set() for layout in ("TN", "NN", "NT", "TT")
