@@ -1,18 +1,22 @@
 # make bench    measure this machine in a few minutes, and say where the results lie
 # make test     lint, types and tests
 # make fuzz     give every reader of other people's data 100,000 spoiled inputs; an hour on two cores
+# make gpu-check PART=1   check the GPU path; parts 2 and 3 follow; FOLDER= takes log, summary, records (docs/gpu.md)
 # make clean    remove what the others made, except results
 #
-# PYTHON=python3.12 picks the Python; ARGS='-k tile' is handed to pytest.
+# PYTHON=python3.12 picks the Python; ARGS='-k tile' is handed to pytest; TESTS=tests/laws tests only these.
 
 PYTHON ?= python3
 ARGS ?=
+TESTS ?= tests
+PART ?= 1
+FOLDER ?= $(or $(OUT),gpu_check)
 VENV := .venv
 RUN := $(VENV)/bin/python
 MADE := $(VENV)/.made
 SOURCES := $(shell find csrc kernels -name '*.cpp' -o -name '*.h' -o -name '*.cuh')
 
-.PHONY: bench test lint fuzz test-sanitize clean
+.PHONY: bench test lint fuzz gpu-check test-sanitize clean
 
 bench: $(MADE)
 	$(RUN) -m pytest --benchmark-only $(ARGS)
@@ -27,9 +31,9 @@ test: $(MADE)
 	  echo "Lint is skipped: $(VENV) lacks ruff or mypy, and no package index gave them when it was made."; fi
 	@$(HAS) hypothesis || { echo "error: the tests need hypothesis, which $(VENV) lacks:" \
 	  "install it, or measure with make bench." >&2; exit 2; }
-	$(RUN) -m pytest tests -m "not gpu" $$($(HAS) xdist && printf %s '-n logical --dist loadfile') $(ARGS)
+	$(RUN) -m pytest $(TESTS) -m "not gpu" $$($(HAS) xdist && printf %s '-n logical --dist loadfile') $(ARGS)
 	@if $(RUN) -c 'import sys; from pyperf_suite.hardware.cuda_driver import gpus; sys.exit(not gpus())'; then \
-	  $(RUN) -m pytest tests -m gpu $$($(HAS) xdist && printf %s '-n 1') $(ARGS) || [ $$? = 5 ]; \
+	  $(RUN) -m pytest $(TESTS) -m gpu $$($(HAS) xdist && printf %s '-n 1') $(ARGS) || [ $$? = 5 ]; \
 	else echo "GPU tests are skipped: CUDA finds no GPU here."; fi
 
 lint: $(MADE)
@@ -39,6 +43,9 @@ lint: $(MADE)
 
 fuzz: $(MADE)
 	$(RUN) -m pytest tests/hardening -k any_ --hypothesis-profile=thorough -n logical $(ARGS)
+
+gpu-check:
+	PYTHON=$(PYTHON) tools/gpu_check.sh $(PART) $(FOLDER)
 
 # A build of its own beside the usual one; it runs only under the sanitizer's run-time library, preloaded.
 SANITIZED := build/sanitize/lib

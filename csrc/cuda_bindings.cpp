@@ -68,16 +68,11 @@ py::bytes read(const DeviceMemory& memory, const std::optional<std::int64_t>& by
     return out;
 }
 
-Compiled compile(Compiler& compiler, const std::string& name, const std::string& source,
+Compiled compile(const Compiler& compiler, const std::string& name, const std::string& source,
                  const std::map<std::string, std::string>& headers, const std::string& architecture,
                  const std::vector<std::string>& options) {
-    const Compiled compiled = [&] {
-        const without_gil released;
-        return compiler.compile({name, source, headers}, architecture, options);
-    }();
-    const std::string problem = compiler.take_cache_problem();
-    if (!problem.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, problem.c_str(), 1) != 0) throw py::error_already_set();
-    return compiled;
+    const without_gil released;
+    return compiler.compile({name, source, headers}, architecture, options);
 }
 
 std::unique_ptr<Launch> make_launch(std::shared_ptr<Kernel> kernel, const Dimensions& grid, const Dimensions& block,
@@ -173,20 +168,17 @@ void bind_device(py::module_& module) {
 void bind_compiler(py::module_& module) {
     py::class_<Compiled>(module, "Compiled")
         .def_property_readonly("cubin", [](const Compiled& compiled) { return py::bytes(compiled.cubin); })
-        .def_readonly("log", &Compiled::log, "Warnings, and what the options made the compiler print.")
-        .def_readonly("seconds", &Compiled::seconds)
-        .def_readonly("from_cache", &Compiled::from_cache);
+        .def_readonly("log", &Compiled::log, "Warnings, and what the options made the compiler print.");
 
     py::class_<Compiler>(module, "Compiler",
-                         "NVRTC with a cache folder ('' for none); candidates are paths where a package may keep "
-                         "libnvrtc. Raises NotAvailable.")
-        .def(py::init<const std::vector<std::string>&, std::string>(), py::arg("candidates"), py::arg("cache_folder"))
+                         "NVRTC; candidates are paths where a package may keep libnvrtc. Raises NotAvailable.")
+        .def(py::init<const std::vector<std::string>&>(), py::arg("candidates"))
         .def_property_readonly("path", &Compiler::path)
         .def_property_readonly("version", &Compiler::version)
         .def("compile", &compile, py::arg("name"), py::arg("source"), py::arg("headers"), py::arg("architecture"),
              py::arg("options"),
              "Machine code of a source for an architecture such as sm_90a; headers by the name they are included by. "
-             "Raises CompileError with the log. Warns once where the cache folder cannot be written.");
+             "Raises CompileError with the log.");
 }
 
 void bind_launch(py::module_& module) {

@@ -81,6 +81,8 @@ def version() -> tuple[int, int]:
 def library() -> ctypes.CDLL:
     """The opened library. Raises NoCompiler where none opens; an override is never passed over."""
     override = os.environ.get("PYPERF_LIBNVRTC")
+    if override and not Path(override).is_absolute():
+        raise NoCompiler(f"PYPERF_LIBNVRTC={override} is not an absolute path: name the file from / on.")
     for path in [override] if override else [*wheels(), *SONAMES]:
         try:
             # NVRTC looks for its companion by soname alone, so one that lies beside it must be in the process already.

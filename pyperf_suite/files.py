@@ -64,7 +64,23 @@ def open_for_appending(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "ab", buffering=0)
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
+def why_not_private(path: Path) -> str:
+    """Why others than this user could have written the file or folder; empty where they could not, or it is absent.
+
+    What root owns counts as this user's own: root can write everything anyway.
+    """
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return ""
+    if stat.S_ISLNK(found.st_mode):
+        return f"{path} is a symbolic link"
+    if hasattr(os, "geteuid") and found.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to another user"
+    return f"{path} can be written by other users" if found.st_mode & 0o022 else ""
+
+
+def write_whole(path: Path, content: bytes | str, mode: int = 0o666) -> None:
     """Make the file hold the content, or leave it as it is: written beside it, put on disk, renamed, and that on disk.
 
     Raises OSError, NotRegular where something other than a regular file has that name.
@@ -75,7 +91,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
             raise NotRegular(path, kind_of(found))
     beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, mode)
         try:
             write_all(descriptor, content.encode() if isinstance(content, str) else content)
             os.fsync(descriptor)

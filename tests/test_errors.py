@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from pyperf_suite.errors import out_of_memory
@@ -32,3 +34,24 @@ def test_what_a_schedule_wraps_is_still_known():
     wrapped = RuntimeError("\n  Failed to run stage backward:\n  Input: …")
     wrapped.__cause__ = RuntimeError(GPU)
     assert out_of_memory(wrapped).startswith("Out of memory: tried to allocate")
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("torch.cuda", "Found GPU0 which is of cuda capability 10.3."),
+        ("torch", "no CUDA"),
+        ("triton.runtime.autotuner", "deprecated"),
+        ("pyperf_suite.runner.measuring", "An output was\nresized (Triggered internally at ../aten/src/x.cpp:31.)"),
+    ],
+)
+def test_a_warning_of_torch_fails_no_test(module: str, words: str) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.warn_explicit(words, UserWarning, "a.py", 1, module=module)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("module", ["pyperf_suite.runner.measuring", "tests.native.test_cuda", "torchlike", "numpy"])
+def test_any_other_warning_does(module: str) -> None:
+    with pytest.raises(UserWarning, match="odd"):
+        warnings.warn_explicit("odd", UserWarning, "a.py", 1, module=module)

@@ -161,30 +161,30 @@ def make_environment(venv: Path, *, share_packages: bool) -> Path:
         and output_of(python, describe) == output_of(sys.executable, describe)
         and can_import(python, "pip")
     )
-    shared = ["torch", "pip"] if share_packages and can_import(sys.executable, "pip") else ["torch"]
     if not same_python:
         run(
             *(sys.executable, "-m", "venv", "--clear", str(venv)),
             *(["--system-site-packages"] if share_packages else []),
-            *(["--without-pip"] if share_packages and "pip" in shared else []),
+            *(["--without-pip"] if share_packages and can_import(sys.executable, "pip") else []),
             otherwise=f"{sys.executable} could not make a virtual environment in {venv}: on Debian and "
             "Ubuntu, install python3-venv; elsewhere, name another Python with make PYTHON=...",
         )
     if share_packages:
-        reach(python, shared)
+        reach(python)
     return python
 
 
-def reach(python: Path, modules: list[str]) -> None:
-    """Let the environment see the modules of the Python that made it, even if that is an environment itself."""
-    for module in modules:
-        if not can_import(python, module):
-            folder = output_of(
-                sys.executable, f"import pathlib, {module} as m; print(pathlib.Path(m.__file__).parents[1])"
-            )
-            site = output_of(python, "import sysconfig; print(sysconfig.get_path('purelib'))")
-            # By `site`, so that the folder's own .pth files count as they do for the Python that owns it.
-            (Path(site) / f"{module}_of_the_machine.pth").write_text(f"import site; site.addsitedir({folder!r})\n")
+def reach(python: Path) -> None:
+    """Let the environment see the packages of the Python that made it, even if that is an environment itself."""
+    folders = "import json, sys; print(json.dumps([each for each in sys.path if each.endswith('-packages')]))"
+    theirs = json.loads(output_of(sys.executable, folders))
+    theirs.append(output_of(sys.executable, "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])"))
+    ours = json.loads(output_of(python, folders))
+    site = output_of(python, "import sysconfig; print(sysconfig.get_path('purelib'))")
+    # By `site`, so that the folders' own .pth files count as they do for the Python that owns them.
+    lines = [f"import site; site.addsitedir({each!r})" for each in dict.fromkeys(theirs) if each not in ours]
+    if lines:
+        (Path(site) / "packages_of_the_machine.pth").write_text("\n".join(lines) + "\n")
 
 
 def main(venv: Path) -> None:

@@ -1,11 +1,10 @@
-// Headers are handed over as text: NVRTC then reads no file, and the key of the cache is all that it saw.
+// Headers are handed over as text: NVRTC then reads no file, and whoever keeps its output knows all that it saw.
 #include "cuda/compiler.h"
 
 #include "check.h"
 #include "cuda/errors.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 
 namespace pyperf::cuda {
@@ -20,25 +19,6 @@ LibrarySearch libnvrtc(const std::vector<std::string>& candidates) {
 
 template <typename Function> void assign(Function& function, void* symbol) {
     function = reinterpret_cast<Function>(symbol);
-}
-
-// Every text behind its length, so that two different lists never make the same key.
-void append(std::string& key, const std::string& part) { key += text(part.size(), ":", part, "\n"); }
-
-std::string key_of(const Source& source, const std::string& architecture, const std::vector<std::string>& options,
-                   const std::string& version) {
-    std::string key;
-    append(key, version);
-    append(key, architecture);
-    append(key, text(options.size()));
-    for (const std::string& option : options) append(key, option);
-    append(key, source.name);
-    append(key, source.text);
-    for (const auto& [name, content] : source.headers) {
-        append(key, name);
-        append(key, content);
-    }
-    return key;
 }
 
 std::vector<const char*> pointers(const std::vector<std::string>& strings) {
@@ -58,8 +38,7 @@ template <typename Size, typename Get> std::string fetch(Size size_of, Get get) 
 
 }  // namespace
 
-Compiler::Compiler(const std::vector<std::string>& candidates, std::string cache_folder)
-    : library_(libnvrtc(candidates)), cache_(std::move(cache_folder)) {
+Compiler::Compiler(const std::vector<std::string>& candidates) : library_(libnvrtc(candidates)) {
 #define PYPERF_REQUIRE(name, ...) assign(api_.name, library_.require(#name));
     PYPERF_NVRTC_FUNCTIONS(PYPERF_REQUIRE)
 #undef PYPERF_REQUIRE
@@ -70,39 +49,6 @@ Compiler::Compiler(const std::vector<std::string>& candidates, std::string cache
 std::string Compiler::version() const { return text(version_.first, ".", version_.second); }
 
 Compiled Compiler::compile(const Source& source, const std::string& architecture,
-                           const std::vector<std::string>& options) {
-    const auto begin = std::chrono::steady_clock::now();
-    const auto done = [&](const CachedKernel& kernel, bool from_cache) {
-        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-        return Compiled{kernel.cubin, kernel.log, seconds.count(), from_cache};
-    };
-    const std::string key = key_of(source, architecture, options, version());
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const auto found = compiled_.find(key);
-        if (found != compiled_.end()) return done(found->second, true);
-    }
-    std::optional<CachedKernel> kernel = cache_.load(key);
-    const bool from_cache = kernel.has_value();
-    std::string problem;
-    if (!from_cache) {
-        kernel = run(source, architecture, options);
-        problem = cache_.store(key, *kernel);
-    }
-    const std::lock_guard<std::mutex> lock(mutex_);
-    compiled_.emplace(key, *kernel);
-    if (cache_problem_.empty()) cache_problem_ = problem;
-    return done(*kernel, from_cache);
-}
-
-std::string Compiler::take_cache_problem() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (cache_problem_told_ || cache_problem_.empty()) return {};
-    cache_problem_told_ = true;
-    return cache_problem_;
-}
-
-CachedKernel Compiler::run(const Source& source, const std::string& architecture,
                            const std::vector<std::string>& options) const {
     check_architecture(architecture);
     std::vector<const char*> header_names, header_texts;
@@ -127,7 +73,7 @@ CachedKernel Compiler::run(const Source& source, const std::string& architecture
     if (result != 0)
         throw CompileError(text("NVRTC ", version(), " cannot compile ", source.name, " for ", architecture, " (",
                                 api_.nvrtcGetErrorString(result), "):\n", log));
-    CachedKernel kernel{{}, log};
+    Compiled kernel{{}, log};
     std::size_t bytes = 0;
     check(api_.nvrtcGetCUBINSize(program, &bytes), "nvrtcGetCUBINSize");
     kernel.cubin.resize(bytes);

@@ -1,15 +1,12 @@
 // NVRTC, opened at run time: CUDA C++ to machine code for a named architecture, without a toolkit and without a GPU.
 #pragma once
 
-#include "cuda/kernel_cache.h"
 #include "shared_library.h"
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -47,41 +44,29 @@ struct Source {
 
 struct Compiled {
     std::string cubin;
-    std::string log;  // warnings, and what options such as --ptxas-options=-v print; kept with the cubin
-    double seconds;   // what getting it took
-    bool from_cache;
+    std::string log;  // warnings, and what options such as --ptxas-options=-v print
 };
 
 class Compiler {
   public:
     // `candidates` are paths where a Python package keeps libnvrtc. Throws NotAvailable where none opens.
-    Compiler(const std::vector<std::string>& candidates, std::string cache_folder);
+    explicit Compiler(const std::vector<std::string>& candidates);
 
     std::string version() const;  // "13.0"
     const std::string& path() const { return library_.path(); }
 
     // `architecture` as in "sm_90a". Throws CompileError with the log, NotAvailable for an architecture that this
-    // NVRTC does not know. Safe from several threads; kernels already compiled by this object or found in the cache
-    // folder are not compiled again.
-    Compiled compile(const Source& source, const std::string& architecture, const std::vector<std::string>& options);
-
-    // Why kernels cannot be kept on disk, the first time it is asked after it was found out; empty otherwise.
-    std::string take_cache_problem();
+    // NVRTC does not know. Safe from several threads.
+    Compiled compile(const Source& source, const std::string& architecture,
+                     const std::vector<std::string>& options) const;
 
   private:
-    CachedKernel run(const Source& source, const std::string& architecture,
-                     const std::vector<std::string>& options) const;
     void check(nvrtcResult result, const char* call) const;
     void check_architecture(const std::string& architecture) const;
 
     SharedLibrary library_;
     NvrtcApi api_;
     std::pair<int, int> version_;
-    KernelCache cache_;
-    std::mutex mutex_;
-    std::unordered_map<std::string, CachedKernel> compiled_;
-    std::string cache_problem_;
-    bool cache_problem_told_ = false;
 };
 
 }  // namespace pyperf::cuda

@@ -160,8 +160,10 @@ __device__ __forceinline__ int multiply(Sums& sums, const Segment& segment, Ring
 }
 
 // Waits for the sums, and releases the last stage.
-__device__ __forceinline__ void finish(ptx::SharedAddress shared, int stage, int lane) {
+__device__ __forceinline__ void finish(Sums& sums, ptx::SharedAddress shared, int stage, int lane) {
     ptx::wgmma_wait_group<0>();
+#pragma unroll
+    for (int block = 0; block < spec.blocks(); ++block) ptx::wgmma_hold(sums[block]);
     release(shared, stage, lane);
 }
 
@@ -265,7 +267,7 @@ __device__ __forceinline__ void consume(const ptx::TensorMap& map_c, const Sched
         // The divisions by which the schedule finds the next segment hide behind the last wgmmas of this one. Where
         // tiles are shared, registers to keep it in are missing.
         if constexpr (!SHARED_TILES) more = schedule.next(cursor, following);
-        finish(shared, last, lane);
+        finish(sums, shared, last, lane);
         const bool owner = segment.k_end == schedule.k_tiles;
         if (SHARED_TILES && (segment.k_begin != 0 || !owner)) {
             const long long slot = segment.tile - (schedule.tiles() - schedule.shared_tiles());

@@ -76,4 +76,10 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
+// After the wait, which names no registers: whatever reads d stays behind it. It makes no instruction.
+__device__ __forceinline__ void wgmma_hold(float (&d)[TILE_N / 2]) {
+#pragma unroll
+    for (int i = 0; i < TILE_N / 2; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
 }  // namespace pyperf::ptx

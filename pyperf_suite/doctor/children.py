@@ -102,6 +102,7 @@ def torch(use_gpu: str) -> dict[str, Any]:
     }
     if use_gpu == "yes" and package.version.cuda:
         found["devices"] = _devices(package)
+        found["memory"] = _memory(package)
     maps = Path("/proc/self/maps").read_text("utf-8", "replace")
     found["opened"] = {stem: path for stem in ("libnccl", "libnvrtc") if (path := mapped(maps, stem))}
     return found
@@ -116,6 +117,15 @@ def _devices(package: Any) -> list[str]:
             told.append("ok" if total == 1024 else f"1024 ones add up to {total:g}")
         except Exception as error:
             told.append(f"{type(error).__name__}: {str(error).splitlines()[0][:LONGEST_REASON]}")
+    return told
+
+
+def _memory(package: Any) -> list[tuple[int, int]]:
+    """Free and total bytes of each GPU, up to the first that does not tell."""
+    told: list[tuple[int, int]] = []
+    with contextlib.suppress(Exception):
+        for index in range(package.cuda.device_count()):
+            told.append(package.cuda.mem_get_info(index))
     return told
 
 

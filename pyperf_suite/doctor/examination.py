@@ -25,6 +25,6 @@ def examine(results: Path, files: KernelFiles | None = None) -> tuple[Group, ...
         Group("Load", load_checks(load)),
         Group("Memory", memory_checks(read_memory(files, swapped_pages))),
         Group("GPU", gpu_checks(gpus)),
-        Group("Software", software_checks(read_software(files, len(gpus.gpus)))),
+        Group("Software", software_checks(read_software(files, len(gpus.gpus), driver_cuda=gpus.cuda))),
         Group("Disk", place_checks(read_places(results))),
     )

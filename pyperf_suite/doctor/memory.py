@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import dataclass
 
 from pyperf_suite.doctor.check import Check, gib
@@ -138,7 +139,15 @@ def shared(readings: MemoryReadings) -> Check:
     """What DataLoader's workers and NCCL's ranks of one node hand things over through."""
     total, free = readings.shared_total_bytes, readings.shared_free_bytes
     if total is None or free is None:
-        return Check("/dev/shm", "not applicable", "this system has none")
+        if not sys.platform.startswith("linux"):
+            return Check("/dev/shm", "not applicable", "this system has none")
+        return Check(
+            "/dev/shm",
+            "problem",
+            "there is none: DataLoader's workers and the ranks of one node cannot hand data over in shared memory",
+            "Mount one in the container.",
+            "docker run --shm-size=8g ...   # or --ipc=host",
+        )
     told = f"{gib(free)} free of {gib(total)}"
     if free >= SMALL_SHARED_BYTES:
         return Check("/dev/shm", "ok", told)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyperf_suite.doctor.check import Check
+from pyperf_suite.doctor.check import Check, gib
 from pyperf_suite.doctor.children import Child
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import library_copies, toolkits
@@ -22,6 +22,7 @@ from pyperf_suite.operators.native import native_extension
 
 OLDEST_PYTHON = (3, 10)
 PLUGIN = "pytest-benchmark"
+LEAST_FREE_SHARE = 0.8  # of a GPU's memory: torch's own context takes less than a GiB
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,12 @@ class SoftwareReadings:
     python: tuple[int, int, int]
     packages: Mapping[str, str | None]
     gpus: int
+    driver_cuda: str | None = None  # the newest CUDA that the driver supports, as in 13.0
 
 
-def read_software(files: KernelFiles, gpus: int, environment: Mapping[str, str] | None = None) -> SoftwareReadings:
+def read_software(
+    files: KernelFiles, gpus: int, environment: Mapping[str, str] | None = None, driver_cuda: str | None = None
+) -> SoftwareReadings:
     """Ask this machine; torch and each library are opened in processes of their own, side by side."""
     environment = os.environ if environment is None else environment
     torch = Child("torch", "yes" if gpus else "no") if _version("torch") else None
@@ -91,6 +95,7 @@ def read_software(files: KernelFiles, gpus: int, environment: Mapping[str, str] 
         python=sys.version_info[:3],
         packages={name: _version(name) for name in ("pytest", PLUGIN, "triton")},
         gpus=gpus,
+        driver_cuda=driver_cuda,
     )
 
 
@@ -120,6 +125,7 @@ def software_checks(readings: SoftwareReadings) -> tuple[Check, ...]:
         library(readings, NVRTC),
         library(readings, NCCL),
         torch(readings),
+        *gpu_memory(readings),
         triton(readings),
     )
 
@@ -178,6 +184,18 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
     if chosen is not None:
         if all(each.copy.path != chosen for each in found):
             told = "; ".join(filter(None, (told, f"{chosen} (torch)")))
+        versions = {version for each in found if (version := each.answer.get("version"))}
+        if len(versions) > 1:
+            told = f"{len(versions)} versions: {told}"
+        version = next((each.answer.get("version") for each in found if each.copy.path == chosen), None)
+        if wanted is NVRTC and _needs_newer_driver(version, readings.driver_cuda):
+            return Check(
+                wanted.name,
+                "problem",
+                f"{told}. Opened: {chosen}, {why}; the driver supports CUDA up to {readings.driver_cuda} and may "
+                f"refuse what NVRTC {version} compiles",
+                f"Update the driver, or set {wanted.override} to an NVRTC of CUDA {readings.driver_cuda}.",
+            )
         return Check(wanted.name, "ok", f"{told}. Opened: {chosen}, {why}")
     broken = next((each for each in found if each.copy.found_by == wanted.override), None)
     if broken is not None:
@@ -209,6 +227,13 @@ def _chosen(found: Sequence[Opened], wanted: Library, opened_by_torch: Mapping[s
             continue
         return each.copy.path, "the first that opens, wheels before what the system's loader finds"
     return None, ""
+
+
+def _needs_newer_driver(built_for: str | None, driver_cuda: str | None) -> bool:
+    """Whether that CUDA is of a later major version than the driver's: within one, older drivers run newer builds."""
+    if not built_for or not driver_cuda:
+        return False
+    return int(built_for.partition(".")[0]) > int(driver_cuda.partition(".")[0])
 
 
 def _told(each: Opened, chosen: str | None) -> str:
@@ -248,6 +273,14 @@ def torch(readings: SoftwareReadings) -> Check:
             "Install a build for CUDA, no newer than what the driver supports.",
             "pip install --force-reinstall torch",
         )
+    if _needs_newer_driver(found["cuda"], readings.driver_cuda):
+        return Check(
+            "torch",
+            "problem",
+            f"{told}, but the driver supports CUDA up to {readings.driver_cuda}: no kernel of torch runs",
+            f"Update the driver, or install a build for CUDA {readings.driver_cuda}.",
+            "nvidia-smi",
+        )
     failed = [f"cuda:{number}: {said}" for number, said in enumerate(found.get("devices", [])) if said != "ok"]
     if failed or len(found.get("devices", [])) < readings.gpus:
         why = "; ".join(failed) or f"it sees {len(found.get('devices', []))} of {readings.gpus} GPUs"
@@ -255,10 +288,32 @@ def torch(readings: SoftwareReadings) -> Check:
             "torch",
             "problem",
             f"{told}; its CUDA does not work: {why}",
-            "Fit torch's CUDA to the driver: a driver older than the build cannot run it.",
+            "Stop the process that fills the GPU, or choose another GPU (--device cuda:N)."
+            if "out of memory" in why
+            else "Fit torch's CUDA to the driver: a driver older than the build cannot run it.",
             f"{sys.executable} -c \"import torch; print(torch.ones(1, device='cuda'))\"",
         )
     return Check("torch", "ok", f"{told}; a sum on each GPU is right")
+
+
+def gpu_memory(readings: SoftwareReadings) -> tuple[Check, ...]:
+    """What each GPU has free for a new process; NVML often lists no processes outside of its own container."""
+    checks = []
+    for number, (free, total) in enumerate((readings.torch or {}).get("memory", [])):
+        told = f"{gib(free)} free of {gib(total)}"
+        if free >= LEAST_FREE_SHARE * total:
+            checks.append(Check(f"cuda:{number} memory", "ok", told))
+            continue
+        checks.append(
+            Check(
+                f"cuda:{number} memory",
+                "problem",
+                f"{told}: another process holds the rest, so large cases will be unsupported",
+                "Stop it, wait until it is done, or choose another GPU (--device cuda:N).",
+                "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
+            )
+        )
+    return tuple(checks)
 
 
 def triton(readings: SoftwareReadings) -> Check:

@@ -104,6 +104,7 @@ class Nvml:
     def __init__(self, library: Any) -> None:
         """Initialise the library; raises Unavailable where it does not start."""
         self._library = library
+        self._handles: dict[str, ctypes.c_void_p] = {}
         code = int(library.nvmlInit_v2())
         if code:
             raise Unavailable(f"nvmlInit failed (nvmlReturn {code})")
@@ -145,6 +146,11 @@ class Nvml:
             "throttle_reasons": self._throttle_reasons(device),
         }
         return {name: value for name, value in told.items() if value is not None}
+
+    def throttle_reasons(self, uuid: str) -> list[str] | None:
+        """Why the GPU's clocks are below what was asked for, in words; None where that is not told."""
+        device = self._physical(uuid)
+        return None if device is None else self._throttle_reasons(device)
 
     def health(self, uuid: str) -> dict[str, Any]:
         """Modes, limits and errors of the GPU that decide whether it can be measured; what it does not tell is absent.
@@ -276,7 +282,15 @@ class Nvml:
         return asked[0].value * KIB, asked[1].value * KIB
 
     def _physical(self, uuid: str) -> ctypes.c_void_p | None:
-        """The handle of the GPU with that UUID, of the whole GPU where the UUID is a MIG slice's."""
+        """The handle of the GPU with that UUID, of the whole GPU where the UUID is a MIG slice's; looked up once."""
+        if uuid not in self._handles:
+            found = self._look_up(uuid)
+            if found is None:
+                return None
+            self._handles[uuid] = found
+        return self._handles[uuid]
+
+    def _look_up(self, uuid: str) -> ctypes.c_void_p | None:
         device = ctypes.c_void_p()
         if not self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(device)):
             return None

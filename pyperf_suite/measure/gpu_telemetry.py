@@ -28,6 +28,8 @@ class Manager(Protocol):
 
     def readings(self, uuid: str) -> dict[str, Any]: ...
 
+    def throttle_reasons(self, uuid: str) -> list[str] | None: ...
+
     def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None: ...
 
 
@@ -53,8 +55,11 @@ class AroundGpu:
         self.report: dict[str, Any] = {}
 
     def why_discard(self) -> str | None:
-        """The reason why the samples just taken do not count, or None."""
-        reasons = self._manager.readings(self._uuid).get("throttle_reasons", [])
+        """The reason why the samples just taken do not count, or None.
+
+        Asks for nothing else: the GPU waits for the answer between two blocks.
+        """
+        reasons = self._manager.throttle_reasons(self._uuid) or []
         self._seen.update(reasons)
         return next((reason for reason in reasons if reason in DISCARD_REASONS), None)
 

@@ -7,7 +7,6 @@ about.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,18 +20,15 @@ Watch = Callable[[], str | None]
 """Asked after each block: None, or why its samples cannot stand for the machine ("thermal throttling")."""
 
 
-class NothingKept(RuntimeError):
-    """Every sample had to be discarded; the message says why."""
-
-
 @dataclass(frozen=True)
 class Measurement:
     """The samples of one launch, how they were taken, and how well they fix the median.
 
     `seconds` holds every sample in the order taken, each divided by `launches_per_sample`; `discarded` names
-    by index those that a watch ruled out and the reason. Samples are never discarded for their value. All
-    statistics are of `kept`. `interval` is (low, high, confidence reached); `converged` says whether it is as
-    narrow and certain as was asked, whatever ended the sampling.
+    by index those that a watch ruled out and the reason. Samples are never discarded for their value. Where a
+    watch ruled out every one, as on a GPU that throttles all the time, none is discarded: `kept_despite` has
+    the reasons, and `converged` is false. All statistics are of `kept`. `interval` is (low, high, confidence
+    reached); `converged` says whether it is as narrow and certain as was asked, whatever ended the sampling.
     """
 
     seconds: tuple[float, ...]
@@ -45,6 +41,7 @@ class Measurement:
     converged: bool
     stopped_by: StoppedBy
     discarded: tuple[tuple[int, str], ...] = ()
+    kept_despite: tuple[str, ...] = ()
 
     @cached_property
     def kept(self) -> tuple[float, ...]:
@@ -90,7 +87,7 @@ def measure(
     sample and `rule.max_samples` samples last at least `rule.min_time_s`. `clock` (seconds) serves the caps
     alone.
 
-    Raises NothingKept if `watch` ruled out every sample, and whatever `launch` raises.
+    Raises whatever `launch` raises.
     """
     rule = rule or StopRule()
     warm = warm_up(launch, stopwatch, steady or SteadyRule(), rule.min_time_s / rule.max_samples, clock)
@@ -122,10 +119,9 @@ def measure(
         else:
             stopped_by = rule.reached_limit(len(seconds), elapsed_s)
 
-    if not kept:
-        counts = Counter(reason for _, reason in discarded)
-        reasons = ", ".join(f"{reason} ({times})" for reason, times in counts.items())
-        raise NothingKept(f"all samples were discarded: {reasons}")
+    kept_despite = () if kept else tuple(sorted({reason for _, reason in discarded}))
+    if kept_despite:
+        kept, discarded = seconds, []
     interval = median_interval(kept, rule.confidence)
     return Measurement(
         seconds=tuple(seconds),
@@ -135,7 +131,8 @@ def measure(
         steady=warm.steady,
         effective_samples=interval.effective_samples,
         interval=(interval.low, interval.high, interval.confidence),
-        converged=rule.is_precise(kept, interval),
+        converged=not kept_despite and rule.is_precise(kept, interval),
         stopped_by=stopped_by,
         discarded=tuple(discarded),
+        kept_despite=kept_despite,
     )

@@ -18,6 +18,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
+from pyperf_suite.operators.kernel_cache import KernelCache
 from pyperf_suite.operators.native import native_extension
 
 
@@ -30,7 +31,7 @@ class CudaDevice:
         self.native: ModuleType = native_extension().cuda
         with self.translated():
             self.context = self.native.Context(self.native.Driver(), index)
-            self._compiler = self.native.Compiler(list(wheels()), cache_folder())
+            self._compiler = KernelCache(self.native.Compiler(list(wheels())), cache_folder())
 
     @contextmanager
     def translated(self) -> Iterator[None]:

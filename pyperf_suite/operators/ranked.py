@@ -38,6 +38,8 @@ class Transfers(ABC):
     kernel: Kernel
     # How many times an iteration runs what is timed, and its times are of one.
     calls: int = 1
+    # Whether doing it any number of times after one `fill` leaves what doing it once does.
+    repeatable: bool = False
 
     @abstractmethod
     def fill(self) -> None:

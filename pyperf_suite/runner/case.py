@@ -91,22 +91,33 @@ def encode_fields(parameters: Any) -> dict[str, Any]:
 
 
 def decode_fields(parameters_type: type, data: Mapping[str, Any]) -> Any:
-    """The inverse of `encode_fields`: text becomes the field's type again through its `parse`."""
-    words = _parsers(parameters_type)
+    """The inverse of `encode_fields`: text becomes the field's type again through its `parse`.
+
+    Raises UserError for a field that there is not, and for a value that is not of its field's type.
+    """
+    fields = _fields(parameters_type)
     values = {}
     for name, value in data.items():
-        if name not in words:
-            raise UserError(f"{parameters_type.__name__} has no field {name!r}: it has {', '.join(words)}.")
-        parse = words[name]
-        values[name] = parse(value) if parse is not None else value
+        if name not in fields:
+            raise UserError(f"{parameters_type.__name__} has no field {name!r}: it has {', '.join(fields)}.")
+        parse, types = fields[name]
+        if type(value) not in types:
+            raise UserError(
+                f"{parameters_type.__name__}.{name} cannot be {repr(value)[:80]}: it is of type "
+                f"{' or '.join(each.__name__ for each in types)}."
+            )
+        values[name] = parse(value) if parse is not None and value is not None else value
     return parameters_type(**values)
 
 
 @functools.cache
-def _parsers(parameters_type: type) -> dict[str, Any]:
-    """For each field the `parse` of its type, or None where JSON already holds the value."""
-    parsers = {}
+def _fields(parameters_type: type) -> dict[str, tuple[Any, tuple[type, ...]]]:
+    """For each field the `parse` of its type, None where JSON already holds the value, and the types JSON may have."""
+    fields = {}
     for name, hint in typing.get_type_hints(parameters_type).items():
         choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
-        parsers[name] = next((choice.parse for choice in choices if hasattr(choice, "parse")), None)
-    return parsers
+        parse = next((choice.parse for choice in choices if hasattr(choice, "parse")), None)
+        plain = tuple(each for each in choices if each in (bool, int, float, str, type(None)))
+        words = (str,) if parse is not None and str not in plain else ()
+        fields[name] = (parse, (*plain, *words, *((int,) if float in plain and int not in plain else ())))
+    return fields

@@ -11,10 +11,10 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from pyperf_suite import files
 from pyperf_suite.errors import DamagedJournal, UserError
@@ -122,13 +122,21 @@ def _read_lines(path: Path, journal: IO[bytes]) -> Iterator[tuple[int, Record]]:
 
 
 def sharing_machines(records: Iterable[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
-    """The same records, of which those of one machine share what they say of it: it is longer than all else."""
-    identity: Mapping[str, Any] = {}
-    state: Mapping[str, Any] = {}
+    """The same records, each sharing with the one before what both say alike."""
+    last: Record | None = None
     for start, record in records:
-        identity = identity if record.identity == identity else record.identity
-        state = state if record.state == state else record.state
-        yield start, replace(record, identity=identity, state=state)
+        last = record if last is None else sharing_with(last, record)
+        yield start, last
+
+
+def sharing_with(earlier: Record, record: Record) -> Record:
+    """The record, of which what it says of the machine is the earlier one's where both say the same.
+
+    That is longer than all else in it, and the same in all records of a run.
+    """
+    identity = earlier.identity if earlier.identity == record.identity else record.identity
+    state = earlier.state if earlier.state == record.state else record.state
+    return replace(record, identity=identity, state=state)
 
 
 _SEAL = b',"sealed":"'

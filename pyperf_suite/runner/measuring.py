@@ -253,6 +253,7 @@ def _sampled(
         "converged": measurement.converged,
         "relative_half_width": measurement.relative_half_width,
         "discarded": measurement.discarded,
+        **({"kept_despite": measurement.kept_despite} if measurement.kept_despite else {}),
         **telemetry.report,
         **({"gpu": gpu.report} if gpu else {}),
     }

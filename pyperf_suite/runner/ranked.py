@@ -7,7 +7,10 @@ answer ends the group by name (see ranks/watchdog.py).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,6 +22,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.gpu_telemetry import around_gpu
 from pyperf_suite.measure.median import median_and_quantiles, median_interval
 from pyperf_suite.measure.sampling import Measurement, measure
+from pyperf_suite.measure.spot_checks import CONFIDENCE, excluded_rate
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.operators.ranked import Ranked, RankTimes, Transfers
@@ -27,6 +31,9 @@ from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric
+
+# At most this share of the time goes to looking at outputs of iterations that were timed.
+CHECKING_SHARE = 0.05
 
 # Samples of so many ranks are kept one by one; of more, each rank's quantiles.
 RANKS_KEPT_WHOLE = 16
@@ -97,6 +104,10 @@ class _Measuring:
     deadline_s: float
     bytes_moved: int
     iterations: int = 0  # of those that are timed, warm-up included
+    checking_s: float = 0.0  # what went to fresh inputs and looking at outputs since timing began
+    launches_checked: int = 0  # of those that were timed
+    wrong: dict[str, Any] | None = None  # what the first of them said that was wrong
+    began_s: float = 0.0
     blocks: list[list[RankTimes]] = field(default_factory=list)  # on rank 0: of each block, each rank's times
 
     def run(self) -> dict[str, Any]:
@@ -110,6 +121,7 @@ class _Measuring:
             return result | _wrong(result["verification"], "before timing")
         if self.effort is None:
             return result | {"outcome": "ok"}
+        self.began_s = time.monotonic()
         clock = self._together("align clocks", lambda: align(self.group, self.deadline_s))
         with Around() as telemetry, around_gpu(self.device) as gpu:
             if self.group.rank == 0:
@@ -124,6 +136,14 @@ class _Measuring:
         seen = [machine_id(self.group), telemetry.report["process_cpu_s"], gpu.report if gpu else None]
         everyone = self.group.gather("compare telemetry", seen, self.deadline_s)
         result["quality"] = result.get("quality", {}) | _seen_together(telemetry.report, everyone)
+        if self.wrong is not None:
+            return result | {"verification": self.wrong} | _wrong(self.wrong, "while timed")
+        if self.launches_checked:
+            result["verification"] |= {
+                "launches_checked": self.launches_checked,
+                "excludes_errors_in_one_of": math.floor(1 / excluded_rate(self.launches_checked)),
+                "confidence": CONFIDENCE,
+            }
         again = self._checked()
         if not again["passed"]:
             return result | _wrong(again, "after timing")
@@ -147,26 +167,52 @@ class _Measuring:
         }
 
     def _block(self, iterations: int) -> NDArray[np.float64]:
-        """Rank 0: publish a block, run it with the others, and return the seconds of each iteration over ranks."""
-        self.group.from_first("next block", iterations, self.deadline_s)
-        mine = self._time(iterations, Clock(0, 0))
+        """Rank 0: the seconds of each iteration over ranks; now and then one drawn at random is the last of its part.
+
+        Only what ran last can be looked at, and nothing that runs can know when that will be.
+        """
+        affordable_s = CHECKING_SHARE * (time.monotonic() - self.began_s)
+        if not self.transfers.repeatable or self.checking_s > affordable_s:
+            return self._part(iterations, checked=False)
+        drawn = 1 + secrets.randbelow(iterations)
+        parts = [self._part(drawn, checked=True)]
+        parts += [self._part(iterations - drawn, checked=False)] if drawn < iterations else []
+        return np.concatenate(parts)
+
+    def _part(self, iterations: int, checked: bool) -> NDArray[np.float64]:
+        """Rank 0: publish iterations, run them with the others, and return the seconds of each over ranks."""
+        self.group.from_first("next block", [iterations, checked], self.deadline_s)
+        mine = self._time(iterations, checked, Clock(0, 0))
         told = self.group.to_first("collect times", mine, self.deadline_s)
-        block = [RankTimes(*(np.array(column) for column in columns)) for columns in told]
+        block = [RankTimes(*(np.array(column) for column in columns)) for columns, _ in told]
         self.blocks.append(block)
+        if checked:
+            verdict = self._verdict([verdict for _, verdict in told])
+            self.launches_checked += 1
+            self.wrong = self.wrong or (None if verdict["passed"] else verdict)
         seconds: NDArray[np.float64] = np.mean([times.seconds for times in _busy(block)], axis=0)
         return seconds
 
     def _follow(self, clock: Clock) -> None:
         """Other ranks: run the blocks that rank 0 publishes until there are no more."""
-        while (iterations := self.group.from_first("next block", None, self.deadline_s)) is not None:
-            self.group.to_first("collect times", self._time(iterations, clock), self.deadline_s)
+        while (block := self.group.from_first("next block", None, self.deadline_s)) is not None:
+            iterations, checked = block
+            self.group.to_first("collect times", self._time(iterations, checked, clock), self.deadline_s)
 
-    def _time(self, iterations: int, clock: Clock) -> list[list[float]]:
-        """One block on this rank as JSON: seconds, arrivals and departures by rank 0's clock."""
+    def _time(self, iterations: int, checked: bool, clock: Clock) -> tuple[list[list[float]], dict[str, Any] | None]:
+        """One block on this rank as JSON: seconds, arrivals and departures by rank 0's clock; what its output is."""
+        begin_s = time.monotonic()
+        if checked:
+            self._together(f"fill {self.case.label}", self.transfers.fill)
+        filled_s = time.monotonic()
         times = self._together(self.case.label, lambda: self.transfers.time(iterations, self.deadline_s))
         self.iterations += iterations * self.transfers.calls
         arrived, done = times.arrived_ns + clock.offset_ns, times.done_ns + clock.offset_ns
-        return [times.seconds.tolist(), arrived.tolist(), done.tolist()]
+        timed_s = time.monotonic()
+        found = self._together(f"check {self.case.label}", self.transfers.check) if checked else None
+        self.checking_s += filled_s - begin_s + time.monotonic() - timed_s
+        columns = [times.seconds.tolist(), arrived.tolist(), done.tolist()]
+        return columns, None if found is None else dataclasses.asdict(found)
 
     def _checked(self) -> dict[str, Any]:
         """Run once on fresh inputs and compare on every rank: the same configuration as is timed."""
@@ -177,7 +223,10 @@ class _Measuring:
             return self.transfers.check()
 
         checked = dataclasses.asdict(self._together(f"check {self.case.label}", run_once))
-        found = self.group.gather("compare outputs", checked, self.deadline_s)
+        return self._verdict(self.group.gather("compare outputs", checked, self.deadline_s))
+
+    def _verdict(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What all ranks' outputs together say."""
         wrong = [(rank, each) for rank, each in enumerate(found) if each["wrong"]]
         compared = sum(each["compared"] for each in found)
         message = f"correct: {compared} elements on {self.group.count} ranks, each exact"

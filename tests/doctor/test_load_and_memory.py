@@ -78,7 +78,7 @@ def test_where_nothing_is_counted_nothing_is_judged():
         ("huge pages", {"huge_pages": "never"}, "warning", "4 KiB"),
         ("/dev/shm", {"shared_total_bytes": 64 * 2**20, "shared_free_bytes": 64 * 2**20}, "problem", "64 MiB"),
         ("/dev/shm", {"shared_free_bytes": GIB // 2}, "warning", "512 MiB free of 32.0 GiB"),
-        ("/dev/shm", {"shared_total_bytes": None}, "not applicable", "none"),
+        ("/dev/shm", {"shared_total_bytes": None}, "problem", "there is none"),
         ("locked memory", {"locked_limit_bytes": 65536}, "warning", "network card"),
         ("locked memory", {"has_network_cards": False}, "not applicable", "no InfiniBand"),
     ],

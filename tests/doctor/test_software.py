@@ -101,6 +101,43 @@ def test_what_is_missing_or_old_is_told(software, name, field, verdict):
     assert named(software(**field))[name].verdict == verdict
 
 
+NVRTC_13 = Opened(Copy("/env/nvidia/cu13/lib/libnvrtc.so.13", "wheel"), {"version": "13.0"})
+NVRTC_12 = Opened(Copy("/usr/lib/libnvrtc.so.12", "loader"), {"version": "12.8"})
+
+
+def on_a_gpu(software, **otherwise):
+    usual = {"gpus": 1, "driver_cuda": "13.0", "torch": GPU_TORCH, "copies": {"NVRTC": (NVRTC_13,)}}
+    return named(software(**(usual | otherwise)))
+
+
+def test_a_driver_too_old_for_torch_or_nvrtc_is_a_problem_with_both_versions(software):
+    assert {on_a_gpu(software)[name].verdict for name in ("torch", "NVRTC")} == {"ok"}
+    # CUDA's minor versions are compatible (CUDA Compatibility guide), so 13.0 on a driver for 13.2 and back is fine.
+    assert on_a_gpu(software, torch=GPU_TORCH | {"cuda": "13.2"})["torch"].verdict == "ok"
+    old = on_a_gpu(software, driver_cuda="12.4")
+    for name, built in (("torch", "13.0"), ("NVRTC", "13.0")):
+        assert old[name].verdict == "problem"
+        assert built in old[name].found
+        assert "up to 12.4" in old[name].found
+
+
+def test_two_nvrtcs_are_told_with_the_one_that_is_opened(software):
+    check = on_a_gpu(software, copies={"NVRTC": (NVRTC_13, NVRTC_12)})["NVRTC"]
+    assert (check.verdict, check.found.startswith("2 versions: 13.0 ")) == ("ok", True)
+    assert "Opened: /env/nvidia/cu13/lib/libnvrtc.so.13" in check.found
+    assert not on_a_gpu(software)["NVRTC"].found.startswith("1 version")
+
+
+def test_a_gpu_that_another_process_fills_is_a_problem_though_nvml_lists_none(software):
+    idle = on_a_gpu(software, torch=GPU_TORCH | {"memory": [[79 * 2**30, 80 * 2**30]]})["cuda:0 memory"]
+    assert idle.verdict == "ok"
+    full = on_a_gpu(software, torch=GPU_TORCH | {"memory": [[2 * 2**30, 80 * 2**30]]})["cuda:0 memory"]
+    assert (full.verdict, full.found.startswith("2.0 GiB free of 80.0 GiB")) == ("problem", True)
+    no_room = GPU_TORCH | {"devices": ["OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB"]}
+    check = on_a_gpu(software, torch=no_room)["torch"]
+    assert (check.verdict, "fills the GPU" in check.advice) == ("problem", True)
+
+
 def child(program: str) -> Child:
     return Child("anything", command=(sys.executable, "-c", program))
 

@@ -6,7 +6,8 @@ must be equal bit for bit, and what surrounds C must stay as it was.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,17 +62,26 @@ def on_device(gpu: CudaDevice, array: np.ndarray):
     return memory
 
 
-def check(torch, gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], **asked) -> None:
-    """Launch twice; each time C must be exact, its padding untouched, and at last the flags zero."""
-    m, n, k = sizes
-    generator = np.random.default_rng(m + n + k)
-    a, b = (generator.integers(-4, 5, shape).astype(np.float32) for shape in ((m, k), (k, n)))
-    c = (a.astype(np.float64) @ b).astype(np.float32)
-    operands = (a.T if one.a_transposed else a, b.T if one.b_transposed else b, c)
-    kinds = (one.in_type, one.in_type, one.out_type)
-    rows = [padded(words(torch, np.ascontiguousarray(each), kind)) for each, kind in zip(operands, kinds, strict=True)]
-    expected = rows[2].copy()
-    rows[2][:] = 0xFF
+@dataclass(frozen=True)
+class Ready:
+    """A product whose operands and result are on the device."""
+
+    gpu: CudaDevice
+    launch: Any
+    c: Any
+    flags: Any
+    kept: tuple[Any, ...]
+
+    def result(self) -> np.ndarray:
+        """The bytes of C and of its padding as a launch leaves them that finds nothing but ones."""
+        self.c.fill(0xFF)
+        self.launch.run()
+        self.gpu.context.synchronize()
+        return np.frombuffer(self.c.read(), np.uint8)
+
+
+def ready(gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], rows: list[np.ndarray], **asked) -> Ready:
+    """A launch for A, B and C in rows of bytes."""
     memory = [on_device(gpu, each) for each in rows]
     sizes_bytes = (one.in_bytes, one.in_bytes, one.out_bytes)
     leading = tuple(each.shape[1] // size for each, size in zip(rows, sizes_bytes, strict=True))
@@ -103,16 +113,23 @@ def check(torch, gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, in
         cluster=(one.cluster, 1, 1),
         dynamic_shared_bytes=one.smem_bytes,
     )
+    return Ready(gpu, launch, memory[2], flags, (memory, workspace))
+
+
+def check(torch, gpu: CudaDevice, one: Specialisation, sizes: tuple[int, int, int], **asked) -> None:
+    """Launch twice; each time C must be exact, its padding untouched, and at last the flags zero."""
+    m, n, k = sizes
+    generator = np.random.default_rng(m + n + k)
+    a, b = (generator.integers(-4, 5, shape).astype(np.float32) for shape in ((m, k), (k, n)))
+    c = (a.astype(np.float64) @ b).astype(np.float32)
+    operands = (a.T if one.a_transposed else a, b.T if one.b_transposed else b, c)
+    kinds = (one.in_type, one.in_type, one.out_type)
+    rows = [padded(words(torch, np.ascontiguousarray(each), kind)) for each, kind in zip(operands, kinds, strict=True)]
+    product = ready(gpu, one, sizes, rows, **asked)
     for _ in range(2):
-        memory[2].fill(0xFF)
-        launch.run()
-        gpu.context.synchronize()
-        left = np.frombuffer(memory[2].read(), np.uint8).reshape(expected.shape)
-        wrong = np.argwhere(left != expected)
-        assert len(wrong) == 0, (
-            f"{one.name} {schedule}: {len(wrong)} bytes differ, the first in row and byte {wrong[0]}"
-        )
-    assert not any(flags.read()), f"{one.name} {schedule}: a launch must leave its flags zero"
+        wrong = np.argwhere(product.result().reshape(rows[2].shape) != rows[2])
+        assert len(wrong) == 0, f"{one.name} {asked}: {len(wrong)} bytes differ, the first in row and byte {wrong[0]}"
+    assert not any(product.flags.read()), f"{one.name} {asked}: a launch must leave its flags zero"
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
@@ -153,3 +170,41 @@ def test_each_pair_of_types_is_exact(torch, gpu, in_type, out_type):
 @pytest.mark.parametrize("b_transposed", [True, False], ids=["K-major B", "N-major B"])
 def test_each_width_of_a_tile_is_exact(torch, gpu, n, b_transposed):
     check(torch, gpu, specialise(64, n, stages=2, b_transposed=b_transposed), (130, 2 * n + 9, 200))
+
+
+PAIRS = pytest.mark.parametrize("pair", [{"cluster_m": 2}, {"cluster_n": 2}], ids=["pair along M", "pair along N"])
+
+
+@PAIRS
+@pytest.mark.parametrize("tile", [(64, 64), (128, 256), (192, 176), (256, 128)], ids=str)
+def test_pairs_multiply_e4m3_exactly(torch, gpu, slots, tile, pair):
+    one = specialise(*tile, in_type="e4m3", **pair)
+    check(torch, gpu, one, (391, 523, 261))
+    check(torch, gpu, replace(one, k=64, shared_tiles=True), (391, 523, 261), policy="stream_k", workers=slots // 2)
+
+
+@PAIRS
+@pytest.mark.parametrize("n", TILE_N)
+def test_pairs_read_an_n_major_b_of_each_width_exactly(torch, gpu, n, pair):
+    check(torch, gpu, specialise(64, n, stages=2, b_transposed=False, **pair), (259, 2 * n + 9, 200))
+
+
+@pytest.mark.parametrize(("policy", "pair"), [("persistent", (2, 1)), ("persistent", (1, 2)), ("stream_k", (2, 1))])
+def test_a_hundred_launches_of_a_large_product_leave_the_same_bits(torch, gpu, slots, policy, pair):
+    size = 8192
+    cluster_m, cluster_n = pair
+    m, n = (128, 256) if cluster_m == 2 else (256, 128)
+    one = specialise(m, n, cluster_m=cluster_m, cluster_n=cluster_n, shared_tiles=policy == "stream_k")
+    generator = np.random.default_rng(size)
+    a, b = (generator.standard_normal((size, size), np.float32) for _ in range(2))
+    rows = [padded(words(torch, each, "bf16")) for each in (a, b, np.zeros((size, size), np.float32))]
+    product = ready(gpu, one, (size, size, size), rows, policy=policy, workers=slots // 2 - 1, group=8)
+    first = product.result().view(np.uint64)
+    for launch in range(1, 100):
+        differ = np.count_nonzero(product.result().view(np.uint64) != first)
+        assert differ == 0, f"{one.name} {policy}: launch {launch} differs from the first in {differ} words"
+    some = generator.choice(size, 32, replace=False)
+    rounded = [torch.from_numpy(each).to(torch.bfloat16).double() for each in (a[some], b)]
+    found = torch.from_numpy(first.view(np.uint8).reshape(rows[2].shape)[some, : 2 * size].copy()).view(torch.bfloat16)
+    # bf16 keeps 8 bits, of sums whose own errors are far smaller.
+    torch.testing.assert_close(found.double(), rounded[0] @ rounded[1].T, rtol=2**-8, atol=0.05)

@@ -46,6 +46,22 @@ def test_each_kernel_is_right_and_timed_in_every_schedule(
     assert answer["kernel"]["details"]["registers"] > 0
 
 
+@pytest.mark.parametrize("schedule", ["data_parallel@132", "persistent@132", "stream_k@132"])
+@pytest.mark.parametrize("tile", ["128x256x64:c2", "128x256x64:s3:c2", "256x128x64:c1x2"])
+@pytest.mark.parametrize("shape", [(300, 520, 256), (2048, 4096, 1024)], ids=str)
+def test_clusters_are_right_and_no_more_workers_than_run_at_once(
+    schedule: str, tile: str, shape: tuple[int, int, int]
+) -> None:
+    if "cuda_sm90" not in implementations():
+        pytest.skip("this device has no kernel of ours that is launched in clusters")
+    m, n, k = shape
+    answer = measured("cuda_sm90", schedule, Tile.parse(tile), m=m, n=n, k=k)
+    assert answer["outcome"] == "ok", answer["reason"]
+    details = answer["kernel"]["details"]
+    assert details["tile"] == tile
+    assert schedule.startswith("data_parallel") or details["grid"] <= details["slots"]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("implementation", [*implementations(), "cublas"])

@@ -88,8 +88,13 @@ def test_a_gpus_readings_are_told_in_units_and_words(fake_nvml):
     }
 
 
+def test_throttle_reasons_are_told_by_themselves(fake_nvml):
+    assert Nvml(fake_nvml()).throttle_reasons("GPU-1") == ["power cap"]
+
+
 def test_readings_of_a_gpu_that_is_not_there_are_none(fake_nvml):
     assert Nvml(fake_nvml()).readings("nothing") == {}
+    assert Nvml(fake_nvml()).throttle_reasons("nothing") is None
 
 
 def test_what_went_over_nvlinks_is_told_in_bytes_and_not_where_nothing_counts(fake_nvml):

@@ -9,7 +9,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.pairs import builds
-from pyperf_suite.history.pairs.builds import interpreter_arm, revision_arm, working_tree_arm
+from pyperf_suite.history.pairs.builds import builds_folder, interpreter_arm, revision_arm, working_tree_arm
 from pyperf_suite.history.pairs.checkout import Checkout, find_checkout
 
 SETUP = "from setuptools import setup\nsetup(name='made-up', packages=['pyperf_suite'])\n"
@@ -140,6 +140,15 @@ def test_a_cache_folder_that_cannot_be_written_is_one_sentence(checkout, monkeyp
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path / "file"))
     with pytest.raises(UserError, match="cannot be written"):
         revision_arm(checkout, "v1")
+
+
+@pytest.mark.parametrize("which", ["all builds", "this build"])
+def test_a_build_in_a_folder_that_others_can_write_is_not_imported(checkout, which):
+    arm = revision_arm(checkout, "HEAD")
+    assert arm.build is not None
+    (builds_folder() if which == "all builds" else arm.build.parent).chmod(0o777)
+    with pytest.raises(UserError, match="can be written by other users"):
+        revision_arm(checkout, "HEAD")
 
 
 def test_an_interpreter_that_has_the_suite_is_an_arm_and_others_are_refused(tmp_path):

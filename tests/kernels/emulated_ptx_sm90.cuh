@@ -466,6 +466,9 @@ inline void wgmma_mma_async(float (&d)[TILE_N / 2], unsigned long long descripto
         warp.open.push_back(quarter);
     });
 }
+inline void wgmma_hold(float (&)[TILE_N / 2]) {
+    if (!emulation::this_warp().groups.empty()) emulation::fault("reads sums that are still under way");
+}
 inline void wgmma_commit_group() {
     emulation::wait_for_warp(emulation::Meeting::commit, [] {
         emulation::Warp& warp = emulation::this_warp();

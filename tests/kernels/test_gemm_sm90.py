@@ -79,6 +79,14 @@ def test_wgmma_of_any_width_compiles_without_local_memory(n):
 
 
 @pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("pair", [{"cluster_m": 2}, {"cluster_n": 2}], ids=["pair along M", "pair along N"])
+def test_pairs_of_e4m3_and_of_odd_n_major_widths_compile_without_local_memory(pair):
+    check_machine_code(specialise(128, 256, in_type="e4m3", **pair))
+    for n in (24, 72, 136, 200):
+        check_machine_code(specialise(64, n, stages=2, b_transposed=False, **pair))
+
+
+@pytest.mark.usefixtures("tools")
 def test_the_compiler_neither_ignores_setmaxnreg_nor_serialises_wgmma():
     source, headers = gemm_sm90.sources()
     for specialisation in LARGEST:

@@ -31,6 +31,8 @@ SPECIALISATIONS = (
     specialise(64, 96, stages=3, in_type="fp16", b_transposed=False, cluster_m=2, shared_tiles=True),
     specialise(64, 48, stages=2, in_type="e4m3", out_type="fp32", store_buffers=3, shared_tiles=True),
     specialise(64, 32, k=64, stages=4, in_type="e4m3", cluster_n=2, store_buffers=1),
+    specialise(64, 48, stages=2, in_type="e4m3", cluster_m=2, shared_tiles=True),
+    specialise(64, 72, stages=3, b_transposed=False, cluster_m=2),
     specialise(128, 64, stages=3, consumers=1, a_transposed=True, shared_tiles=True),
     specialise(128, 128, stages=2, cluster_m=2, store_buffers=2, shared_tiles=True),
     specialise(128, 40, stages=2, a_transposed=True, b_transposed=False, cluster_n=2, out_type="fp32"),
@@ -149,7 +151,7 @@ def check_product(
 def test_results_are_not_overwritten_by_the_next_tile_before_they_have_left(
     program: Callable[[Specialisation], Path],
 ) -> None:
-    for specialisation in (SPECIALISATIONS[0], SPECIALISATIONS[5]):
+    for specialisation in (SPECIALISATIONS[0], SPECIALISATIONS[2], SPECIALISATIONS[5]):  # 2, 4 and 1 store buffers
         sizes = (64, 64 * 24, 1)  # tiles so short that results of one are still on their way when the next is done
         schedule = specialisation.schedule(*sizes, "persistent", workers=1)
         check_product(program(specialisation), specialisation, sizes, schedule, resident=1, seed=4)

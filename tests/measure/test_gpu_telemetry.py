@@ -17,11 +17,19 @@ class FakeManager:
     def __init__(self, *throttling: list[str], links: bool = False) -> None:
         self._throttling = list(throttling)
         self._sent = 0 if links else None
+        self.asked: list[str] = []
 
     def readings(self, uuid: str) -> dict:
+        self.asked.append("readings")
+        return {"sm_clock_mhz": 1980, "throttle_reasons": self._next(uuid)}
+
+    def throttle_reasons(self, uuid: str) -> list[str]:
+        self.asked.append("throttle reasons")
+        return self._next(uuid)
+
+    def _next(self, uuid: str) -> list[str]:
         assert uuid == "GPU-1"
-        reasons = self._throttling.pop(0) if len(self._throttling) > 1 else self._throttling[0]
-        return {"sm_clock_mhz": 1980, "throttle_reasons": reasons}
+        return self._throttling.pop(0) if len(self._throttling) > 1 else self._throttling[0]
 
     def nvlink_bytes(self, uuid: str) -> tuple[int, int] | None:
         if self._sent is None:
@@ -40,6 +48,15 @@ def test_readings_stand_before_and_after_with_every_reason_seen_between():
     }
 
 
+def test_between_blocks_nothing_is_asked_for_but_throttle_reasons():
+    manager = FakeManager([])
+    with AroundGpu(manager, "GPU-1") as gpu:
+        before = len(manager.asked)
+        for _ in range(3):
+            gpu.why_discard()
+        assert manager.asked[before:] == ["throttle reasons"] * 3
+
+
 def test_what_went_over_the_links_meanwhile_is_told_where_it_is_counted():
     with AroundGpu(FakeManager([], links=True), "GPU-1") as gpu:
         pass
@@ -56,6 +73,9 @@ def test_a_gpu_that_tells_nothing_discards_nothing():
     class Silent:
         def readings(self, uuid: str) -> dict:
             return {}
+
+        def throttle_reasons(self, uuid: str) -> None:
+            return None
 
         def nvlink_bytes(self, uuid: str) -> None:
             return None

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import signal
 
-from pyperf_suite.measure.sampling import NothingKept, measure
+from pyperf_suite.measure.sampling import measure
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.measure.stopwatch import CpuStopwatch
 
@@ -127,10 +127,25 @@ def test_outliers_are_kept(replay):
     assert not found.discarded
 
 
-def test_a_measurement_of_which_nothing_may_be_kept_says_why(replay):
-    stopwatch = replay(lambda index: 1e-2)
-    with pytest.raises(NothingKept, match="throttled"):
-        measure(ignore, stopwatch, StopRule(time_cap_s=1.0), watch=lambda: "throttled", clock=stopwatch.clock)
+def test_samples_are_kept_with_their_reasons_and_never_converge_where_a_watch_rules_out_all(replay):
+    reasons = iter(["power brake", *["thermal slowdown"] * 10_000])
+    stopwatch = replay(noisy(1e-3, 0.001))
+    rule = StopRule(time_cap_s=1.0)
+    found = measure(ignore, stopwatch, rule, watch=lambda: next(reasons), clock=stopwatch.clock)
+    assert found.kept == found.seconds
+    assert not found.discarded
+    assert found.kept_despite == ("power brake", "thermal slowdown")
+    assert found.relative_half_width < rule.relative_half_width  # precise, but of a machine that throttles
+    assert not found.converged
+    assert found.median == pytest.approx(1e-3, rel=0.01)
+
+
+def test_a_watch_that_lets_one_block_pass_keeps_that_block_alone(replay):
+    reasons = iter(["throttled", None, *["throttled"] * 10_000])
+    stopwatch = replay(noisy(1e-3, 0.001))
+    found = measure(ignore, stopwatch, StopRule(time_cap_s=1.0), watch=lambda: next(reasons), clock=stopwatch.clock)
+    assert 0 < len(found.kept) < len(found.seconds)
+    assert found.kept_despite == ()
 
 
 def test_what_a_launch_raises_is_passed_on(replay):

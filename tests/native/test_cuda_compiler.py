@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from pyperf_suite.operators.kernel_cache import MAGIC, KernelCache
+
 OPTIONS = ["--std=c++17"]
 ADD_ONE = 'extern "C" __global__ void add_one(float* x) { x[threadIdx.x] += 1.0f; }'
 HALF_MMA = """
@@ -47,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def compiler(cuda, nvrtc, folder) -> Callable[[], Any]:
     """A compiler that remembers nothing but what the folder holds."""
-    return lambda: cuda.Compiler([nvrtc], str(folder))
+    return lambda: KernelCache(cuda.Compiler([nvrtc]), str(folder))
 
 
 def compiled(compiler: Any, source: str = ADD_ONE, **changes: Any) -> Any:
@@ -156,9 +158,9 @@ def test_another_process_finds_a_kernel_in_the_folder(compiler):
 
 
 def test_without_a_folder_a_kernel_is_remembered_by_its_compiler_alone(cuda, nvrtc):
-    compiler = cuda.Compiler([nvrtc], "")
+    compiler = KernelCache(cuda.Compiler([nvrtc]), "")
     assert [compiled(compiler).from_cache for _ in range(2)] == [False, True]
-    assert not compiled(cuda.Compiler([nvrtc], "")).from_cache
+    assert not compiled(KernelCache(cuda.Compiler([nvrtc]), "")).from_cache
 
 
 @pytest.mark.parametrize(
@@ -178,20 +180,56 @@ def test_whatever_a_kernel_depends_on_makes_another_entry(compiler, folder, chan
     assert len(list(folder.iterdir())) == 2
 
 
-def test_the_version_of_the_compiler_is_part_of_what_a_kernel_depends_on(compiler, folder):
+def test_the_version_of_the_compiler_is_part_of_what_a_kernel_depends_on(cuda, nvrtc, compiler, folder):
+    class Newer:
+        def __init__(self) -> None:
+            self.version = "99.9"
+            self.compile = cuda.Compiler([nvrtc]).compile
+
     compiled(compiler())
-    version = compiler().version
-    assert f"{len(version)}:{version}\n".encode() in entry(folder).read_bytes()
+    assert not compiled(KernelCache(Newer(), str(folder))).from_cache
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_a_whole_file_of_another_format_is_not_read(compiler, folder):
     compiled(compiler())
-    other = entry(folder).read_bytes()[:-8].replace(b"kernel 1", b"kernel 0")
-    checksum = 14695981039346656037  # FNV-1a, 64 bits
-    for byte in other:
-        checksum = (checksum ^ byte) * 1099511628211 % 2**64
-    entry(folder).write_bytes(other + checksum.to_bytes(8, "little"))
+    entry(folder).write_bytes(entry(folder).read_bytes().replace(b"kernel 2", b"kernel 1"))
     assert not compiled(compiler()).from_cache
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_others_could_have_written_is_not_read(compiler, folder, what):
+    compiled(compiler())
+    (folder if what == "folder" else entry(folder)).chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="can be written by other users"):
+        assert not compiled(compiler()).from_cache
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_another_user_owns_is_not_read(compiler, folder, what):
+    compiled(compiler())
+    os.chown(folder if what == "folder" else entry(folder), 12345, 12345)
+    with pytest.warns(RuntimeWarning, match="belongs to another user"):
+        assert not compiled(compiler()).from_cache
+
+
+def test_a_link_in_the_folder_is_neither_read_nor_written_through(compiler, folder, tmp_path):
+    whole = compiled(compiler())
+    file, elsewhere = entry(folder), tmp_path / "elsewhere"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    before = elsewhere.read_bytes()
+    with pytest.warns(RuntimeWarning, match="symbolic link"):
+        again = compiled(compiler())
+    assert (again.from_cache, again.cubin) == (False, whole.cubin)
+    assert elsewhere.read_bytes() == before
+
+
+def test_a_folder_that_is_made_is_its_users_alone(compiler, folder):
+    compiled(compiler())
+    assert folder.stat().st_mode & 0o077 == 0
+    assert entry(folder).stat().st_mode & 0o077 == 0
 
 
 def damage_by_truncating(content: bytes) -> bytes:
@@ -203,7 +241,7 @@ def damage_one_bit(content: bytes) -> bytes:
 
 
 def damage_a_length(content: bytes) -> bytes:
-    length = len(b"pyperf_suite kernel 1\n") + 7
+    length = len(MAGIC) + 32 + 7
     return content[:length] + b"\xff" + content[length + 1 :]
 
 
@@ -253,7 +291,8 @@ def test_another_kernels_file_under_ones_name_is_not_taken_for_it(compiler, fold
 def test_processes_that_compile_the_same_kernel_at_once_leave_one_whole_file(compiler, folder, nvrtc):
     program = (
         "import sys; from pyperf_suite import _native\n"
-        "compiler = _native.cuda.Compiler([sys.argv[1]], sys.argv[2])\n"
+        "from pyperf_suite.operators.kernel_cache import KernelCache\n"
+        "compiler = KernelCache(_native.cuda.Compiler([sys.argv[1]]), sys.argv[2])\n"
         "sys.stdin.readline()\n"  # both are ready before either begins
         "compiler.compile('test.cu', sys.argv[3], {}, 'sm_80', ['--std=c++17'])"
     )
@@ -280,8 +319,8 @@ def test_threads_that_compile_at_once_get_the_same_kernel(compiler):
 
 def test_a_folder_that_cannot_be_written_is_told_of_once_and_kernels_compile_all_the_same(cuda, nvrtc, tmp_path):
     (tmp_path / "file").write_text("")
-    compiler = cuda.Compiler([nvrtc], str(tmp_path / "file" / "cache"))
-    words = r"cannot be kept in .*file/cache \(Not a directory\).* set PYPERF_CACHE_DIR"
+    compiler = KernelCache(cuda.Compiler([nvrtc]), str(tmp_path / "file" / "cache"))
+    words = r"cannot be kept in .*file/cache \(File exists\).* set PYPERF_CACHE_DIR"
     with pytest.warns(RuntimeWarning, match=words):
         assert compiled(compiler).cubin.startswith(b"\x7fELF")
     with warnings.catch_warnings():
@@ -315,15 +354,15 @@ def test_an_architecture_this_nvrtc_does_not_know_is_not_available(cuda, compile
 def test_an_override_that_does_not_open_is_not_passed_over(cuda, nvrtc, monkeypatch):
     monkeypatch.setenv("PYPERF_LIBNVRTC", "/nowhere/libnvrtc.so.13")
     with pytest.raises(cuda.NotAvailable, match=r"PYPERF_LIBNVRTC=/nowhere/libnvrtc\.so\.13 cannot be opened"):
-        cuda.Compiler([nvrtc], "")
+        cuda.Compiler([nvrtc])
     monkeypatch.setenv("PYPERF_LIBNVRTC", nvrtc)
-    assert cuda.Compiler([], "").path == nvrtc
+    assert cuda.Compiler([]).path == nvrtc
 
 
 def test_where_there_is_no_nvrtc_the_package_that_brings_it_is_named(native):
     program = (
         "from pyperf_suite import _native\n"
-        "try: print('found', _native.cuda.Compiler([], '').path)\n"
+        "try: print('found', _native.cuda.Compiler([]).path)\n"
         "except _native.cuda.NotAvailable as reason: print(reason)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -333,7 +372,7 @@ def test_where_there_is_no_nvrtc_the_package_that_brings_it_is_named(native):
     assert "pip install nvidia-cuda-nvrtc" in done.stdout
 
 
-def test_the_version_is_the_librarys(compiler):
-    major, minor = compiler().version.split(".")
+def test_the_version_is_the_librarys(cuda, nvrtc):
+    major, minor = cuda.Compiler([nvrtc]).version.split(".")
     assert int(major) >= 12
     assert minor.isdigit()

@@ -76,6 +76,20 @@ def test_no_more_workers_are_launched_than_clusters_that_run_at_once(prepare, fa
     assert launches.kernel.details["slots"] == 132
 
 
+def test_a_device_that_holds_no_cluster_at_once_is_told_to_take_a_tile_without(prepare, fake) -> None:
+    fake.set(multiprocessors=1)
+    with pytest.raises(Unsupported, match="take a tile without a cluster"):
+        prepare("cuda_sm90", parameters("persistent@1", Tile.parse("128x128x64:c2")))
+
+
+def test_a_multiprocessor_without_a_neighbour_gets_no_worker_of_a_pair(prepare, fake) -> None:
+    fake.set(multiprocessors=131)
+    launches = prepare("cuda_sm90", parameters("persistent@131", Tile.parse("128x128x64:c2"), m=4096, n=4096), sets=1)
+    fake.log()
+    launches.launch(0)
+    assert any("grid 130x1x1 " in line for line in fake.log() if line.startswith("launch pyperf_gemm"))
+
+
 @pytest.mark.parametrize(
     ("m", "n", "tile"), [(4096, 4096, "128x256x64:c2"), (1024, 4096, "128x128x64"), (512, 8192, "128x128x64")]
 )

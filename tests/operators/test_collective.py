@@ -219,11 +219,14 @@ def test_an_average_may_be_off_by_what_rounding_explains_and_no_more(ranks: int,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, PERIOD - 1, 2 * PERIOD + 5])
+@pytest.mark.parametrize("by_numpy", [True, False])
 def test_a_tensor_repeats_values_and_one_wrong_element_anywhere_is_found(
-    count: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+    by_numpy: bool, count: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
+    monkeypatch.setattr(TensorMemory, "is_on_host", by_numpy)
     monkeypatch.setattr(torch_transfers, "CHUNK", PERIOD)
+    monkeypatch.setattr(torch_transfers, "HOST_CHUNK", PERIOD)
     storage = element_type(dtype).storage
     period = rounded(np.arange(PERIOD) % 16, dtype)
     memory = TensorMemory(torch.empty(count + 6, dtype=getattr(torch, dtype)), dtype)
@@ -241,8 +244,12 @@ def test_a_tensor_repeats_values_and_one_wrong_element_anywhere_is_found(
 
 
 @pytest.mark.parametrize("poison", [True, False])
-def test_a_tensor_is_compared_with_bounds_as_numpy_compares(poison: bool) -> None:
+@pytest.mark.parametrize("by_numpy", [True, False])
+def test_a_tensor_is_compared_with_bounds_as_bits_are(
+    by_numpy: bool, poison: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = pytest.importorskip("torch")
+    monkeypatch.setattr(TensorMemory, "is_on_host", by_numpy)
     low, high = np.array([1.0, 2.0, 4.0], np.float32), np.array([1.5, 2.0, 8.0], np.float32)
     memory, plain = TensorMemory(torch.zeros(1000), "float32"), ArrayMemory(1000, "float32")
     values = np.array([1.0, 1.25, 1.5, 2.0, 8.0, 8.5, 0.5, -1.0, np.inf, np.nan, 0.0], np.float32)

@@ -77,6 +77,39 @@ def test_a_module_that_breaks_on_import_counts_as_absent(tool, tmp_path, monkeyp
     assert not can_import(sys.executable, "broken_module")
 
 
+def test_every_package_folder_of_the_machines_python_is_reached(tool, tmp_path, monkeypatch):
+    made = tool("make_venv")
+    for folder, module in (("a/site-packages", "torch"), ("b/dist-packages", "beside_torch")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / f"{module}.py").write_text("")
+    (tmp_path / "a/site-packages/torch").mkdir()
+    (tmp_path / "a/site-packages/torch/__init__.py").write_text("")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    with monkeypatch.context() as patched:
+        patched.setenv(
+            "PYTHONPATH", os.pathsep.join(str(tmp_path / each) for each in ("a/site-packages", "b/dist-packages"))
+        )
+        found = made.output_of(sys.executable, "import torch; print(torch.__file__)")
+        assert found.startswith(str(tmp_path))
+        patched.setattr(made, "output_of", _seen_from(made.output_of, python))
+        made.reach(python)
+    assert made.can_import(python, "torch")
+    assert made.can_import(python, "beside_torch")
+
+
+def _seen_from(output_of, venv_python):
+    """`output_of` whose PYTHONPATH reaches all Pythons but that one."""
+
+    def seen(python, program):
+        if python != venv_python:
+            return output_of(python, program)
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return subprocess.run([python, "-c", program], env=environment, capture_output=True, text=True).stdout.strip()
+
+    return seen
+
+
 def test_an_activated_environment_is_not_remade_by_its_own_python(tool, tmp_path, monkeypatch):
     python_outside = tool("make_venv").python_outside
     assert python_outside(tmp_path) is None

@@ -12,9 +12,12 @@ from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.laws.matmul.staircase import StaircaseLaw
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path
 from pyperf_suite.operators import find_operator
+from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes import PROBES, find_probe
 from pyperf_suite.probes.findings import Findings
+from pyperf_suite.probes.readings import readings
 from pyperf_suite.probes.tile_wave.probe import TileWave, TileWaveAxes
+from pyperf_suite.probes.tile_wave.staircases import in_slots
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
@@ -66,6 +69,18 @@ class Machine:
                     )
                 )
         return made
+
+
+@pytest.mark.parametrize(
+    ("schedule", "workers"), [("data_parallel@132", 264), ("persistent@132", 132), ("stream_k@400", 264)]
+)
+def test_units_that_are_handed_out_fill_the_slots_and_workers_that_stay_are_no_more_than_there_are(
+    schedule: str, workers: int
+) -> None:
+    asked = MatmulParameters(512, 512, 512, Schedule.parse(schedule), Tile(128, 128, 64), "bfloat16")
+    (record,) = Machine(slots=264).records([Case("matmul", asked, "cuda_sm90")])
+    (reading,) = readings([record])
+    assert in_slots(asked.schedule, reading).workers == workers
 
 
 def axes(**changed: object) -> TileWaveAxes:

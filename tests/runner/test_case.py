@@ -125,3 +125,13 @@ def test_a_sustained_case_is_another_case_and_an_unknown_mode_is_refused() -> No
 def test_an_unknown_implementation_is_named_with_those_there_are() -> None:
     with pytest.raises(UserError, match=r"'abacus'.*native, torch"):
         Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "abacus").validate()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("m", "a"), ("m", 1.5), ("m", True), ("m", None), ("dtype", 7), ("schedule", 3), ("tile", 3), ("layout", ["NN"])],
+)
+def test_a_parameter_that_is_not_of_its_type_is_refused_when_it_is_read(name: str, value: object) -> None:
+    case = Case("matmul", MatmulParameters(8, 8, 8, Schedule("persistent", 1), Tile(32, 32, 32)), "native").to_json()
+    with pytest.raises(UserError, match=name):
+        Case.from_json(case | {"parameters": case["parameters"] | {name: value}})

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
+import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -20,9 +25,15 @@ from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.operators.matmul import MatmulParameters
+from pyperf_suite.operators.operator import Checked, Kernel
+from pyperf_suite.operators.ranked import RankTimes, Transfers
+from pyperf_suite.ranks.environment import ALONE
+from pyperf_suite.ranks.group import Group
+from pyperf_suite.runner import ranked
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.ranked import measure_ranked
 from pyperf_suite.runner.worker_pool import WorkerPool
 
 pytest.importorskip("torch.distributed")
@@ -81,6 +92,79 @@ def test_a_group_measures_a_case_on_every_rank_and_keeps_the_rank_axis(pool: Wor
     if sampling["launches_per_sample"] == 1:
         assert samples == pytest.approx([(one + two) / 2 for one, two in zip(first, second, strict=True)], rel=1e-3)
     assert min(sampling["rank_lag_s"]) < max(sampling["rank_lag_s"])
+
+
+class SometimesWrong(Transfers):
+    """Transfers of a fifth of a millisecond, which are wrong where `is_wrong` says so of their number, while timed."""
+
+    kernel = Kernel("made up", "test")
+
+    def __init__(self, is_wrong: Callable[[int], bool], repeatable: bool) -> None:
+        self.repeatable, self._is_wrong, self._done, self._last_was_wrong = repeatable, is_wrong, 0, False
+
+    def fill(self) -> None:
+        self._last_was_wrong = True  # nothing has been written yet
+
+    def time(self, iterations: int, deadline_s: float) -> RankTimes:
+        begun = np.empty(iterations, np.int64)
+        for index in range(iterations):
+            begun[index] = time.monotonic_ns()
+            time.sleep(2e-4)
+        self._done += iterations
+        # Those who run one alone are looked at, and such a one is always right.
+        self._last_was_wrong = iterations > 1 and self._is_wrong(self._done)
+        return RankTimes(np.full(iterations, 2e-4), begun, begun + 200_000)
+
+    def check(self) -> Checked:
+        return Checked(int(self._last_was_wrong), 1, "the only one")
+
+    def close(self) -> None:
+        pass
+
+
+def measured_alone(transfers: Transfers) -> dict[str, Any]:
+    """What one rank that is a group of its own tells of these transfers."""
+    operator = SimpleNamespace(
+        ranks=lambda parameters: 1,
+        bytes_moved=lambda parameters: 8,
+        implementation=lambda name: SimpleNamespace(prepare=lambda *_: transfers),
+    )
+    effort = Effort(SteadyRule(time_cap_s=0.1), StopRule(time_cap_s=0.4))
+    with Group(ALONE) as group:
+        return measure_ranked(operator, all_reduce(8, 1), effort, resolve("cpu"), group, 20)  # type: ignore[arg-type]
+
+
+def test_what_is_wrong_only_while_it_is_timed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranked, "CHECKING_SHARE", 100)
+    answer = measured_alone(SometimesWrong(lambda number: True, repeatable=True))
+    assert answer["outcome"] == "failed"
+    assert "while timed" in answer["reason"]
+    assert answer["verification"]["wrong"] == 1
+
+
+def test_errors_in_a_few_launches_are_seen_by_those_drawn_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranked, "CHECKING_SHARE", 100)
+    monkeypatch.setattr(secrets, "randbelow", random.Random(3).randrange)
+    answer = measured_alone(SometimesWrong(lambda number: number % 4 == 0, repeatable=True))
+    assert "while timed" in answer["reason"]
+
+
+def test_the_record_tells_how_many_timed_launches_were_looked_at_and_what_that_excludes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ranked, "CHECKING_SHARE", 100)
+    verification = measured_alone(SometimesWrong(lambda number: False, repeatable=True))["verification"]
+    checked = verification["launches_checked"]
+    assert checked >= 5
+    one_of = verification["excludes_errors_in_one_of"]
+    assert (1 - 1 / one_of) ** checked <= 0.05 < (1 - 1 / (one_of + 1)) ** checked
+    assert verification["confidence"] == 0.95
+
+
+def test_what_changes_its_own_input_is_looked_at_before_and_after_alone() -> None:
+    answer = measured_alone(SometimesWrong(lambda number: True, repeatable=False))
+    assert answer["outcome"] == "ok"
+    assert "launches_checked" not in answer["verification"]
 
 
 def test_verifying_alone_takes_no_samples(pool: WorkerPool) -> None:

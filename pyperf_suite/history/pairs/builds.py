@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.files import why_not_private
 from pyperf_suite.history.pairs.arms import Arm
 from pyperf_suite.history.pairs.checkout import Checkout, git, last_line
 from pyperf_suite.operators.cuda import cache_folder
@@ -97,7 +98,10 @@ def _with_build(arm: Arm, key: str, fill: FillTree, environment: bool) -> Arm:
     folder = builds_folder() / f"{key[:40]}-{_interpreter_key()}{'-environment' if environment else ''}"
     place, log = folder / ("tree" if environment else "build"), folder / "build.log"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        for made in (folder.parent, folder):  # `parents` would leave the mode to the umask
+            made.mkdir(exist_ok=True, mode=0o700)
+        _require_own(folder)
         with _locked(folder / "lock"):
             if not ((folder / "done").exists() and place.exists()):
                 failure = _make(folder, place, log, fill, environment)
@@ -111,6 +115,13 @@ def _with_build(arm: Arm, key: str, fill: FillTree, environment: bool) -> Arm:
     if environment:
         return replace(arm, python=folder / "venv" / "bin" / "python", log=log)
     return replace(arm, build=place, log=log)
+
+
+def _require_own(folder: Path) -> None:
+    """Raise UserError where others could have put something into the folder: what is built there is imported."""
+    foreign = why_not_private(folder.parent) or why_not_private(folder)
+    if foreign:
+        raise UserError(f"{foreign}, so it is no place for builds: name a folder of your own in PYPERF_CACHE_DIR.")
 
 
 def _make(folder: Path, place: Path, log: Path, fill: FillTree, environment: bool) -> str:
@@ -135,6 +146,7 @@ def _make(folder: Path, place: Path, log: Path, fill: FillTree, environment: boo
 def _build(tree: Path, library: Path, base: Path, log: Path) -> str:
     """Build a tree into a library folder. Trees with the same native sources share one extension: it takes minutes."""
     shared = builds_folder() / f"extension-{_native_sources(tree)}-{_interpreter_key()}"
+    _require_own(shared)
     kept = list(shared.glob("_native*"))
     steps = ["build_py"] if kept else ["build"]
     target = ["--build-lib", str(library), *([] if kept else ["--build-base", str(base)])]
@@ -145,7 +157,7 @@ def _build(tree: Path, library: Path, base: Path, log: Path) -> str:
     for extension in kept:
         shutil.copy2(extension, package)
     if not kept and (built := list(package.glob("_native*"))):
-        shared.mkdir(exist_ok=True)
+        shared.mkdir(exist_ok=True, mode=0o700)
         for extension in built:
             partial = shared / f"partial-{os.getpid()}"
             shutil.copy2(extension, partial)

@@ -194,7 +194,9 @@ class NcclTransfers(Transfers):
         self._data = RankData(parameters, communicator.rank)
         self._takes_part = parameters.takes_part(communicator.rank)
         self._barrier, self._graph = connection.barrier, graph
-        self.calls = GRAPH_CALLS if graph and _is_small_and_repeatable(parameters) else 1
+        self.repeatable = parameters.repeatable
+        is_short = parameters.message_bytes <= SHORT_BYTES
+        self.calls = GRAPH_CALLS if graph and is_short and self.repeatable else 1
         self._patience_s = deadline_s + NCCL_PATIENCE_S
         self._send, self._receive = (
             nccl.Buffer(communicator, count * parameters.element_bytes, parameters.registered) if count else None
@@ -295,9 +297,3 @@ def _function(parameters: CollectiveParameters, library: Any) -> str:
     """NCCL's name of what is called."""
     function = FUNCTIONS.get(parameters.op, SEND_AND_RECEIVE)
     return function if library.optional.get(function, True) else SEND_AND_RECEIVE
-
-
-def _is_small_and_repeatable(parameters: CollectiveParameters) -> bool:
-    """Whether latency is most of the time, and doing it several times leaves what doing it once does."""
-    changes_its_input = parameters.in_place and parameters.operation.reduces
-    return parameters.message_bytes <= SHORT_BYTES and not changes_its_input

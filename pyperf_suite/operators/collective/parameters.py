@@ -111,6 +111,11 @@ class CollectiveParameters:
         first_and_second = [pair.split("-") for pair in pattern.split(",")]
         return tuple((int(first), int(second)) for first, second in first_and_second)
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether doing it again leaves the same: not where sums stand in the place of what was added."""
+        return not (self.in_place and self.operation.reduces)
+
     def takes_part(self, rank: int) -> bool:
         """Whether that rank sends or receives anything."""
         if self.op != "bisection" and not self.operation.by_pairs:

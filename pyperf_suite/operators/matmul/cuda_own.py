@@ -186,6 +186,11 @@ class CudaLaunches(Launches):
         else:
             blocks = loaded.max_active_blocks(instance.threads, instance.smem_bytes)
             slots = gpu.context.properties.multiprocessors * blocks
+        if slots == 0:
+            raise ValueError(
+                f"{instance.name} takes clusters of {tile.ctas} blocks, of which this device holds none at once: take "
+                "a tile without a cluster."
+            )
         # Workers that stay are as many as run at once: some multiprocessors have no neighbour to make a cluster with.
         workers = min(asked.workers, slots)
         at_once = slots if asked.policy in ("data_parallel", "split_k") else workers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,11 +58,11 @@ def runs_table(runs: Sequence[Run]) -> Table:
     """The newest first, with what was measured in each and by which commit."""
     rows = []
     for run in reversed(runs):
-        outcomes = Counter(record.outcome for record in run.records if record.kind != "sentinel")
-        probes = ", ".join(dict.fromkeys(r.probe for r in run.records if r.kind != "sentinel"))
-        source: Any = next((r.state.get("source") for r in run.records if isinstance(r.state.get("source"), dict)), {})
+        probes = ", ".join(run.probes)
+        source: Any = run.first.state.get("source")
+        source = source if isinstance(source, dict) else {}
         commit = f"{str(source.get('commit') or '')[:9]}{'+' if source.get('dirty') else ''}"
-        counts = (str(outcomes[name]) for name in ("ok", "failed", "unsupported"))
+        counts = (str(run.outcomes.get(name, 0)) for name in ("ok", "failed", "unsupported"))
         when = run.started_at[:16].replace("T", " ")
         rows.append((run.run_id, when, probes, run.said("profile"), *counts, commit))
     columns = ("run", "begun (UTC)", "probes", "profile", "measured", "failed", "unsupported", "commit")
@@ -72,7 +71,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
 
 def _identity(run: Run) -> dict[str, Any]:
     """As the records say, or else the manifest; the folder's name is always there."""
-    told = next((dict(record.identity) for record in run.records if record.identity), {})
+    told = dict(run.first.identity)
     manifest = run.manifest.get("identity")
     found = told or (dict(manifest) if isinstance(manifest, dict) else {})
     return {"folder": run.machine, **{name: value for name, value in found.items() if name != "slug"}}
@@ -80,9 +79,8 @@ def _identity(run: Run) -> dict[str, Any]:
 
 def _newest_state(runs: Sequence[Run]) -> tuple[Mapping[str, Any], str]:
     for run in reversed(runs):
-        for record in reversed(run.records):
-            if record.state:
-                return record.state, run.run_id
+        if run.last.state:
+            return run.last.state, run.run_id
     return {}, runs[-1].run_id
 
 
@@ -90,9 +88,8 @@ def _changed(runs: Sequence[Run]) -> Table:
     """Every fact of the state that is not the same in all runs: its values in the order they came."""
     values: dict[str, dict[str, str]] = {}
     for run in runs:
-        for record in run.records[:1]:
-            for name, value in facts(record.state):
-                values.setdefault(name, {}).setdefault(value, run.run_id)
+        for name, value in facts(run.first.state):
+            values.setdefault(name, {}).setdefault(value, run.run_id)
     rows = tuple(
         (name, " → ".join(f"{value} (from {run_id})" for value, run_id in told.items()))
         for name, told in values.items()
@@ -104,4 +101,4 @@ def _changed(runs: Sequence[Run]) -> Table:
 def _about_the_machine(run: Run) -> list[str]:
     """Of the cautions those that say something of the machine, not of a case."""
     words = ("sentinel", "Other processes", "hypervisor")
-    return [sentence for sentence in cautions(run.records) if any(word in sentence for word in words)]
+    return [sentence for sentence in cautions(run.records()) if any(word in sentence for word in words)]

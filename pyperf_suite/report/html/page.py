@@ -108,14 +108,14 @@ def _history(results: Results, machine: str, place: str) -> str:
 
 
 def _model(runs: Sequence[Run]) -> str:
-    identity = next((record.identity for record in runs[-1].records if record.identity), {})
+    identity = runs[-1].first.identity
     return str(identity.get("model") or runs[-1].machine)
 
 
 def _glance(results: Results, machine: str, told: Sequence[Found]) -> str:
     """A few numbers about what was measured."""
     runs = results.of_machine(machine)
-    outcomes = Counter(record.outcome for run in runs for record in run.records if record.kind != "sentinel")
+    outcomes = sum((Counter(run.outcomes) for run in runs), Counter())
     days = sorted(run.started_at[:10] for run in runs)
     span = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
     counts = Counter(each.verdict for _, each in claims_of(told))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import nearest
-from pyperf_suite.runner.journal import require_whole
+from pyperf_suite.runner.journal import require_whole, sharing_machines
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
 
@@ -25,13 +26,21 @@ LATEST, ALL = "latest", "all"
 
 @dataclass(frozen=True)
 class Run:
-    """One run as it was read; `place` is its records' path within the results folder, with forward slashes."""
+    """One run as its journal was read through; `place` is the journal within the results folder, with forward slashes.
+
+    Of its records only what every run is asked for is held: how many of each outcome, its probes and whether any of
+    their cases was measured, the first record, and the last that says anything of the machine's state.
+    """
 
     machine: str
     run_id: str
     place: str
+    path: Path
     manifest: Mapping[str, Any]
-    records: tuple[Record, ...]
+    outcomes: Mapping[str, int]
+    probes: Mapping[str, bool]
+    first: Record
+    last: Record
 
     def said(self, name: str) -> str:
         """A word of the manifest; empty where it does not say."""
@@ -41,11 +50,11 @@ class Run:
     @property
     def started_at(self) -> str:
         """ISO 8601, by the manifest or else by the first record."""
-        return self.said("started_at") or (self.records[0].started_at if self.records else "")
+        return self.said("started_at") or self.first.started_at
 
-    def of_probe(self, probe: str) -> list[Record]:
-        """The records of one probe, in the order written."""
-        return [record for record in self.records if record.probe == probe]
+    def records(self) -> list[Record]:
+        """All records, read anew."""
+        return [record for _, record in _records(self.path, [])]
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
             raise UserError(f"Machine {machine[:80]!r} is not in {asked.name}: it holds {', '.join(known)}.")
     notes: list[str] = []
     runs = [_run(path, root, notes) for path in places]
-    read = sorted((run for run in runs if run.records), key=lambda run: (run.machine, run.started_at, run.run_id))
+    read = sorted(filter(None, runs), key=lambda run: (run.machine, run.started_at, run.run_id))
     for note in notes:
         warnings.warn(note, stacklevel=2)
     if not read:
@@ -126,26 +135,42 @@ def choose(results: Results, wanted: Sequence[str] = (LATEST,)) -> dict[str, lis
         known = ", ".join(run.run_id for run in results.runs[-5:])
         offered = f"did you mean {near[0]}?" if near else f"the newest are {known}."
         raise UserError(f"There is no run {unknown[0][:80]} in these results: {offered}")
-    chosen: dict[str, list[Told]] = {}
+    chosen: dict[str, list[tuple[str, Run, int]]] = {}
     for machine in results.machines:
-        holding: dict[str, list[Told]] = {}
+        holding: dict[str, list[Run]] = {}
         for run in results.of_machine(machine):
-            for probe in dict.fromkeys(record.probe for record in run.records if record.kind != "sentinel"):
-                holding.setdefault(probe, []).append(Told(probe, run, run.of_probe(probe)))
-        chosen[machine] = [told for candidates in holding.values() for told in _of_probe(candidates, wanted, named)]
-    return {machine: told for machine, told in chosen.items() if told}
+            for probe in run.probes:
+                holding.setdefault(probe, []).append(run)
+        found = [told for probe, runs in holding.items() for told in _of_probe(probe, runs, wanted, named)]
+        chosen |= {machine: found} if found else {}
+    return _with_records(chosen)
 
 
-def _of_probe(candidates: list[Told], wanted: Sequence[str], named: set[str]) -> list[Told]:
-    newest_first = candidates[::-1]
+def _of_probe(probe: str, runs: list[Run], wanted: Sequence[str], named: set[str]) -> list[tuple[str, Run, int]]:
+    """The probe with each run that is told, and how many others hold it."""
+    newest_first = runs[::-1]
     if ALL in wanted:
-        return newest_first
-    found = [told for told in newest_first if told.run.run_id in named]
+        return [(probe, run, 0) for run in newest_first]
+    found = [run for run in newest_first if run.run_id in named]
     if LATEST in wanted:
-        measured = [told for told in newest_first if any(record.outcome == "ok" for record in told.records)]
-        latest = (measured or newest_first)[0]
-        found = [latest, *(told for told in found if told is not latest)]
-    return [Told(told.probe, told.run, told.records, len(candidates) - len(found)) for told in found]
+        latest = next((run for run in newest_first if run.probes[probe]), newest_first[0])
+        found = [latest, *(run for run in found if run is not latest)]
+    return [(probe, run, len(runs) - len(found)) for run in found]
+
+
+def _with_records(chosen: Mapping[str, list[tuple[str, Run, int]]]) -> dict[str, list[Told]]:
+    """Each with its probe's records; every journal is read once more, and only what is told is held."""
+    held: dict[tuple[str, str], list[Record]] = {
+        (run.place, probe): [] for found in chosen.values() for probe, run, _ in found
+    }
+    for run in {run.place: run for found in chosen.values() for _, run, _ in found}.values():
+        for record in run.records():
+            if (run.place, record.probe) in held:
+                held[run.place, record.probe].append(record)
+    return {
+        machine: [Told(probe, run, held[run.place, probe], others) for probe, run, others in found]
+        for machine, found in chosen.items()
+    }
 
 
 def _layout(asked: Path) -> tuple[Path, list[Path], bool]:
@@ -158,25 +183,44 @@ def _layout(asked: Path) -> tuple[Path, list[Path], bool]:
     return asked, sorted(asked.glob(f"*/*/{RECORDS}")), False
 
 
-def _run(path: Path, root: Path, notes: list[str]) -> Run:
+def _run(path: Path, root: Path, notes: list[str]) -> Run | None:
+    """The run of a journal; None where it holds no record."""
     place = path.relative_to(root).as_posix()
-    records: list[Record] = []
     damaged: list[str] = []
-    parsed: set[str] = set()
-    for number, line in enumerate(_lines(path, damaged), start=1):
-        if not line.strip():
-            continue
-        try:
-            require_whole(line)
-            record = Record.from_json(_DECODER.decode(line.decode()))
-            _check(record, parsed)
-            records.append(record)
-        except (ValueError, OverflowError, RecursionError, UserError) as error:
-            damaged.append(f"line {number} is passed over: {str(error)[:200]}")
+    outcomes: Counter[str] = Counter()
+    probes: dict[str, bool] = {}
+    first = last = None
+    for _, record in _records(path, damaged):
+        first = first or record
+        last = record if last is None or record.state else last
+        if record.kind != "sentinel":
+            outcomes[record.outcome] += 1
+            probes[record.probe] = probes.get(record.probe, False) or record.outcome == "ok"
     if damaged:
         more = f" {len(damaged) - 1} more such." if len(damaged) > 1 else ""
         notes.append(f"{place}: {damaged[0].rstrip('.')}.{more}")
-    return Run(path.parent.parent.name, path.parent.name, place, _manifest(path), tuple(records))
+    if first is None or last is None:
+        return None
+    return Run(path.parent.parent.name, path.parent.name, place, path, _manifest(path), outcomes, probes, first, last)
+
+
+def _records(path: Path, damaged: list[str]) -> Iterator[tuple[int, Record]]:
+    """Every record with the number of its line; why others are none goes to `damaged`."""
+
+    def readable() -> Iterator[tuple[int, Record]]:
+        parsed: set[str] = set()
+        for number, line in enumerate(_lines(path, damaged), start=1):
+            if not line.strip():
+                continue
+            try:
+                require_whole(line)
+                record = Record.from_json(_DECODER.decode(line.decode()))
+                _check(record, parsed)
+                yield number, record
+            except (ValueError, OverflowError, RecursionError, UserError) as error:
+                damaged.append(f"line {number} is passed over: {str(error)[:200]}")
+
+    return sharing_machines(readable())
 
 
 def _no_constant(name: str) -> float:

@@ -57,7 +57,7 @@ def draw_sizing(runs: Sequence[Run], anchor: str) -> str:
 def gpu_of(runs: Sequence[Run]) -> tuple[GpuSpec, bool]:
     """The GPU of the newest run that the catalogue knows, and whether there is one."""
     for run in reversed(runs):
-        identity = next((record.identity for record in run.records if record.identity), {})
+        identity = run.first.identity
         if identity.get("kind") == "cuda":
             try:
                 return find_gpu(str(identity.get("model", ""))), True

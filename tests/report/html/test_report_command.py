@@ -173,7 +173,7 @@ def test_lines_that_are_no_records_are_passed_over_with_a_warning_and_told(resul
         file.write("[1]\n" + "[" * 100_000 + "\n" + json.dumps(strange) + "\n" + '{"torn": ')
     with pytest.warns(UserWarning, match="line 2 is passed over"):
         found = read_results(results)
-    assert len(found.runs[0].records) == 1
+    assert len(found.runs[0].records()) == 1
     assert "3 more such" in found.notes[0]
 
 

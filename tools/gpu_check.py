@@ -1,0 +1,440 @@
+"""Check the whole GPU path step by step, each step under a time limit; tools/gpu_check.sh starts it, docs/gpu.md tells.
+
+Log, summary and records are complete whenever this is killed. It needs nothing but the standard library, since its
+first step installs the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV_PYTHON = ROOT / ".venv" / "bin" / "python"
+CACHE = ROOT / "build" / "gpu_check" / "kernels"  # what `prepare` fills if no folder is named
+SECONDS = 525  # of a call: below 9 minutes with what it takes to end
+STEP_LOG_BYTES = 2**20  # of a step's output; beyond that only its last lines
+LAST_LINES = 100
+REFRESH_S = 20  # how often records are copied out while a step runs
+GRACE_S = 5
+LONGEST = 300  # characters said of a step in the summary
+
+PYTHON, SUITE, PYTEST = (
+    "{python}",
+    ("{python}", "-m", "pyperf_suite"),
+    ("{python}", "-m", "pytest", "-v", "--tb=short", "-m", "gpu"),
+)
+SHAPES = "4096x4096x4096,8192x8192x8192"
+OTHER_SHAPES = "16384x4096x4096,4096x14336x4096,8192x28672x8192,2048x4096x4096,512x8192x8192,128x8192x8192"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command and its share of the call's time; time that earlier steps left over is added to it.
+
+    In the command, `{python}` is the environment's Python, `{runs}` the folder of results. `isolated` tests run in a
+    process that is replaced if it dies.
+    """
+
+    name: str
+    seconds: float
+    command: tuple[str, ...]
+    isolated: bool = False
+
+
+def tests(name: str, seconds: float, *arguments: str) -> Step:
+    """GPU tests in an isolated process."""
+    return Step(name, seconds, (*PYTEST, *arguments), isolated=True)
+
+
+def probe(name: str, seconds: float, *arguments: str) -> Step:
+    """A run of the suite whose records are kept."""
+    return Step(name, seconds, (*SUITE, *arguments, "--device", "cuda:0", "--results", "{runs}"))
+
+
+def sanitized(tool: str, seconds: float) -> Step:
+    """The first case of each test of the kernels under a tool of compute-sanitizer."""
+    files = ("test_gemm_sm90.py", "test_gemm_sm80.py", "test_triton_matmul.py", "test_triton_attention.py")
+    sanitizer = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--target-processes", "all")
+    return Step(tool, seconds, (*sanitizer, *PYTEST, "-x", "--first-of-each", *(f"tests/gpu/{file}" for file in files)))
+
+
+MAKE = ("make", f"PYTHON={sys.executable}", ".venv/.made") if shutil.which("make") else ()  # only where out of date
+INSTALL = Step("install", 125, MAKE or (sys.executable, "tools/make_venv.py", ".venv"))
+PARTS: dict[str, tuple[Step, ...]] = {
+    "1": (
+        INSTALL,
+        Step("doctor", 20, (*SUITE, "doctor")),
+        tests("CUDA host", 40, "tests/gpu/test_cuda_host.py", "tests/hardware/test_gpu_of_this_machine.py"),
+        tests("GEMM on Hopper", 90, "tests/gpu/test_gemm_sm90.py"),
+        tests("attention in Triton", 70, "tests/gpu/test_triton_attention.py"),
+        tests("GEMM in Triton", 50, "tests/gpu/test_triton_matmul.py"),
+        tests("GEMM on Ampere", 40, "tests/gpu/test_gemm_sm80.py"),
+        tests("GEMM as measured", 45, "tests/gpu/test_matmul_on_gpu.py"),
+        tests("attention as measured", 45, "tests/gpu/test_attention_on_gpu.py"),
+    ),
+    "2": (
+        INSTALL,
+        probe("baseline of large squares", 120, "run", "baseline", "-a", f"shape={SHAPES}"),
+        probe(
+            "attention at head_dim 64 and 128", 70, "run", "attention_heads", "-a", "implementation=triton,sdpa_flash",
+            "-a", "hidden=4096", "-a", "heads=64,32", "-a", "phase=forward", "-a", "mask=causal,full",
+            "-a", "varied_splits=2",
+        ),
+        probe("baseline of layers", 110, "run", "baseline", "-a", f"shape={OTHER_SHAPES}"),
+        probe("tile and wave quantization", 95, "run", "tile_wave"),
+    ),
+    "3": (
+        INSTALL,
+        tests("NCCL", 60, "tests/native/test_nccl_on_gpu.py", "tests/gpu/test_collective_on_gpu.py"),
+        Step("memcheck", 0, ()), Step("racecheck", 0, ()),
+        probe("collectives of one rank", 40, "collectives", "--ranks", "1"),
+        probe("calibration", 60, "run", "calibration"),
+        probe("training", 80, "run", "block", "backward", "optimizer", "precision", "memory"),
+    ),
+}  # fmt: skip
+PARTS["3"] = tuple(sanitized(step.name, 75) if not step.command else step for step in PARTS["3"])
+
+
+@dataclass
+class Outcome:
+    """What became of a step: passed, failed, skipped (every test of it), timed out, running, not run."""
+
+    step: str
+    outcome: str = "not run"
+    seconds: float = 0.0
+    last: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured quantity and its target; `value` is None if no record gives it."""
+
+    name: str
+    value: float | None
+    target: float
+    unit: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether it was measured and reaches the target."""
+        return self.value is not None and self.value >= self.target
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """Every record of every run below the folder; a torn line is left out."""
+    found = []
+    for journal in sorted(folder.rglob("records.jsonl")):
+        for line in journal.read_text("utf-8", "replace").splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return found
+
+
+def figures(records: Iterable[dict[str, Any]]) -> list[Figure]:
+    """What the GPU path is judged by: fastest tile over cuBLAS, TFLOP/s at 8192 cubed, attention over flash."""
+    samples: dict[tuple[str, str, tuple[Any, ...], str], list[float]] = {}
+    for record in records:
+        key = _key(record)
+        if key and record["kind"] == "timing" and record["outcome"] == "ok":
+            samples.setdefault(key, []).append(record["metrics"]["time"]["value"])
+    # The median over processes; of several tiles and schedules of a kernel the fastest.
+    best: dict[tuple[str, str, tuple[Any, ...]], float] = {}
+    for (operator, implementation, problem, _), times in samples.items():
+        whose = (operator, implementation, problem)
+        best[whose] = min(best.get(whose, math.inf), statistics.median(times))
+    own = _ratios(best, "matmul", "cuda_sm90", "cublas")
+    triton = _ratios(best, "matmul", "triton", "cublas")
+    flash = _ratios(best, "attention", "triton", "sdpa_flash")
+    square = [
+        2 * 8192**3 / seconds / 1e12
+        for (operator, name, problem), seconds in best.items()
+        if (operator, name) == ("matmul", "cuda_sm90") and problem[:3] == (8192, 8192, 8192)
+    ]
+    return [
+        Figure(f"our fastest tile / cuBLAS, geometric mean over {len(own)} of 8 shapes", _mean(own.values()), 0.95),
+        Figure("our fastest tile at 8192 x 8192 x 8192", max(square, default=None), 760, "TFLOP/s"),
+        Figure(f"Triton / cuBLAS, geometric mean over {len(triton)} of 8 shapes", _mean(triton.values()), 0.85),
+        *(
+            Figure(
+                f"Triton's attention / flash, forward, head_dim {size}, slowest case",
+                min((ratio for problem, ratio in flash.items() if problem[0] == size), default=None),
+                0.8,
+            )
+            for size in (64, 128)
+        ),
+    ]
+
+
+def _key(record: dict[str, Any]) -> tuple[str, str, tuple[Any, ...], str] | None:
+    """Operator, implementation, what is computed, and all parameters; None if no figure takes the case."""
+    case = record.get("case", {})
+    p, operator, implementation = case.get("parameters", {}), case.get("operator"), str(case.get("implementation"))
+    exact = json.dumps([p, case.get("mode")], sort_keys=True)
+    if operator == "matmul" and record.get("probe") == "baseline":
+        problem = tuple(p.get(name) for name in ("m", "n", "k", "layout", "dtype"))
+        return operator, implementation, problem, exact
+    if operator == "attention" and not p.get("backward", False):
+        others = {name: value for name, value in p.items() if name not in ("head_dim", "blocks")}
+        return operator, implementation, (p.get("head_dim"), json.dumps(others, sort_keys=True)), exact
+    return None
+
+
+def _ratios(
+    best: dict[tuple[str, str, tuple[Any, ...]], float], operator: str, ours: str, theirs: str
+) -> dict[tuple[Any, ...], float]:
+    """By problem, the other implementation's time over ours."""
+    return {
+        problem: best[operator, theirs, problem] / seconds
+        for (of, name, problem), seconds in best.items()
+        if (of, name) == (operator, ours) and (operator, theirs, problem) in best
+    }
+
+
+def _mean(ratios: Iterable[float]) -> float | None:
+    values = list(ratios)
+    return statistics.geometric_mean(values) if values else None
+
+
+@dataclass
+class Check:
+    """One call: its steps, and the folder that takes `gpu_check_N.log`, `.txt` and `.tar.gz`."""
+
+    part: str
+    steps: Sequence[Step]
+    folder: Path
+    python: str
+    seconds: float = SECONDS
+    grace_s: float = GRACE_S  # of its time a step that is stopped has to say what it found
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.runs = ROOT / "build" / "gpu_check" / f"{self.part}-{os.getpid()}"
+        self.outcomes = [Outcome(step.name) for step in self.steps]
+        # Budgets are shares of the whole, so that a shorter call (a rehearsal) cuts each step alike.
+        self.share = min(1.0, self.seconds / sum(step.seconds for step in self.steps))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> int:
+        """Every step in turn; 1 if one did not pass or a figure misses its target."""
+        began = time.monotonic()
+        self.runs.mkdir(parents=True, exist_ok=True)
+        with (self.folder / f"gpu_check_{self.part}.log").open("wb") as log:
+            for number, (step, outcome) in enumerate(zip(self.steps, self.outcomes, strict=True)):
+                later = sum(each.seconds for each in self.steps[number + 1 :]) * self.share
+                allowed = self.seconds - (time.monotonic() - began) - later
+                self._one(step, outcome, allowed, log)
+                self.publish()
+                print(f"{outcome.outcome:9} {outcome.seconds:5.0f} s  {step.name}: {outcome.last}", flush=True)
+                if step is INSTALL and outcome.outcome != "passed":
+                    break  # nothing else can run
+        shutil.rmtree(self.runs, ignore_errors=True)
+        print(self._written)
+        return int(any(outcome.outcome != "passed" for outcome in self.outcomes) or self._missed)
+
+    def _one(self, step: Step, outcome: Outcome, allowed: float, log: Any) -> None:
+        """Run one step for the time allowed, its output going to the log as it comes."""
+        outcome.outcome = "running"
+        self.publish()
+        command = [word.format(python=self.python, runs=self.runs) for word in step.command]
+        counts = self.runs / f"{step.name.replace(' ', '_')}.xml"
+        if "pytest" in command:
+            command.append(f"--junitxml={counts}")
+        if step.isolated and self._has("xdist"):
+            command += ["-n", "1", "--max-worker-restart", "20"]
+        log.write(f"\n== {step.name}, at most {allowed:.0f} s: {' '.join(command)}\n".encode())
+        log.flush()
+        began = time.monotonic()
+        try:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            outcome.outcome, outcome.last = "failed", str(error)
+            return
+        last: deque[bytes] = deque(maxlen=LAST_LINES)
+        stdout: Any = self._process.stdout
+        reader = threading.Thread(target=_copy, args=(stdout, log, last), daemon=True)
+        reader.start()
+        refreshed = began
+        while self._process.poll() is None and time.monotonic() - began < allowed - min(self.grace_s, allowed / 4):
+            time.sleep(0.1)
+            if time.monotonic() - refreshed > REFRESH_S:
+                outcome.seconds = time.monotonic() - began
+                self.publish()
+                refreshed = time.monotonic()
+        code = self._process.poll()
+        self.stop()
+        reader.join(self.grace_s)
+        if not reader.is_alive():  # else something the step started outlives it and holds the pipe
+            stdout.close()
+        outcome.seconds = time.monotonic() - began
+        outcome.outcome = "timed out" if code is None else "passed" if code == 0 else "failed"
+        lines = [line.strip() for line in b"".join(last).decode("utf-8", "replace").splitlines() if line.strip()]
+        outcome.last = lines[-1][:LONGEST] if lines else ""
+        if counts.exists():
+            outcome.last, ran = _counted(counts)
+            if outcome.outcome == "passed" and not ran:
+                outcome.outcome = "skipped"
+
+    def _has(self, module: str) -> bool:
+        return not subprocess.run([self.python, "-c", f"import {module}"], capture_output=True).returncode
+
+    def stop(self) -> None:
+        """End the running step with all that it started."""
+        if self._process is None:
+            return
+        # Interrupted, pytest still prints what failed and a run writes its findings.
+        for which in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, which)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(self.grace_s)
+        self._process = None
+
+    def publish(self) -> None:
+        """Write summary and records anew; each replaces its file at once, so both are whole at any time."""
+        self._written, self._missed = self._summary()
+        _replace(self.folder / f"gpu_check_{self.part}.txt", self._written.encode())
+        packed = self.runs.with_suffix(".tar.gz")
+        with contextlib.suppress(OSError):  # a run is writing: the archive before stays until the next
+            with tarfile.open(packed, "w:gz") as archive:
+                archive.add(self.runs, "records")
+            _replace(self.folder / f"gpu_check_{self.part}.tar.gz", packed.read_bytes())
+        packed.unlink(missing_ok=True)
+
+    def _summary(self) -> tuple[str, bool]:
+        lines = [f"GPU check, part {self.part}", ""]
+        lines += [f"{each.outcome:9} {each.seconds:5.0f} s  {each.step}: {each.last}" for each in self.outcomes]
+        missed = False
+        if self.part == "2":
+            lines += ["", "figure: measured, target"]
+            for figure in figures(read_records(self.runs)):
+                value = "not measured" if figure.value is None else f"{figure.value:.3g}"
+                missed |= not figure.met
+                mark = "reached" if figure.met else "MISSED"
+                lines.append(f"{mark:9} {figure.name}: {value} {figure.unit}, at least {figure.target:g}")
+        passed = sum(each.outcome == "passed" for each in self.outcomes)
+        failed = [each.step for each in self.outcomes if each.outcome not in ("passed", "running", "not run")]
+        lines += ["", f"{passed} of {len(self.outcomes)} steps passed" + f"; not: {', '.join(failed)}" * bool(failed)]
+        return "\n".join(lines) + "\n", missed
+
+
+def _counted(report: Path) -> tuple[str, bool]:
+    """What became of the tests in a JUnit report, the first failures by name, and whether any test ran at all."""
+    suites = ElementTree.parse(report).getroot().findall("testsuite")
+    total, skipped, *wrong = (
+        sum(int(suite.get(kind, 0)) for suite in suites) for kind in ("tests", "skipped", "failures", "errors")
+    )
+    cases = [case for suite in suites for case in suite.findall("testcase")]
+    names = [
+        case.get("name", "") for case in cases if case.find("failure") is not None or case.find("error") is not None
+    ]
+    told = f"{total - skipped - sum(wrong)} passed, {sum(wrong)} failed, {skipped} skipped"
+    reason = next((found.get("message", "") for case in cases if (found := case.find("skipped")) is not None), "")
+    told += f": {', '.join(names[:3])}" * bool(names) + f": {reason}" * (total == skipped)
+    return told[:LONGEST], total > skipped
+
+
+def _copy(source: Any, log: Any, last: deque[bytes]) -> None:
+    """Copy lines to the log up to a limit, then only the last ones."""
+    written, left_out = 0, 0
+    for line in source:
+        last.append(line)
+        if written < STEP_LOG_BYTES:
+            log.write(line)
+            log.flush()
+            written += len(line)
+        else:
+            left_out += 1
+    if left_out:
+        log.write(f"[{left_out} lines left out; the last of them:]\n".encode() + b"".join(list(last)[-left_out:]))
+        log.flush()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def prepare(folder: Path) -> int:
+    """Compile the default set of our Hopper kernels, in every layout, into a cache that a GPU machine takes them from.
+
+    Its key has NVRTC's version, not the machine. Triton's cache cannot be carried so: its key has a hash of Triton's
+    own libraries, which differ between its versions and between versions of Python.
+    """
+    from pyperf_suite import _native
+    from pyperf_suite.kernels import gemm_sm90, nvrtc
+    from pyperf_suite.operators.kernel_cache import KernelCache
+
+    began = time.monotonic()
+    compiler = KernelCache(_native.cuda.Compiler(list(nvrtc.wheels())), str(folder))
+    text, headers = gemm_sm90.sources()
+    kernels = {
+        gemm_sm90.in_layout(kernel, layout) for kernel in gemm_sm90.default_set() for layout in ("TN", "NN", "NT", "TT")
+    }
+    asked = [(gemm_sm90.SOURCE, text, dict(headers), kernel.options()) for kernel in kernels]
+    stopwatch = (ROOT / "kernels" / "cuda" / "stopwatch.cu").read_text("utf-8")
+    asked.append(("stopwatch.cu", stopwatch, {}, ["--std=c++17"]))
+    for source in asked:
+        compiler.compile(*source[:3], "sm_90a", source[3])
+    version = ".".join(map(str, nvrtc.version()))
+    print(
+        f"{len(asked)} kernels for sm_90a in {folder}, compiled in {time.monotonic() - began:.0f} s. With "
+        f"PYPERF_CACHE_DIR naming the folder, a machine whose NVRTC is {version} takes them; others compile their own."
+    )
+    return 0
+
+
+def main() -> int:
+    """Parse the command line and run one part."""
+    parser = argparse.ArgumentParser(prog="tools/gpu_check.sh", description="Check the whole GPU path in three calls.")
+    parser.add_argument("part", choices=[*PARTS, "prepare"])
+    parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("OUT"), help="by default $OUT")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole call (default: %(default)s)")
+    parser.add_argument("--python", help="a Python that has pyperf_suite: nothing is installed")
+    asked = parser.parse_args()
+    if asked.part == "prepare":
+        if Path(sys.executable) != VENV_PYTHON and not asked.python:
+            os.execv(VENV_PYTHON, [str(VENV_PYTHON), *sys.argv])
+        return prepare(Path(asked.folder or CACHE).resolve())
+    if CACHE.is_dir():
+        os.environ.setdefault("PYPERF_CACHE_DIR", str(CACHE))
+    if asked.folder is None:
+        parser.error("name a folder for log, summary and records, or set OUT")
+    folder = Path(asked.folder).resolve()
+    steps = [step for step in PARTS[asked.part] if not (asked.python and step is INSTALL)]
+    check = Check(asked.part, steps, folder, asked.python or str(VENV_PYTHON), asked.seconds)
+
+    def ended(number: int, _: Any) -> None:
+        check.stop()
+        check.publish()
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, ended)
+    signal.signal(signal.SIGINT, ended)
+    return check.run()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
