@@ -9,6 +9,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from .stopwatch import Launch, Stopwatch
@@ -16,10 +17,13 @@ from .verify import Verification
 
 CONFIDENCE = 0.95
 
+# So many at least on average, however few the sets: else all launches would follow a stop, and none be as usual.
+_FEWEST_BETWEEN_STOPS = 8
+
 TIME_SHARE = 0.08
 """What checks between blocks may take of the time since they began."""
 
-LAST_CHECKS_S = 0.01
+LAST_CHECKS_S = 0.003
 """What checks after the last block may take beside that: short measurements would else be hardly checked."""
 
 
@@ -76,6 +80,7 @@ class SpotChecks:
         self.bitwise = True
         self._launched = self._seen = 0  # of those that are timed, and up to the last check
         self._poisoned: int | None = None
+        self._poisoned_at = 0
         self._spent_s = self._check_s = self._launch_s = 0.0
         self._begun_s = clock()
 
@@ -96,23 +101,42 @@ class SpotChecks:
             for index in range(self._launches.sets):
                 self._check(index)
         except WrongLaunch as wrong:
-            return wrong.verification
+            return replace(wrong.verification, message=str(wrong))
         self.checked = self._launches.sets
         self._poison_one()
         self._begun_s, self._spent_s = self._clock(), 0.0
         return verification
 
-    def counted(self, stopwatch: Stopwatch) -> Stopwatch:
-        """The stopwatch, which now leaves word of which launches it timed."""
-        return _Counted(stopwatch, self._count)
+    def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
+        """The stopwatch, whose launches are counted, so that it is known which of them left which output.
+
+        Where it `can_stop` between samples without the next one being different, it stops about once in a rotation for
+        checks. Its `time` raises WrongLaunch.
+        """
+        return _Checking(stopwatch, self, can_stop)
 
     def after_block(self) -> None:
         """Check outputs that timed launches left, then launches made to be checked, while there is time for them.
 
         Raises WrongLaunch.
         """
-        self._check_for(self._share * (self._clock() - self._begun_s) - self._spent_s)
+        self._check_for(self._allowed_s)
         self._poison_one()
+
+    def at_stop(self, launched: int) -> None:
+        """So many launches were timed by now: check outputs of the last of them, while there is time for that.
+
+        Raises WrongLaunch.
+        """
+        self._launched = launched
+        begin_s = self._clock()
+        self._check_left(begin_s + self._allowed_s)
+        self._spent_s += self._clock() - begin_s
+
+    def next_stop(self) -> int:
+        """How many launches to time before the next stop: about a rotation, no number that a kernel could count to."""
+        about = max(_FEWEST_BETWEEN_STOPS, self._launches.sets)
+        return self._chance.randrange(about // 2, about + about // 2 + 1)
 
     def after_timing(self) -> None:
         """The last checks, one at least since timing began. Raises WrongLaunch."""
@@ -120,13 +144,14 @@ class SpotChecks:
         if self.checked == self._launches.sets:
             self._launch_and_check()
 
+    @property
+    def _allowed_s(self) -> float:
+        """What is left of the checks' share of the time."""
+        return self._share * (self._clock() - self._begun_s) - self._spent_s
+
     def _check_for(self, allowed_s: float) -> None:
         begin_s = self._clock()
-        for index in self._left_by_the_block():
-            if self._clock() - begin_s + self._check_s > allowed_s:
-                break
-            self._check(index)
-        self._seen = self._launched
+        self._check_left(begin_s + allowed_s)
         while self._clock() - begin_s + self._launch_s + self._check_s <= allowed_s:
             self._launch_and_check()
         self._spent_s += self._clock() - begin_s
@@ -141,24 +166,28 @@ class SpotChecks:
             "confidence": CONFIDENCE,
         }
 
-    def _count(self, launched: int) -> None:
-        self._launched = launched
-
-    def _left_by_the_block(self) -> Sequence[int]:
-        """Sets launched on since the last check, in random order, but first the one that was poisoned then."""
+    def _check_left(self, until_s: float) -> None:
+        """Check what the last timed launches left, in random order, but first the set that was poisoned."""
         sets = self._launches.sets
-        recent = [index % sets for index in range(max(self._seen, self._launched - sets), self._launched)]
+        # The later half of a rotation: those sets come round again last, when what was read of them has left the cache.
+        first = max(self._seen, self._launched - (sets + 1) // 2)
+        recent = [index % sets for index in range(first, self._launched)]
         self._chance.shuffle(recent)
-        if self._poisoned in recent:
-            recent.remove(self._poisoned)
-            recent.insert(0, self._poisoned)
-            self._poisoned = None
-        return recent
+        poisoned = self._poisoned
+        if poisoned is not None and self._launched - 1 - (self._launched - 1 - poisoned) % sets >= self._poisoned_at:
+            recent = [poisoned, *(index for index in recent if index != poisoned)]
+        for index in recent:
+            if self._clock() + self._check_s > until_s:
+                break
+            self._check(index)
+            if index == self._poisoned:
+                self._poisoned = None
+        self._seen = self._launched
 
     def _poison_one(self) -> None:
         """So that a launch that leaves what it finds is seen: it would be right again and again."""
         if self._poisoned is None:
-            self._poisoned = self._chance.randrange(self._launches.sets)
+            self._poisoned, self._poisoned_at = self._chance.randrange(self._launches.sets), self._launched
             self._launches.poison(self._poisoned)
 
     def _launch_and_check(self) -> None:
@@ -182,14 +211,20 @@ class SpotChecks:
         self.checked += 1
 
 
-class _Counted:
-    """A stopwatch that reports how many launches there have been after each block."""
+class _Checking:
+    """A stopwatch that lets launches be checked when it stops."""
 
-    def __init__(self, stopwatch: Stopwatch, report: Callable[[int], None]) -> None:
-        self._stopwatch, self._report = stopwatch, report
+    def __init__(self, stopwatch: Stopwatch, checks: SpotChecks, can_stop: bool) -> None:
+        self._stopwatch, self._checks, self._can_stop = stopwatch, checks, can_stop
         self.name, self.resolution_s = stopwatch.name, stopwatch.resolution_s
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> Sequence[float]:
-        seconds = self._stopwatch.time(launch, first, samples, launches_per_sample)
-        self._report(first + samples * launches_per_sample)
+        seconds: list[float] = []
+        while len(seconds) < samples:
+            part = samples - len(seconds)
+            if self._can_stop:
+                part = min(part, max(1, self._checks.next_stop() // max(1, launches_per_sample)))
+            seconds += self._stopwatch.time(launch, first, part, launches_per_sample)
+            first += part * launches_per_sample
+            self._checks.at_stop(first)
         return seconds

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
+import math
 import os
 import shutil
 import tempfile
+import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -25,6 +31,11 @@ SHARED_VARIABLE = "PYPERF_SHARED"
 # What is shared may take this part of the memory and of the disk that are free, as it is read through memory.
 SHARED_PART = 1 / 8
 
+_ALIGNMENT = 64
+
+_PREFIX = "pyperf_for_"
+_NEW_S = 60.0
+
 
 def folder() -> str | None:
     """The worker's own; None where none was made, for the system's own place for temporary files."""
@@ -37,65 +48,120 @@ def shared(key: str) -> Keep:
     return partial(SharedArrays(Path(found)).keep, key) if found else computed_anew
 
 
+class Folder:
+    """A temporary folder for workers, locked while the process that made it lives.
+
+    One that is not, because its process was killed, is removed when the next is made for a run.
+    """
+
+    def __init__(self, kind: Literal["run", "worker"]) -> None:
+        if kind == "run":
+            remove_left_folders(Path(tempfile.gettempdir()))
+        self._made = tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{kind}_", ignore_cleanup_errors=True)
+        self.name = self._made.name
+        descriptor = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY)
+        self._unlock = weakref.finalize(self, os.close, descriptor)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def cleanup(self) -> None:
+        """Remove it; a second call does nothing."""
+        self._made.cleanup()
+        self._unlock()
+
+
+def remove_left_folders(parent: Path) -> None:
+    """Remove this user's folders for workers whose process is gone."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                status = os.fstat(descriptor)
+                # Between its making and its locking a folder is new.
+                if status.st_uid != os.getuid() or time.time() - status.st_mtime < _NEW_S:
+                    continue
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+            finally:
+                os.close(descriptor)
+
+
 class SharedArrays:
     """Arrays in files of one folder, for processes that compute the same: the first writes, the others map them.
 
-    An entry is a folder that appears whole, by a rename; one whose writer was killed never appears. What does not fit
-    drives out what was read least recently; what cannot be written is computed by each process.
+    A file appears whole, by a rename; one whose writer was killed never appears. What does not fit drives out what was
+    read least recently; what cannot be written or read is computed by each process.
     """
 
     def __init__(self, folder: Path, most_bytes: int | None = None) -> None:
+        """By default what is kept takes at most `SHARED_PART` of the memory and of the disk that are free."""
         self._folder = folder
         self._most_bytes = most_bytes
 
     def keep(self, key: str, name: str, compute: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
-        """What was kept under key and name, mapped from its files; else what `compute` returns, which is kept."""
-        entry = self._folder / hashlib.sha256(f"{key}\n{name}".encode()).hexdigest()[:32]
-        with suppress(OSError, ValueError):
-            arrays = {path.stem: np.asarray(np.load(path, mmap_mode="r")) for path in entry.iterdir()}
-            if arrays:
-                os.utime(entry)
-                return arrays
-        arrays = dict(compute())
+        """What was kept under key and name, mapped from its file; else what `compute` returns, which is kept."""
+        path = self._folder / hashlib.sha256(f"{key}\n{name}".encode()).hexdigest()[:32]
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found = _mapped(path)
+            os.utime(path)
+            return found
+        arrays = {name: np.ascontiguousarray(array) for name, array in compute().items()}
         with suppress(OSError):
-            self._write(entry, arrays)
+            if self._make_room(sum(array.nbytes for array in arrays.values())):
+                _write(path, arrays)
         return arrays
-
-    def _write(self, entry: Path, arrays: Mapping[str, Array]) -> None:
-        size_bytes = sum(array.nbytes for array in arrays.values())
-        if not self._make_room(size_bytes):
-            return
-        unfinished = self._private_folder()
-        try:
-            for name, array in arrays.items():
-                np.save(unfinished / f"{name}.npy", array, allow_pickle=False)
-            unfinished.rename(entry)
-        except OSError:
-            # The disk is full, or another process was first.
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
-
-    def _private_folder(self) -> Path:
-        """A new folder that no reader looks into."""
-        return Path(tempfile.mkdtemp(prefix="private_", dir=self._folder))
 
     def _make_room(self, size_bytes: int) -> bool:
         """Remove what was read least recently until so many bytes fit; whether they do."""
-        sizes = {path: sum(each.stat().st_size for each in path.iterdir()) for path in self._folder.iterdir()}
-        held_bytes = sum(sizes.values())
+        with os.scandir(self._folder) as entries:
+            held = sorted(((each.stat(), each.path) for each in entries), key=lambda file: file[0].st_mtime_ns)
+        held_bytes = sum(status.st_size for status, _ in held)
         most_bytes = self._most_bytes
         if most_bytes is None:
             free_bytes = min(shutil.disk_usage(self._folder).free, memory.available_bytes())
             most_bytes = int(SHARED_PART * (free_bytes + held_bytes))
         if size_bytes > most_bytes:
             return False
-        for path in sorted(sizes, key=lambda path: path.stat().st_mtime_ns):
+        for status, path in held:
             if held_bytes + size_bytes <= most_bytes:
                 break
-            # As whole as it appeared it disappears, by a rename.
-            aside = self._private_folder()
-            with suppress(OSError):
-                path.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
-            held_bytes -= sizes[path]
+            # Whoever has it mapped keeps it.
+            Path(path).unlink(missing_ok=True)
+            held_bytes -= status.st_size
         return True
+
+
+def _write(path: Path, arrays: Mapping[str, Array]) -> None:
+    """A line of JSON that tells type, shape and place of each array, and the arrays' bytes. Raises OSError."""
+    places, end = {}, 0
+    for name, array in arrays.items():
+        places[name] = (array.dtype.str, array.shape, end)
+        end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    header = json.dumps({"arrays": places, "bytes": end}).encode()
+    header += b" " * (-(len(header) + 1) % _ALIGNMENT) + b"\n"
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix="unfinished_", delete=False) as file:
+        try:
+            file.write(header)
+            for array in arrays.values():
+                file.write(array.data)
+                file.write(bytes(-array.nbytes % _ALIGNMENT))
+            file.close()
+            Path(file.name).replace(path)
+        except OSError:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _mapped(path: Path) -> dict[str, Array]:
+    """The arrays of a file. Raises OSError, ValueError, KeyError or TypeError for anything but a whole one."""
+    with path.open("rb") as file:
+        header = file.readline()
+    described = json.loads(header)
+    content = np.memmap(path, np.uint8, "r", offset=len(header))
+    if content.size != described["bytes"]:
+        raise ValueError(f"{path} is not whole")
+    arrays = {}
+    for name, (dtype, shape, begin) in described["arrays"].items():
+        size_bytes = np.dtype(dtype).itemsize * math.prod(shape)
+        arrays[name] = np.asarray(content[begin : begin + size_bytes].view(dtype).reshape(shape))
+    return arrays

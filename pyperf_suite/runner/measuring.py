@@ -20,7 +20,7 @@ from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.measure.gpu_telemetry import around_gpu
 from pyperf_suite.measure.sampling import Measurement, measure
 from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch
-from pyperf_suite.measure.stopwatch import Launch, Stopwatch
+from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.operators import find_operator, scratch
@@ -240,7 +240,10 @@ def _sampled(
                 checks.after_block()
             return reason
 
-        watched = checks.counted(stopwatch) if checks is not None else stopwatch
+        watched = stopwatch
+        if checks is not None:
+            # A device's stopwatch queues a block at once; the host's has nothing to lose by a pause.
+            watched = checks.checking(stopwatch, can_stop=isinstance(stopwatch, CpuStopwatch))
         measurement = measure(launch, watched, effort.stop, effort.warm_up, watch)
     metrics = {"time": dataclasses.asdict(time_metric(measurement))}
     if isinstance(stopwatch, CudaStopwatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from typing import Any, Protocol
 
 from pyperf_suite.hardware.devices import Device
@@ -44,7 +43,7 @@ class WorkerPool:
         self._device = device
         self._deadline_s = deadline_s
         self._workers: dict[tuple[object, ...], WorkerProcess] = {}
-        self._shared = tempfile.TemporaryDirectory(prefix="pyperf_run_", ignore_cleanup_errors=True)
+        self._shared = scratch.Folder("run")
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
         """The answer of worker `process`; one that is lost makes the case failed, and a fresh one takes the next."""

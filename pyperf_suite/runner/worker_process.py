@@ -52,7 +52,7 @@ class WorkerProcess:
         """
         self._device = device
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
-        self._scratch = tempfile.TemporaryDirectory(prefix="pyperf_worker_", ignore_cleanup_errors=True)
+        self._scratch = scratch.Folder("worker")
         self._unread = b""
         # Where torchrun keeps its logs: a folder of its own, which it leaves behind, unless it is given one.
         folders = {scratch.VARIABLE: self._scratch.name, "PET_LOG_DIR": self._scratch.name}

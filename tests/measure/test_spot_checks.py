@@ -25,8 +25,13 @@ class Simulated:
 
     name, resolution_s = "simulated", 1e-8
 
-    def __init__(self, sets: int = 8, fault: Callable[[int, int], float | None] = lambda _launch, _set: 1.0) -> None:
-        self.sets, self.fault = sets, fault
+    def __init__(
+        self,
+        sets: int = 8,
+        fault: Callable[[int, int], float | None] = lambda _launch, _set: 1.0,
+        can_stop: bool = True,
+    ) -> None:
+        self.sets, self.fault, self.can_stop = sets, fault, can_stop
         self.outputs: list[float] = [math.nan] * sets
         self.launched = 0
         self.now_s = 0.0
@@ -72,7 +77,7 @@ class Simulated:
         def watch() -> None:
             checks.after_block()
 
-        measure(self.launch, checks.counted(self), *STANDARD, watch, self.clock)
+        measure(self.launch, checks.checking(self, self.can_stop), *STANDARD, watch, self.clock)
         checks.after_timing()
 
 
@@ -84,10 +89,10 @@ def visited(launches: Simulated, seed: int = 0) -> SpotChecks:
     return checks
 
 
-def is_caught(fault: Callable[[int, int], float | None], seed: int, processes: int = 3) -> bool:
+def is_caught(fault: Callable[[int, int], float | None], seed: int, processes: int = 3, can_stop: bool = True) -> bool:
     """Whether a run sees it, in any of its processes."""
     for process in range(processes):
-        launches = Simulated(fault=fault)
+        launches = Simulated(fault=fault, can_stop=can_stop)
         checks = SpotChecks(launches, launches.verdict, chance=random.Random(seed * 10 + process), clock=launches.clock)
         if not checks.before_timing().passed:
             return True
@@ -103,9 +108,10 @@ def one_in(count: int, seed: int) -> Callable[[int, int], float]:
     return lambda _launch, _set: 2.0 if chance.random() < 1 / count else 1.0
 
 
+@pytest.mark.parametrize("can_stop", [True, False], ids=["host", "device"])
 @pytest.mark.parametrize(("count", "least"), [(10, 40), (100, 40), (1000, 38)])
-def test_one_wrong_launch_in_so_many_is_caught_in_so_many_of_forty_runs(count: int, least: int) -> None:
-    assert sum(is_caught(one_in(count, seed), seed) for seed in range(40)) >= least
+def test_one_wrong_launch_in_so_many_is_caught_in_so_many_of_forty_runs(count: int, least: int, can_stop: bool) -> None:
+    assert sum(is_caught(one_in(count, seed), seed, can_stop=can_stop) for seed in range(40)) >= least
 
 
 def test_a_kernel_that_is_wrong_at_regular_intervals_is_caught() -> None:
@@ -116,7 +122,9 @@ def test_a_kernel_that_is_wrong_at_regular_intervals_is_caught() -> None:
 @pytest.mark.parametrize("wrong", range(8))
 def test_a_set_on_which_launches_are_always_wrong_is_seen_before_timing(wrong: int) -> None:
     launches = Simulated(fault=lambda _launch, at: 2.0 if at == wrong else 1.0)
-    assert not SpotChecks(launches, launches.verdict).before_timing().passed
+    verification = SpotChecks(launches, launches.verdict).before_timing()
+    assert not verification.passed
+    assert verification.message == ("wrong" if wrong == 0 else f"operand set {wrong}: wrong")
 
 
 def test_a_kernel_that_stops_writing_is_caught() -> None:

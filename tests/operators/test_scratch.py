@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import multiprocessing
 import os
+import resource
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,7 +71,7 @@ def test_what_does_not_fit_drives_out_what_was_read_least_recently(tmp_path: Pat
     shared.keep("case", "0", computes[0])
     time.sleep(0.01)
     shared.keep("case", "2", computes[2])
-    assert sum(path.stat().st_size for path in tmp_path.rglob("*.npy")) < 2.5 * 8 * LARGE
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2.5 * 8 * LARGE
     shared.keep("case", "0", computes[0])
     shared.keep("case", "1", computes[1])
     assert [compute.times for compute in computes] == [1, 2, 1]
@@ -84,29 +87,30 @@ def test_what_can_never_fit_is_computed_each_time_and_drives_nothing_out(tmp_pat
     assert (small.times, large.times) == (1, 2)
 
 
-def test_a_full_disk_costs_the_sharing_and_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(scratch.np, "save", full)
+def test_a_full_disk_costs_the_sharing_and_leaves_nothing_behind(tmp_path: Path) -> None:
     compute = Counted()
-    for _ in range(2):
-        assert_same(SharedArrays(tmp_path).keep("case", "rows", compute), arrays(1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A file that may not grow is as a disk that is full: Python ignores the signal, so that the write fails.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 * LARGE, before[1]))
+    try:
+        for _ in range(2):
+            assert_same(SharedArrays(tmp_path).keep("case", "rows", compute), arrays(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert compute.times == 2
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("left", ["nothing", "garbage", "a cut file"])
-def test_an_entry_that_cannot_be_read_is_computed_anew(tmp_path: Path, left: str) -> None:
+@pytest.mark.parametrize("left", [b"", b"garbage\n", b"{}\n", b'{"arrays": {"a": 3}, "bytes": 0}\n', None], ids=str)
+def test_a_file_that_is_not_whole_is_computed_anew(tmp_path: Path, left: bytes | None) -> None:
     shared = SharedArrays(tmp_path)
     shared.keep("case", "rows", Counted())
-    (entry,) = tmp_path.iterdir()
-    for path in entry.iterdir():
-        if left == "nothing":
-            path.unlink()
-        else:
-            path.write_bytes(b"garbage" if left == "garbage" else path.read_bytes()[:-4])
-    assert_same(SharedArrays(tmp_path).keep("case", "rows", Counted()), arrays(1))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-4] if left is None else left)
+    compute = Counted(2)
+    for _ in range(2):
+        assert_same(SharedArrays(tmp_path).keep("case", "rows", compute), arrays(2))
+    assert compute.times == 1
 
 
 def test_a_folder_that_is_gone_is_no_failure(tmp_path: Path) -> None:
@@ -141,3 +145,47 @@ def test_without_a_folder_of_the_run_each_process_computes(monkeypatch) -> None:
     for _ in range(2):
         scratch.shared("case")("rows", compute)
     assert compute.times == 2
+
+
+LEFT = """
+import os, signal, sys
+from pyperf_suite.operators.scratch import Folder
+folder = Folder("run")
+print(folder.name, flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("owner", ["killed", "alive"])
+def test_the_next_run_removes_what_a_killed_one_left_and_nothing_else(tmp_path: Path, monkeypatch, owner: str) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    foreign = tmp_path / "something_else"
+    foreign.mkdir()
+    target = tmp_path / "target"
+    target.mkdir()
+    (tmp_path / "pyperf_for_link").symlink_to(target)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LEFT, owner], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    left = Path(process.stdout.readline().strip())
+    if owner == "killed":
+        process.wait()
+    (left / "entry").write_bytes(b"kept")
+    scratch.Folder("run").cleanup()
+    assert left.exists()  # too new to be told from one that is being made
+    for path in (left, foreign, target):
+        os.utime(path, (0, 0))
+    own = scratch.Folder("run")
+    assert left.exists() == (owner == "alive")
+    assert foreign.exists()
+    assert target.exists()
+    own.cleanup()
+    own.cleanup()
+    assert not Path(own.name).exists()
+    with process:
+        process.stdin.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -172,3 +173,22 @@ def test_torchrun_keeps_its_logs_where_they_are_removed() -> None:
     finally:
         worker.close()
     assert not Path(folder).exists()
+
+
+def test_processes_of_a_run_share_references_in_a_folder_that_is_gone_after_it() -> None:
+    pool = WorkerPool(CPU, deadline_s=60)
+    folder = Path(pool._shared.name)
+    try:
+        first = pool.measure(0, CASE, None)
+        kept = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+        assert kept
+        assert pool.measure(1, CASE, None)["verification"] == first["verification"]
+        # Read and not computed: no file is new, and each was marked as read.
+        assert {path: path.stat().st_mtime_ns > written for path, written in kept.items()} == dict.fromkeys(kept, True)
+        assert set(folder.iterdir()) == set(kept)
+        assert pool.measure(1, dataclasses.replace(CASE, seed=9), None)["outcome"] == "ok"
+        assert len(list(folder.iterdir())) > len(kept)
+    finally:
+        pool.close()
+    assert not folder.exists()
+    pool.close()

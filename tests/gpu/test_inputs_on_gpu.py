@@ -1,0 +1,45 @@
+"""Inputs made on a device are those of the host bit for bit, and both judge the same output alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+from pyperf_suite.operators.attention import AttentionParameters
+from pyperf_suite.operators.cuda import cuda_device
+from pyperf_suite.operators.inputs import Operand, Operands, place
+from pyperf_suite.operators.matmul import MatmulParameters
+from pyperf_suite.runner import measuring
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.measuring import measure_case
+
+pytestmark = pytest.mark.gpu
+
+GPU = Device("cuda")
+LIBRARY = Schedule("library", 1)
+OURS = MatmulParameters(1000, 520, 256, Schedule("data_parallel", 64), Tile(128, 128, 32), "bfloat16", layout="NN")
+CASES = {
+    "product": Case("matmul", MatmulParameters(1000, 520, 256, LIBRARY, dtype="bfloat16", layout="TN"), "cublas"),
+    "our memory": Case("matmul", OURS, "cuda_sm80"),
+    "transposed": Case("matmul", MatmulParameters(256, 520, 1000, LIBRARY, dtype="float16", layout="NT"), "cublas"),
+    "attention": Case("attention", AttentionParameters(2, 4, 64, 300, kv_heads=2, causal=True), "sdpa_math"),
+    "gradients": Case("attention", AttentionParameters(2, 4, 64, 300, causal=True, backward=True), "sdpa_math"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("count", [1, 17, (1 << 22) + 5])
+def test_a_device_makes_the_values_of_the_host(dtype: str, count: int) -> None:
+    operands = Operands({"a": Operand((count,), dtype, stream=2)}, seed=2**63 + 5)
+    for memory in place(cuda_device(0), operands, 2):
+        assert memory["a"].read() == operands["a"].tobytes()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_references_find_a_case_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(measuring, "HOST_FLOP", 1e18)
+    answer = measure_case(CASES[name], None, GPU)
+    assert answer["outcome"] == "ok", answer.get("reason")
+    assert answer["verification"]["references"] == ["device", "host"]

@@ -1,0 +1,164 @@
+"""What is verified where it was computed, with tensors of the host in the place of a GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.measure.spot_checks import SpotChecks
+from pyperf_suite.operators import find_operator
+from pyperf_suite.operators.attention import AttentionParameters
+from pyperf_suite.operators.matmul import Matmul, MatmulParameters
+from pyperf_suite.operators.operator import Kernel, Launches, Tensors
+from pyperf_suite.runner import measuring
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.measuring import _Judge
+
+torch = pytest.importorskip("torch")
+
+PRODUCT = Case("matmul", MatmulParameters(96, 80, 64, Schedule("library", 1), dtype="bfloat16", layout="TN"), "cublas")
+ATTENTION = Case("attention", AttentionParameters(1, 2, 16, 48, kv_heads=1, causal=True, backward=True), "sdpa_math")
+
+
+class OnDevice(Launches):
+    """Operand sets as tensors; a launch writes what `compute` makes of the inputs, changed by `spoil`."""
+
+    kernel = Kernel("double", "host")
+
+    def __init__(self, case: Case, sets: int, spoil: Callable[[int, dict[str, Any]], None]) -> None:
+        self.sets, self._spoil, self._case = sets, spoil, case
+        self._operands = find_operator(case.operator).operands(case.parameters, case.seed)
+        self._outputs: list[dict[str, Any]] = [{} for _ in range(sets)]
+        self.downloads = 0
+        names = ("a", "b") if case.operator == "matmul" else ("q", "k", "v", "do")
+        self._inputs = {
+            name: torch.from_numpy(self._operands[name].view(np.int16)).view(torch.bfloat16) for name in names
+        }
+
+    def launch(self, index: int) -> None:
+        self._outputs[index % self.sets] = self._compute()
+        self._spoil(index % self.sets, self._outputs[index % self.sets])
+
+    def _compute(self) -> dict[str, Any]:
+        if self._case.operator == "matmul":
+            return {"c": (self._inputs["a"].float() @ self._inputs["b"].t().float()).bfloat16()}
+        q, k, v = (self._inputs[name].double().requires_grad_() for name in ("q", "k", "v"))
+        keys, values = (each.repeat_interleave(2, dim=1) for each in (k, v))
+        o = torch.nn.functional.scaled_dot_product_attention(q, keys, values, is_causal=True)
+        found = torch.autograd.grad(o, (q, k, v), self._inputs["do"].double())
+        return {name: each.bfloat16().contiguous() for name, each in zip(("dq", "dk", "dv"), found, strict=True)}
+
+    def output(self, index: int) -> Any:
+        self.downloads += 1
+        found = [each.reshape(-1).view(torch.int16).numpy().view(np.uint16) for each in self._outputs[index].values()]
+        return found[0].reshape(96, 80) if self._case.operator == "matmul" else np.concatenate(found)
+
+    def tensors(self, index: int) -> Tensors:
+        return Tensors(self._inputs, self._outputs[index % self.sets])
+
+    def poison(self, index: int | None = None) -> None:
+        for each in self._chosen(index):
+            for tensor in self._outputs[each].values():
+                tensor.fill_(float("nan"))
+
+
+def nothing(_index: int, _outputs: dict[str, Any]) -> None:
+    """Spoils nothing."""
+
+
+def first_output(outputs: dict[str, Any]) -> Any:
+    return next(iter(outputs.values()))
+
+
+def judged(case: Case, launches: OnDevice) -> tuple[Any, _Judge]:
+    """The verdict before timing, and who gave it."""
+    operator = find_operator(case.operator)
+    judge = _Judge(operator, case, operator.operands(case.parameters, case.seed), launches)
+    return SpotChecks(launches, judge).before_timing(), judge
+
+
+@pytest.mark.parametrize("case", [PRODUCT, ATTENTION], ids=["product", "gradients"])
+def test_what_is_right_passes_on_its_device_without_a_download(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "HOST_FLOP", 0)
+    monkeypatch.setattr(measuring, "HOST_JUDGES_ONE_OF", 1 << 64)
+    launches = OnDevice(case, 3, nothing)
+    verification, judge = judged(case, launches)
+    assert verification.passed, verification.message
+    assert judge.references == ["device"]
+    assert launches.downloads == 0
+
+
+@pytest.mark.parametrize("case", [PRODUCT, ATTENTION], ids=["product", "gradients"])
+@pytest.mark.parametrize("wrong_set", [0, 2])
+def test_one_wrong_element_on_any_set_fails(case: Case, wrong_set: int) -> None:
+    def spoil(index: int, outputs: dict[str, Any]) -> None:
+        if index == wrong_set:
+            first_output(outputs).view(-1)[7] += 3
+
+    assert not judged(case, OnDevice(case, 3, spoil))[0].passed
+
+
+def test_a_cheap_case_is_judged_by_the_host_too_and_once() -> None:
+    launches = OnDevice(PRODUCT, 2, nothing)
+    verification, judge = judged(PRODUCT, launches)
+    assert verification.passed
+    assert judge.references == ["device", "host"]
+    launches.launch(1)  # which may be the set that is left poisoned
+    assert judge(1).passed
+    assert launches.downloads == 1
+
+
+def test_one_in_so_many_cases_is_judged_by_the_host_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "HOST_FLOP", 0)
+    counts = {"device": 0, "host": 0}
+    for seed in range(200):
+        case = Case("matmul", PRODUCT.parameters, "cublas", seed=seed)
+        judge = _Judge(Matmul(), case, {}, OnDevice(PRODUCT, 1, nothing))
+        counts["host" if judge._host_too else "device"] += 1
+    assert 3 <= counts["host"] <= 30
+
+
+def test_references_that_disagree_fail_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As where the device's own arithmetic, or the inputs that it was given, are not what they should be.
+    launches = OnDevice(PRODUCT, 1, nothing)
+    launches._inputs = {name: tensor.clone() for name, tensor in launches._inputs.items()}
+    launches._inputs["a"][5, 6] += 4
+    verification, _ = judged(PRODUCT, launches)
+    assert not verification.passed
+    assert "disagree" in verification.message
+
+
+def test_a_device_without_memory_for_a_reference_leaves_it_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(Matmul, "verify_tensors", full)
+    verification, judge = judged(PRODUCT, OnDevice(PRODUCT, 1, nothing))
+    assert verification.passed
+    assert judge.references == ["host"]
+
+
+def test_an_error_of_the_device_is_not_taken_for_one_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Matmul, "verify_tensors", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        judged(PRODUCT, OnDevice(PRODUCT, 1, nothing))
+
+
+def test_bits_are_compared_where_they_lie() -> None:
+    launches = OnDevice(PRODUCT, 2, nothing)
+    launches.launch(0)
+    launches.launch(1)
+    kept = launches.kept(0)
+    assert launches.equals(1, kept)
+    first_output(launches._outputs[1])[95, 79] *= -1
+    assert not launches.equals(1, kept)
+    launches.poison(0)
+    assert launches.equals(0, launches.kept(0))  # NaN is NaN
+    assert launches.downloads == 0
