@@ -15,8 +15,8 @@ from typing import IO
 
 from pyperf_suite.errors import UserError
 
-# No file of the suite comes near it; what does is not read into memory.
-LARGEST_BYTES = 4 * 2**30
+# A journal of a million records; what is larger would be read for minutes, or fill the memory.
+LARGEST_BYTES = 8 * 2**30
 
 _NEVER_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -29,16 +29,21 @@ class NotRegular(OSError):
         super().__init__(errno.EINVAL, f"it is {what}", str(path))
 
 
-def open_for_reading(path: Path) -> IO[bytes]:
-    """The regular file at `path`, or behind a symbolic link there. Raises OSError, NotRegular for anything else."""
-    return os.fdopen(_regular(path, os.O_RDONLY), "rb")
+def open_for_reading(path: Path, limit: int = LARGEST_BYTES) -> IO[bytes]:
+    """The regular file at `path`, or behind a symbolic link there.
+
+    Raises OSError, NotRegular for anything else, and where the file is larger than `limit`.
+    """
+    file = os.fdopen(_regular(path, os.O_RDONLY), "rb")
+    if os.fstat(file.fileno()).st_size > limit:
+        file.close()
+        raise OSError(errno.EFBIG, f"it is larger than {limit / 2**20:.0f} MiB", str(path))
+    return file
 
 
 def read_bytes(path: Path, limit: int = LARGEST_BYTES) -> bytes:
     """What the regular file holds. Raises OSError, also where it is larger than `limit`."""
-    with open_for_reading(path) as file:
-        if os.fstat(file.fileno()).st_size > limit:
-            raise OSError(errno.EFBIG, f"it is larger than {limit / 2**20:.0f} MiB", str(path))
+    with open_for_reading(path, limit) as file:
         return file.read()
 
 
@@ -48,8 +53,15 @@ def read_text(path: Path, limit: int = LARGEST_BYTES) -> str:
 
 
 def open_named_by_user(path: Path) -> IO[bytes]:
-    """Whatever the user named: a pipe that somebody writes is waited on, one that nobody writes is empty."""
+    """What the user named: a regular file, or a pipe, which is waited on where somebody writes it and else is empty.
+
+    Raises OSError, NotRegular for anything else.
+    """
     descriptor = os.open(path, os.O_RDONLY | _NEVER_WAIT)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+        os.close(descriptor)
+        raise NotRegular(path, kind_of(mode))
     if hasattr(os, "set_blocking"):
         os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, "rb")
