@@ -227,7 +227,7 @@ def test_a_block_of_queries_twice_as_long_as_the_samples_are_apart_cannot_be_wro
 
 @pytest.mark.parametrize("budget", [1 << 25, FEW_PAIRS])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("mistake", [None, sees_one_key_too_many, drops_a_block_of_keys], ids=str)
+@pytest.mark.parametrize("mistake", [None, sees_one_key_too_many, drops_a_block_of_keys], ids=["right", "key", "block"])
 def test_tensors_are_judged_on_their_device_as_arrays_are_on_the_host(
     mistake: Callable[[Attention], None] | None, backward: bool, budget: int
 ) -> None:

@@ -151,7 +151,7 @@ def tiled(tile: str) -> MatmulParameters:
         ("128x128x64", {("descriptors", 2), ("addresses", 2)}, ("descriptors", 2)),
         ("128x128x64:s4", {("addresses", 4), ("descriptors", 3)}, ("addresses", 4)),
     ],
-    ids=str,
+    ids=["all stages", "addresses before fewer stages", "fewer stages", "named stages stay"],
 )
 def test_a_kernel_too_large_for_shared_memory_at_launch_gives_way_and_the_record_names_the_one_that_ran(
     prepare_triton, tile: str, fitting: set[tuple[str, int]], ran: tuple[str, int]
