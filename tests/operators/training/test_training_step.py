@@ -9,6 +9,7 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators.training import training_step
 from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
 from pyperf_suite.operators.training.trained_shape import PRECISIONS
 from pyperf_suite.operators.training.training_step import TrainingStep, TrainingStepParameters
@@ -75,6 +76,83 @@ def test_a_mask_that_is_off_by_one_is_found(precision, monkeypatch):
     for block in steps.model.blocks:
         block.attention.hidden_keys = torch.ones(SMALL.seq, SMALL.seq, dtype=torch.bool).triu(2)
     assert steps.check().wrong > 0
+
+
+def flipping(steps, monkeypatch, name, pick):
+    """Has each backward pass turn the sign of one element of the gradient of `name`."""
+    backward, weight = steps.backward, dict(steps.model.named_parameters())[name]
+
+    def then_flip(result):
+        backward(result)
+        if weight.grad is not None:
+            weight.grad.view(-1)[pick(weight.grad.view(-1).abs())] *= -1
+
+    monkeypatch.setattr(steps, "backward", then_flip)
+
+
+def of_usual_size(sizes):
+    """The place of an element as large as half of all are, or larger."""
+    return int(sizes.argsort()[3 * len(sizes) // 5])
+
+
+@pytest.mark.parametrize("pick", [torch.argmax, of_usual_size], ids=["largest", "usual"])
+@pytest.mark.parametrize("precision", [each for each in PRECISIONS if each != "tfloat32"])
+@pytest.mark.parametrize(
+    "name", ["tokens.weight", "blocks.blocks.1.attention.qkv.weight", "blocks.blocks.0.mlp.up.bias"]
+)
+def test_a_single_element_with_the_wrong_sign_is_found(precision, name, pick, monkeypatch):
+    steps = prepared(replace(SMALL, precision=precision, vocab=96))
+    flipping(steps, monkeypatch, name, pick)
+    checked = steps.check()
+    assert checked.wrong == 1
+    assert f"gradient of {name} at" in checked.first
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_single_wrong_element_of_the_result_is_found(precision, monkeypatch):
+    steps = prepared(replace(SMALL, precision=precision, part="forward"))
+    assert steps.check().wrong == 0
+    forward = steps.forward
+
+    def spoilt():
+        result = forward().detach().clone()
+        result[1, 5, 7] += 0.5
+        return result
+
+    monkeypatch.setattr(steps, "forward", spoilt)
+    assert steps.check().wrong == 1
+
+
+@pytest.mark.parametrize("kind", ["weight", "exp_avg", "exp_avg_sq"])
+def test_a_single_weight_or_moment_that_an_update_gets_wrong_is_found(kind, monkeypatch):
+    steps = prepared(replace(SMALL, part="train"))
+    weight = steps.model.blocks[1].mlp.up.weight
+    update = steps._optimizer.step
+
+    def then_spoil():
+        update()
+        spoilt = weight.data if kind == "weight" else steps._optimizer.state[weight][kind]
+        spoilt[3, 4] += 1e-3
+
+    monkeypatch.setattr(steps._optimizer, "step", then_spoil)
+    assert steps.check().wrong == 1
+
+
+@pytest.mark.parametrize("vocab", [0, 96])
+def test_gradients_by_parts_are_those_of_the_whole_batch(vocab, monkeypatch):
+    steps = prepared(replace(SMALL, batch=6, vocab=vocab))
+    by_parts = steps._reference()
+    monkeypatch.setattr(training_step, "REFERENCE_SEQUENCES", 6)
+    for name, array in steps._reference().items():
+        if name.startswith("exact"):
+            assert by_parts[name] == pytest.approx(array, rel=1e-9, abs=1e-12)
+
+
+def test_processes_of_a_run_share_what_a_step_must_leave(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYPERF_SHARED", str(tmp_path))
+    assert prepared(SMALL).check().wrong == 0
+    monkeypatch.setattr(training_step.TorchSteps, "_computed_on", lambda *_: pytest.fail("computed again"))
+    assert prepared(replace(SMALL, checkpointing=Checkpointing("selective"))).check().wrong == 0
 
 
 def test_a_lost_residual_is_found(monkeypatch):
