@@ -75,8 +75,8 @@ def adafactor(
     rows = _moved(state.get("row_var", 0.0), (gradient**2).mean(axis=-1, keepdims=True), fresh)
     columns = _moved(state.get("col_var", 0.0), (gradient**2).mean(axis=-2, keepdims=True), fresh)
     update = gradient / (rows * columns / rows.mean(axis=-2, keepdims=True)) ** 0.5
-    update = update / max(1.0, _root_mean_square(update) / CLIP)
-    scaled = max(LEAST_SCALE, _root_mean_square(weight)) * min(rate, step**-0.5)
+    update = update / (_root_mean_square(update) / CLIP).clip(min=1.0)
+    scaled = _root_mean_square(weight).clip(min=LEAST_SCALE) * min(rate, step**-0.5)
     after = weight * (1 - rate * decay) - scaled * update
     return after, {"row_var": rows, "col_var": columns}
 
@@ -86,7 +86,7 @@ UPDATES: Mapping[str, Update] = {"AdamW": adamw, "SGD": sgd, "Adafactor": adafac
 
 @dataclass(frozen=True)
 class Standing:
-    """A tensor, its gradient, and the optimizer's state of it that is as large or goes by rows and columns."""
+    """A tensor, its gradient, and the optimizer's state of it that grows with it; or several of one size, stacked."""
 
     weight: Any
     gradient: Any
@@ -107,11 +107,13 @@ def compared(
     rate: float = LEARNING_RATE,
     decay: float = WEIGHT_DECAY,
     with_state: bool = True,
+    first_number: int = 0,
 ) -> Checked:
     """Each element of weight and state after an update against float64; the first that is wrong in words.
 
     An element of a weight may be off by rounding of itself, twice, and by a share of its update and of their root mean
-    square; one of a state by that share of itself and of their root mean square: some roundings each.
+    square; one of a state by that share of itself and of their root mean square: some roundings each. Of matrices that
+    are stacked the first has number `first_number`.
     """
     share, epsilon = SHARE[dtype], EPSILON[dtype]
     weight = before.weight.double()
@@ -133,7 +135,8 @@ def compared(
         here = int(off.sum())
         if here and not first:
             place = tuple(int(index) for index in off.nonzero()[0])
-            first = f"{name} is {float(found[place]):.7g} at {place} after step {step}, not {float(should[place]):.7g}"
+            told = (first_number + place[0], *place[1:])
+            first = f"{name} is {float(found[place]):.7g} at {told} after step {step}, not {float(should[place]):.7g}"
         wrong += here
     return Checked(wrong, count, first)
 
@@ -142,5 +145,6 @@ def _moved(average: Array | float, value: Array, share: float) -> Array:
     return average + share * (value - average)
 
 
-def _root_mean_square(values: Array) -> float:
-    return float((values**2).mean()) ** 0.5
+def _root_mean_square(values: Array) -> Array:
+    """Of each matrix, or of a vector."""
+    return (values**2).mean(axis=tuple(range(max(-2, -values.ndim), 0)), keepdims=True) ** 0.5

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
@@ -24,6 +24,8 @@ OPTIMIZERS = tuple(reference.UPDATES)
 # Bytes of an element.
 DTYPES = {"float32": 4, "bfloat16": 2}
 WEIGHT_SCALE = 0.02
+# At a time, in float64, which is to stay near the caches.
+COMPARED_ELEMENTS = 1 << 18
 # How often an update has to touch each element: weight, gradient and state read, weight and state written.
 TOUCHES = {"AdamW": 7, "SGD": 5, "Adafactor": 3}
 # States as large as the weight.
@@ -93,9 +95,9 @@ class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
             raise UserError(f"{parameters.tensors} are more than {MOST_ELEMENTS} elements: take fewer or smaller ones.")
 
     def footprint_bytes(self, parameters: OptimizerUpdateParameters) -> int:
-        """Weights, gradients and states, and weights and states as they were before the update that is checked."""
+        """Weights, gradients and states, and all of them as they were before the update that is checked."""
         states = STATES[parameters.optimizer]
-        return (2 + states + 1 + states) * DTYPES[parameters.dtype] * parameters.tensors.elements
+        return (2 + states + 2 + states) * DTYPES[parameters.dtype] * parameters.tensors.elements
 
     def work(self, parameters: OptimizerUpdateParameters) -> Work:
         """Bytes that have to be read and written once; arithmetic is beside that nothing, and not counted."""
@@ -195,21 +197,23 @@ class UpdateSteps(Steps):
 
         States in 8 bits are known to their makers alone: there an optimizer without any makes a first update.
         """
-        optimizer, dtype = self._parameters.optimizer, self._parameters.dtype
+        after = self.tensors
+        before = [self._standing(group) for group in self._groups(self.tensors)]
         if self._low_memory:
-            before = [reference.Standing(each.detach(), each.grad, {}) for each in self.tensors]
-            fresh = [self._copy(each) for each in self.tensors]
-            self._make(fresh).step()
-            after = [reference.Standing(each.detach(), None, {}) for each in fresh]
+            after = [self._copy(each) for each in self.tensors]
+            self._make(after).step()
         else:
-            before = [self._standing(each, copied=True) for each in self.tensors]
             self.step(0)
-            after = [self._standing(each) for each in self.tensors]
-        step = 1 if self._low_memory else self._taken
-        checks = []
-        for number, (start, end) in enumerate(zip(before, after, strict=True)):
-            found = reference.compared(optimizer, start, end, step, dtype, with_state=not self._low_memory)
-            checks.append(replace(found, first=found.first and f"tensor {number}: {found.first}"))
+        step, number, checks = 1 if self._low_memory else self._taken, 0, []
+        optimizer, dtype = self._parameters.optimizer, self._parameters.dtype
+        for start, group in zip(before, self._groups(after), strict=True):
+            end = self._standing(group)
+            checks.append(
+                reference.compared(
+                    optimizer, start, end, step, dtype, with_state=not self._low_memory, first_number=number
+                )
+            )
+            number += len(group)
         return together(checks)
 
     def observed(self) -> Mapping[str, Observed]:
@@ -222,13 +226,17 @@ class UpdateSteps(Steps):
             found["passing"] = float(peak_bytes(lambda: self.step(0), self._where.device))
         return {name: Observed("B", (value,)) for name, value in found.items()}
 
-    def _standing(self, tensor: Any, copied: bool = False) -> reference.Standing:
-        """Weight, gradient and state; copies where an update is to come."""
-        state = reference.states(self.optimizer.state[tensor])
-        if copied:
-            copies = {name: value.clone() for name, value in state.items()}
-            return reference.Standing(tensor.detach().clone(), tensor.grad, copies)
-        return reference.Standing(tensor.detach(), tensor.grad, state)
+    def _groups(self, tensors: list[Any]) -> list[list[Any]]:
+        """Tensors that are compared at once: many small ones would take longer than their elements."""
+        count = max(1, COMPARED_ELEMENTS // self._parameters.tensors.elements_each)
+        return [tensors[first : first + count] for first in range(0, len(tensors), count)]
+
+    def _standing(self, group: list[Any]) -> reference.Standing:
+        """Copies of weights, gradients and states, stacked; without the states that only their makers know."""
+        stack = self._where.torch.stack
+        states = [] if self._low_memory else [reference.states(self.optimizer.state[each]) for each in group]
+        state = {name: stack([each[name] for each in states]) for name in (states[0] if states else ())}
+        return reference.Standing(stack([each.detach() for each in group]), stack([each.grad for each in group]), state)
 
     def _parameter(self, generator: Any) -> Any:
         torch, shape = self._where.torch, self._parameters.tensors

@@ -73,8 +73,8 @@ def test_a_state_that_goes_wrong_is_found_though_weights_are_right():
     steps.optimizer.step = then_spoil
     checked = steps.check()
     assert checked.wrong == 1
-    assert "exp_avg_sq is" in checked.first
-    assert "(3, 4)" in checked.first
+    assert checked.first.startswith("exp_avg_sq is")
+    assert "(0, 3, 4)" in checked.first
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -94,7 +94,7 @@ def test_a_single_weight_of_a_large_set_that_misses_its_update_is_found(tensor, 
     steps.optimizer.step = but_one
     checked = steps.check()
     assert checked.wrong == 1
-    assert checked.first.startswith(f"tensor {tensor}: ")
+    assert f" at ({tensor}, " in checked.first
 
 
 @pytest.mark.parametrize(("optimizer", "bytes_each"), [("AdamW", 8), ("SGD", 4), ("Adafactor", 4 * (24 + 16) / 384)])
