@@ -61,6 +61,10 @@ class Repeated(Steps):
     sets: int = 1
     unchecked: str = ""
 
+    def launch(self, index: int) -> None:
+        """A step, by the name that spot checks have for it (measure/spot_checks.py)."""
+        self.step(index)
+
     @abstractmethod
     def poison(self, index: int | None = None) -> None:
         """Leave nothing there, in one place or in all, that could pass for a result."""

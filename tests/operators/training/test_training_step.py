@@ -9,16 +9,20 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.steady import SteadyRule
+from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.operators.training import training_step
 from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
 from pyperf_suite.operators.training.trained_shape import PRECISIONS
 from pyperf_suite.operators.training.training_step import TrainingStep, TrainingStepParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.profiles import Effort
 
 torch = pytest.importorskip("torch")
 
 CPU = Device("cpu")
+BRIEF = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.05), StopRule(time_cap_s=0.2))
 SMALL = TrainingStepParameters(hidden=64, heads=4, layers=3, seq=16, batch=2)
 SHAPES = {
     "gpt-2": SMALL,
@@ -250,3 +254,33 @@ def test_a_backend_that_cannot_take_the_shape_says_why():
     shape = TrainingStepParameters(hidden=32, heads=4, layers=1, seq=8, attention="flash", dropout=0.5)
     with pytest.raises(Unsupported, match="flash attention cannot take heads of 8"):
         gpt.require_attention(shape, "cpu", torch.float32)
+
+
+class WrongFromTheNinth:
+    """Turns a gradient's sign from the ninth backward pass on: after verification, before timing ends."""
+
+    def __init__(self, backward, weight):
+        self.backward, self.weight, self.calls = backward, weight, 0
+
+    def __call__(self, steps, result):
+        self.backward(steps, result)
+        self.calls += 1
+        if self.calls > 8:
+            self.weight(steps).grad[0, 0] *= -1
+
+
+def test_a_step_that_goes_wrong_while_it_is_timed_is_found(monkeypatch):
+    spoilt = WrongFromTheNinth(training_step.TorchSteps.backward, lambda steps: steps.model.blocks[0].mlp.up.weight)
+    monkeypatch.setattr(training_step.TorchSteps, "backward", lambda steps, result: spoilt(steps, result))
+    answer = measure_case(Case("training_step", SMALL, "torch"), BRIEF, CPU)
+    assert answer["outcome"] == "failed"
+    assert answer["reason"].startswith("Wrong result while it was timed")
+
+
+def test_a_record_says_how_many_steps_were_checked_or_why_none_were():
+    answer = measure_case(Case("training_step", SMALL, "torch"), BRIEF, CPU)
+    assert answer["outcome"] == "ok", answer
+    assert answer["verification"]["launches_checked"] >= 2
+    assert answer["verification"]["bitwise"]
+    answer = measure_case(Case("training_step", replace(SMALL, part="train"), "torch"), BRIEF, CPU)
+    assert "weights that the last one left" in answer["verification"]["unchecked"]
