@@ -60,6 +60,8 @@ class Repeated(Steps):
 
     sets: int = 1
     unchecked: str = ""
+    # Whether `check` sees more than a step on every place: it is then made before timing and after as well.
+    sees_more: bool = False
 
     def launch(self, index: int) -> None:
         """A step, by the name that spot checks have for it (measure/spot_checks.py)."""

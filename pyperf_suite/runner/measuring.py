@@ -193,16 +193,22 @@ def _stepped(workload: Workload[Any], case: Case, effort: Effort | None, device:
             "kernel": dataclasses.asdict(steps.kernel),
             "work": dataclasses.asdict(workload.work(case.parameters)),
         }
-        checks = None
-        if isinstance(steps, Repeated) and not steps.unchecked:
-            judge = _OwnJudge(steps)
-            checks = SpotChecks(steps, judge)
-            checks.before_timing()
-            result["verification"] = judge.told | checks.report()
+        repeated = steps if isinstance(steps, Repeated) and not steps.unchecked else None
+        own = None
+        if repeated is None or repeated.sees_more:
+            own = result["verification"] = _verdict(steps.check())
+            if not own["passed"]:
+                return result | _wrong(own["message"], "before timing")
+        checks = judge = None
+        if repeated is None:
+            result["verification"] |= {"unchecked": steps.unchecked}
         else:
-            result["verification"] = _verdict(steps.check()) | {"unchecked": steps.unchecked}
-        if not result["verification"]["passed"]:
-            return result | _wrong(result["verification"]["message"], "before timing")
+            judge = _OwnJudge(repeated)
+            checks = SpotChecks(repeated, judge)
+            passed = checks.before_timing().passed
+            result["verification"] = (own if own and passed else judge.told) | checks.report()
+            if not passed:
+                return result | _wrong(judge.told["message"], "before timing")
         if effort is None:
             return result | {"outcome": "ok"}
         try:
@@ -211,13 +217,14 @@ def _stepped(workload: Workload[Any], case: Case, effort: Effort | None, device:
                 checks.after_timing()
                 result["verification"] |= checks.report()
         except WrongLaunch as wrong:
-            result["verification"] |= judge.told
+            result["verification"] |= judge.told if judge else {}
             return result | _wrong(str(wrong), "while it was timed")
         observed = {name: observed_metric(each) for name, each in steps.observed().items()}
         result["metrics"] |= {name: dataclasses.asdict(metric) for name, metric in observed.items()}
-        again = _verdict(steps.check()) if checks is None else result["verification"]
-        if not again["passed"]:
-            return result | _wrong(again["message"], "after timing")
+        if own:
+            again = _verdict(steps.check())
+            if not again["passed"]:
+                return result | _wrong(again["message"], "after timing")
         return result | {"outcome": "ok"}
     finally:
         steps.close()
