@@ -60,6 +60,7 @@ OF_TORCH = {
     "pyperf_suite.operators.training.parallel.allocations",
     "pyperf_suite.operators.training.parallel.part",
     "pyperf_suite.operators.training.peak_bytes",
+    "pyperf_suite.operators.training.rounding",
     "pyperf_suite.operators.training.saved_bytes",
 }
 

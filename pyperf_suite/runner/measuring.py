@@ -28,7 +28,7 @@ from pyperf_suite.operators.cuda import context_is_lost, cuda_device
 from pyperf_suite.operators.operator import Checked, Inspected, Inspection, Launches, Operator
 from pyperf_suite.operators.ranked import Ranked
 from pyperf_suite.operators.torch_device import leave_nothing_behind
-from pyperf_suite.operators.workload import Observed, Workload
+from pyperf_suite.operators.workload import Observed, Repeated, Workload
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
@@ -186,27 +186,62 @@ class _Judge:
 
 
 def _stepped(workload: Workload[Any], case: Case, effort: Effort | None, device: Device) -> dict[str, Any]:
-    """A workload's steps, which check themselves before they are timed and after."""
+    """A workload's steps, which check what they leave before they are timed and after; meanwhile where they repeat."""
     steps = workload.implementation(case.implementation).prepare(case.parameters, case.seed, device)
     try:
         result: dict[str, Any] = {
             "kernel": dataclasses.asdict(steps.kernel),
             "work": dataclasses.asdict(workload.work(case.parameters)),
-            "verification": _verdict(steps.check()),
         }
-        if not result["verification"]["passed"]:
-            return result | _wrong(result["verification"]["message"], "before timing")
+        repeated = steps if isinstance(steps, Repeated) and not steps.unchecked else None
+        own = None
+        if repeated is None or repeated.sees_more:
+            own = result["verification"] = _verdict(steps.check())
+            if not own["passed"]:
+                return result | _wrong(own["message"], "before timing")
+        checks = judge = None
+        if repeated is None:
+            result["verification"] |= {"unchecked": steps.unchecked}
+        else:
+            judge = _OwnJudge(repeated)
+            checks = SpotChecks(repeated, judge)
+            passed = checks.before_timing().passed
+            result["verification"] = (own if own and passed else judge.told) | checks.report()
+            if not passed:
+                return result | _wrong(judge.told["message"], "before timing")
         if effort is None:
             return result | {"outcome": "ok"}
-        result |= _sampled(steps.step, steps.stopwatch, case, effort, device)
+        try:
+            result |= _sampled(steps.step, steps.stopwatch, case, effort, device, checks)
+            if checks is not None:
+                checks.after_timing()
+                result["verification"] |= checks.report()
+        except WrongLaunch as wrong:
+            result["verification"] |= judge.told if judge else {}
+            return result | _wrong(str(wrong), "while it was timed")
         observed = {name: observed_metric(each) for name, each in steps.observed().items()}
         result["metrics"] |= {name: dataclasses.asdict(metric) for name, metric in observed.items()}
-        again = _verdict(steps.check())
-        if not again["passed"]:
-            return result | _wrong(again["message"], "after timing")
+        if own:
+            again = _verdict(steps.check())
+            if not again["passed"]:
+                return result | _wrong(again["message"], "after timing")
         return result | {"outcome": "ok"}
     finally:
         steps.close()
+
+
+class _OwnJudge:
+    """What steps say of what the last one left in a place, as a verdict; `told` is the last as a record keeps it."""
+
+    def __init__(self, steps: Repeated) -> None:
+        self._steps = steps
+        self.told: dict[str, Any] = {}
+
+    def __call__(self, index: int) -> Verification:
+        checked = self._steps.left(index)
+        self.told = _verdict(checked)
+        share = checked.wrong / max(1, checked.compared)
+        return Verification(self.told["passed"], "full", share, 0.0, share, (), self.told["message"])
 
 
 def _verdict(checked: Checked) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.operators.cores import require_cores
@@ -14,13 +14,12 @@ from pyperf_suite.operators.operator import Checked, Kernel, Work
 from pyperf_suite.operators.torch_device import TorchDevice
 from pyperf_suite.operators.training.shape import TransformerShape
 from pyperf_suite.operators.training.trained_shape import require_for_reference
-from pyperf_suite.operators.workload import Steps, Workload, WorkloadImplementation
+from pyperf_suite.operators.workload import Repeated, Steps, Workload, WorkloadImplementation
 
 # In the order of a block; "activation" is GELU, or SiLU times up where gated.
 BLOCK_PARTS = ("norm", "qkv", "scores", "projection", "up", "activation", "down", "residual")
+RESULT = "the result"
 PART_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Relative norm against float64: rounding of operands and results, which order 1 is when anything is left out.
-LIMIT = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class TorchPart(WorkloadImplementation[BlockPartParameters]):
         return PartSteps(parameters, seed, TorchDevice(device, parameters.workers, queueing="open"))
 
 
-class PartSteps(Steps):
+class PartSteps(Repeated):
     """Forward of one part on seeded standard normal data, without autograd."""
 
     def __init__(self, parameters: BlockPartParameters, seed: int, where: TorchDevice) -> None:
@@ -130,6 +129,9 @@ class PartSteps(Steps):
                 self._weights.append(torch.randn(p.product[1], generator=generator).to(**kind))
         elif p.part == "norm":
             self._weights = [torch.randn(p.hidden, generator=generator).to(**kind) for _ in range(1 if p.gated else 2)]
+        self._seed = seed
+        self._result: Any = None
+        self._due: tuple[Any, Any] | None = None
         self.kernel = Kernel(p.part, "torch", where.details())
 
     @property
@@ -137,19 +139,50 @@ class PartSteps(Steps):
         return self._where.stopwatch
 
     def step(self, index: int) -> None:
+        self._result = None
         with self._where.torch.no_grad():
-            self._run(self._inputs, self._weights)
+            self._result = self._run(self._inputs, self._weights)
 
-    def check(self) -> Checked:
-        """The result in norm against float64 on the CPU, where attention is written out."""
+    def poison(self, index: int | None = None) -> None:
+        """No result: one that no step makes is missed."""
+        self._result = None
+
+    def left(self, index: int) -> Checked:
+        """Every element of the result against float64, where attention is written out; on a GPU by the GPU."""
+        from pyperf_suite.operators.training.rounding import compared
+
+        exact, limit = self._expected()
+        return compared({RESULT: self._result}, {RESULT: exact}, {RESULT: limit})
+
+    def kept(self, index: int) -> Any:
+        return self._result.clone()
+
+    def equals(self, index: int, kept: Any) -> bool:
+        return self._result is not None and bool(self._where.torch.equal(self._result, kept))
+
+    def _expected(self) -> tuple[Any, Any]:
+        """The result in float64, and by how much each element may be off."""
+        if self._due is None:
+            try:
+                self._due = self._computed_on(self._where.device)
+            except RuntimeError as error:
+                if not self._where.is_gpu or not out_of_memory(error):
+                    raise
+                self._due = self._computed_on("cpu")
+        return self._due
+
+    def _computed_on(self, place: Any) -> tuple[Any, Any]:
+        from pyperf_suite.operators.training.rounding import RoundedOperations, Rounding, limits
+
+        p = self._p
+        inputs, weights = ([each.to(place).double() for each in group] for group in (self._inputs, self._weights))
+        run = self._attention_written_out if p.part == "scores" else self._run
+        rounding = Rounding.of(p.dtype, max(p.product or (p.hidden, p.seq)))
         with self._where.torch.no_grad():
-            found = self._run(self._inputs, self._weights).cpu().double()
-            inputs, weights = ([each.cpu().double() for each in group] for group in (self._inputs, self._weights))
-            exact = self._attention_written_out(inputs[0]) if self._p.part == "scores" else self._run(inputs, weights)
-        off = float((found - exact).norm() / exact.norm())
-        limit = LIMIT[self._p.dtype]
-        wrong = not off <= limit
-        return Checked(int(wrong), found.numel(), f"{off:.2g} off in norm, and {limit:g} is allowed" if wrong else "")
+            exact = run(inputs, weights)
+            with RoundedOperations(rounding, self._seed + 1, place):
+                moved = run(inputs, weights)
+        return exact, limits({RESULT: exact}, {RESULT: moved}, rounding, summed=0)[RESULT]
 
     def _run(self, inputs: list[Any], weights: list[Any]) -> Any:
         functional, p = self._where.torch.nn.functional, self._p
@@ -172,13 +205,14 @@ class PartSteps(Steps):
         parts = projected.split((p.hidden, keys, keys), dim=-1)
         return [part.view(p.batch, p.seq, -1, head_dim).transpose(1, 2) for part in parts]
 
-    def _attention_written_out(self, projected: Any) -> Any:
-        torch, p = self._where.torch, self._p
-        # Scores before the mask, behind it, and as weights.
-        require_for_reference(3 * projected.element_size() * p.batch * p.heads * p.seq**2)
+    def _attention_written_out(self, inputs: list[Any], _weights: list[Any]) -> Any:
+        torch, p, projected = self._where.torch, self._p, inputs[0]
+        if projected.device.type == "cpu":
+            # Scores before the mask, behind it, and as weights.
+            require_for_reference(3 * projected.element_size() * p.batch * p.heads * p.seq**2)
         q, k, v = self._heads(projected)
         group = p.heads // p.key_value_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        hidden_keys = torch.ones(p.seq, p.seq, dtype=torch.bool).triu(1)
+        hidden_keys = torch.ones(p.seq, p.seq, dtype=torch.bool, device=projected.device).triu(1)
         scores = (q @ k.transpose(-2, -1)) / (p.hidden // p.heads) ** 0.5
         return scores.masked_fill(hidden_keys, float("-inf")).softmax(dim=-1) @ v

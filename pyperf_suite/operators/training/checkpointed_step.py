@@ -19,12 +19,7 @@ from pyperf_suite.operators.cores import require_cores
 from pyperf_suite.operators.operator import Checked, Work
 from pyperf_suite.operators.torch_device import TorchDevice
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.operators.training.training_step import (
-    GRADIENT_LIMIT,
-    TorchSteps,
-    TrainingStep,
-    TrainingStepParameters,
-)
+from pyperf_suite.operators.training.training_step import TorchSteps, TrainingStep, TrainingStepParameters
 from pyperf_suite.operators.workload import Observed, Steps, Workload, WorkloadImplementation
 
 # A float64 reference of more FLOPs takes longer than what it judges; beyond, it is the same model without checkpointing
@@ -106,6 +101,9 @@ class CheckpointedSteps(TorchSteps):
     def __init__(self, parameters: CheckpointedStepParameters, seed: int, where: TorchDevice, budget: int) -> None:
         super().__init__(parameters, seed, where)
         self._budget = budget
+        self._shares_reference &= self._affords_float64(1)
+        if not self._affords_float64(parameters.batch):
+            self.unchecked = self.unchecked or "A whole batch would take too long in float64: one sequence is compared."
         with self._one_sequence():
             kept_of_one = self._kept()
         # What is kept grows with the batch exactly; so a batch far too large is told without being tried.
@@ -118,14 +116,19 @@ class CheckpointedSteps(TorchSteps):
             raise Unsupported(_does_not_fit(parameters, f"a step holds up to {self._peak / 1e6:.4g} MB", budget))
 
     def check(self) -> Checked:
-        """Gradients of the first sequence against float64, and that weights are finite after an update.
+        """The batch against float64, or its first sequence where all of it would take too long.
 
-        Where float64 would take too long, against the same model without checkpointing on the same device.
+        Where that would too, against the same model without checkpointing on the same device.
         """
+        if self._affords_float64(self._parameters.batch):
+            return super().check()
+        with self._one_sequence():
+            return super().check()
+
+    def _affords_float64(self, sequences: int) -> bool:
         passes = PASSES if self._parameters.part == "forward" else 1
         flop = TrainingStep().work(self._parameters).flop * passes / self._parameters.batch
-        with self._one_sequence():
-            return super().check() if flop <= FLOAT64_FLOP else self._against_unchecked()
+        return flop * sequences <= FLOAT64_FLOP
 
     def observed(self) -> Mapping[str, Observed]:
         """Bytes: `kept` for backward, `fixed` (weights and moments), the `peak`, the `budget`.
@@ -181,25 +184,19 @@ class CheckpointedSteps(TorchSteps):
         finally:
             self.inputs, self._upstream = whole, upstream
 
-    def _against_unchecked(self) -> Checked:
-        """Each parameter's gradient beside the one that the model gives when it drops nothing."""
-        limit = GRADIENT_LIMIT[self._parameters.element]
-        found, plain = self._gradients(self.model, self.inputs, self._precision()), self._without_checkpointing()
-        wrong = []
-        for name, gradient in found.items():
-            error = float((gradient - plain[name]).norm() / plain[name].norm())
-            if not error <= limit:
-                wrong.append(f"the gradient of {name} is {error:.2g} off in norm, and {limit:g} is allowed")
-        return Checked(len(wrong), len(found), wrong[0] if wrong else "")
-
-    def _without_checkpointing(self) -> dict[str, Any]:
+    def _by_formula(self, model: Any, place: Any, dtype: Any) -> dict[str, Any]:
+        """Where float64 would take too long, of this very model while it drops nothing."""
+        if self._affords_float64(1):
+            return super()._by_formula(model, place, dtype)
         from pyperf_suite.operators.training.gpt import Blocks
 
         stacks = [each for each in self.model.modules() if isinstance(each, Blocks)]
         for stack in stacks:
             stack.checkpointing = Checkpointing()
         try:
-            return self._gradients(self.model, self.inputs, self._precision())
+            with self._without_dropout(), self._precision():
+                own_type = getattr(self._where.torch, self._parameters.weights)
+                return super()._by_formula(self.model, self._where.device, own_type)
         finally:
             for stack in stacks:
                 stack.checkpointing = self._parameters.checkpointing

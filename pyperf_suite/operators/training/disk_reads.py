@@ -6,6 +6,7 @@ The file is unlinked before its first byte is written, so that nothing of it out
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 from abc import abstractmethod
 from pathlib import Path
@@ -19,7 +20,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.operator import Checked, Kernel
 from pyperf_suite.operators.training.host_memory import ANY_NODE, Bytes, fill, page_aligned
 from pyperf_suite.operators.training.transfer_parameters import TransferParameters, refuse_pinned
-from pyperf_suite.operators.workload import Steps, WorkloadImplementation
+from pyperf_suite.operators.workload import Repeated, Steps, WorkloadImplementation, together
 
 # Where runs are kept unless told otherwise (runner/results.py, which stands above this layer).
 RESULTS = Path("bench_results")
@@ -88,8 +89,10 @@ class DirectReads(DiskReads):
         return FileReads(parameters, seed, folder, os.O_DIRECT, "O_DIRECT")
 
 
-class FileReads(Steps):
-    """Reads of the next piece of a file, round and round."""
+class FileReads(Repeated):
+    """Reads of the next piece of a file, round and round, into one place."""
+
+    sees_more = True
 
     def __init__(self, parameters: TransferParameters, seed: int, folder: Path, flag: int, path: str) -> None:
         self._size_bytes = parameters.size_bytes
@@ -97,6 +100,7 @@ class FileReads(Steps):
         self._written = page_aligned(self._pieces * self._size_bytes)
         fill(self._written, seed)
         self._target = page_aligned(self._size_bytes)
+        self._begin = 0  # of the piece that was read last
         self._room = self._target.data
         self._file = _written_file(folder, self._written, flag)
         # Not where it lies: results tell of no path on a machine.
@@ -104,8 +108,30 @@ class FileReads(Steps):
         details["virtualised"] = cpu.detect().virtualised
         self.kernel = Kernel("preadv", path, details)
 
+    def launch(self, index: int) -> None:
+        """Of any piece."""
+        self.step(random.randrange(self._pieces))
+
+    def poison(self, index: int | None = None) -> None:
+        np.invert(self._piece_read(), out=self._target)
+
+    def left(self, index: int) -> Checked:
+        """Every byte of the piece that was read last."""
+        differ = np.flatnonzero(self._target != self._piece_read())
+        first = f"byte {self._begin + differ[0]} of the file was read as it was not written" if differ.size else ""
+        return Checked(int(differ.size), self._size_bytes, first)
+
+    def kept(self, index: int) -> None:
+        """Nothing: what was written is there to compare with."""
+
+    def equals(self, index: int, kept: object) -> bool:
+        return np.array_equal(self._target, self._piece_read())
+
+    def _piece_read(self) -> Bytes:
+        return self._written[self._begin : self._begin + self._size_bytes]
+
     def step(self, index: int) -> None:
-        begin = (index % self._pieces) * self._size_bytes
+        begin = self._begin = (index % self._pieces) * self._size_bytes
         done = os.preadv(self._file, [self._room], begin)
         while done < self._size_bytes:  # a signal, or more than one call may read (2 GiB)
             more = os.preadv(self._file, [self._room[done:]], begin + done)
@@ -115,16 +141,13 @@ class FileReads(Steps):
 
     def check(self) -> Checked:
         """Pieces spread over the whole file, first and last among them, byte by byte."""
-        wrong, compared, first = 0, 0, ""
+        checks = []
         for piece in np.unique(np.linspace(0, self._pieces - 1, MOST_CHECKED, dtype=int)).tolist():
-            written = self._written[piece * self._size_bytes : (piece + 1) * self._size_bytes]
-            np.invert(written, out=self._target)
+            self._begin = piece * self._size_bytes
+            self.poison()
             self.step(piece)
-            differ = np.flatnonzero(self._target != written)
-            if differ.size and not first:
-                first = f"byte {piece * self._size_bytes + differ[0]} of the file was read as it was not written"
-            wrong, compared = wrong + int(differ.size), compared + written.size
-        return Checked(wrong, compared, first)
+            checks.append(self.left(0))
+        return together(checks)
 
     def close(self) -> None:
         if self._file >= 0:

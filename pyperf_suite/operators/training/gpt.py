@@ -156,8 +156,10 @@ class Gpt(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(self.get_buffer("places")[: tokens.shape[1]])
         x = self.blocks(functional.dropout(x, self.dropout, self.training))
-        logits = self.logits(self.norm(x))
-        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        logits = self.logits(self.norm(x)).flatten(0, 1)
+        # In float32 where it was less, but a float64 reference stays one.
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return functional.cross_entropy(logits.to(wide), targets.flatten())
 
 
 def norm(shape: TransformerShape) -> nn.Module:

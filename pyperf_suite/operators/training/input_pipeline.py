@@ -20,7 +20,7 @@ from pyperf_suite.operators import scratch
 from pyperf_suite.operators.operator import Checked, Kernel, Work
 from pyperf_suite.operators.torch_device import TorchDevice
 from pyperf_suite.operators.training.data_files import KINDS, DataFiles, wrong_samples
-from pyperf_suite.operators.workload import Observed, Steps, Workload, WorkloadImplementation
+from pyperf_suite.operators.workload import Observed, Repeated, Steps, Workload, WorkloadImplementation
 
 # What a step of the model keeps busy: a device of its own, on which the host waits; or a core of the host.
 MODELS = ("device", "host")
@@ -113,11 +113,14 @@ class TorchLoader(WorkloadImplementation[InputPipelineParameters]):
         return LoaderSteps(parameters, seed, TorchDevice(device, workers=1, queueing="open"))
 
 
-class LoaderSteps(Steps):
+class LoaderSteps(Repeated):
     """A loop over an epoch without end: where one begins, workers start, which is told apart (see `observed`).
 
-    The host's clock is right on a GPU too, as an iteration ends when the device is done.
+    The host's clock is right on a GPU too, as an iteration ends when the device is done. While timed, a step's last
+    batch is checked, before and after a whole epoch.
     """
+
+    sees_more = True
 
     def __init__(self, parameters: InputPipelineParameters, seed: int, where: TorchDevice) -> None:
         self._parameters, self._where = parameters, where
@@ -131,6 +134,7 @@ class LoaderSteps(Steps):
             self.close()
             raise
         self._batches: Iterator[Any] | None = None
+        self._last: tuple[Any, Any] | None = None
         self._told: deque[tuple[float, float]] = deque(maxlen=MOST_TOLD)
         details = {"bytes_a_file": self._files.bytes_a_file, "products_a_step": self._model.products}
         details["cores"] = cpu.detect().usable_cores
@@ -145,6 +149,31 @@ class LoaderSteps(Steps):
         seconds = [self._iterate() for _ in range(self._parameters.iterations)]
         waited, modelled = (sum(column) / len(seconds) for column in zip(*seconds, strict=True))
         self._told.append((waited, modelled))
+
+    def launch(self, index: int) -> None:
+        """A step whose times are not told of."""
+        self.step(index)
+        self._told.pop()
+
+    def poison(self, index: int | None = None) -> None:
+        """No batch: one that no step hands out is missed."""
+        self._last = None
+
+    def left(self, index: int) -> Checked:
+        """Each sample of the last batch, as it was written."""
+        if self._last is None:
+            return Checked(1, 1, "no batch came")
+        numbers, samples = self._last[0].tolist(), self._last[1].cpu().numpy()
+        wrong = [
+            number for number, each in zip(numbers, samples, strict=True) if not self._files.is_right(number, each)
+        ]
+        return Checked(len(wrong), len(numbers), f"sample {wrong[0]} is not what was written" if wrong else "")
+
+    def kept(self, index: int) -> None:
+        """Nothing: samples are made anew from their numbers."""
+
+    def equals(self, index: int, kept: object) -> bool:
+        return self.left(index).wrong == 0
 
     def check(self) -> Checked:
         """One epoch: every sample once, and as it was written."""
@@ -178,9 +207,10 @@ class LoaderSteps(Steps):
         """Seconds of waiting for a batch and having it where the model is, and of the model's step."""
         assert self._batches is not None
         begin = time.perf_counter()
-        _, samples = next(self._batches)
+        numbers, samples = next(self._batches)
         if self._where.is_gpu:
             samples = samples.to(self._where.device, non_blocking=self._parameters.pinned)
+        self._last = numbers, samples
         arrived = time.perf_counter()
         self._model.step()
         return arrived - begin, time.perf_counter() - arrived

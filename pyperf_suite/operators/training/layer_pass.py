@@ -20,15 +20,12 @@ from pyperf_suite.operators.operator import Checked, Kernel, Work
 from pyperf_suite.operators.torch_device import TorchDevice
 from pyperf_suite.operators.training import layers
 from pyperf_suite.operators.training.layers import LayerPassParameters
-from pyperf_suite.operators.workload import Observed, Steps, Workload, WorkloadImplementation
+from pyperf_suite.operators.workload import Observed, Repeated, Steps, Workload, WorkloadImplementation
 
 # An element may be off by so much of its own size and the tensor's root mean square together, the whole in norm by the
 # second: rounding of operands and results, and what sums over tokens make of it. An element nobody wrote is off by 1.
 ELEMENT_LIMIT = {"float32": 1e-3, "tfloat32": 3e-2, "bfloat16": 0.1, "float16": 2e-2}
 NORM_LIMIT = {"float32": 1e-4, "tfloat32": 3e-3, "bfloat16": 2e-2, "float16": 3e-3}
-
-# Up to this the float64 reference is computed on the CPU, above it on the GPU that is measured (verify.FLOP_BUDGET).
-CPU_REFERENCE_FLOP = 2e10
 
 # Operands that together exceed the caches this many times over are cold when their turn comes (see runner/measuring);
 # of operands that small that it took more sets, the caches are part of the answer.
@@ -90,7 +87,7 @@ class _Set:
     result: Any
 
 
-class LayerSteps(Steps):
+class LayerSteps(Repeated):
     """Passes that rotate through sets of operands; results are allocated at each, as they are in training."""
 
     def __init__(self, parameters: LayerPassParameters, seed: int, where: TorchDevice, cache_bytes: int) -> None:
@@ -101,7 +98,9 @@ class LayerSteps(Steps):
             torch.backends.cudnn.allow_tf32 = p.dtype == "tfloat32"
         set_elements = p.elements + math.prod(p.output)  # the result's gradient beside it
         wanted = math.ceil(CACHE_TURNOVER * cache_bytes / (set_elements * p.element_bytes))
-        self._sets = [self._set(seed + number) for number in range(min(wanted, MOST_SETS))]
+        self.sets = min(wanted, MOST_SETS)
+        self._sets = [self._set(seed) for _ in range(self.sets)]
+        self._results: list[tuple[Any, ...] | None] = [None] * self.sets
         if isinstance(where.stopwatch, CudaStopwatch):
             where.stopwatch.sets = len(self._sets)
         details = {
@@ -116,13 +115,30 @@ class LayerSteps(Steps):
         return self._where.stopwatch
 
     def step(self, index: int) -> None:
-        self._run(self._sets[index % len(self._sets)])
+        place = index % self.sets
+        self._results[place] = None
+        self._results[place] = self._run(self._sets[place])
 
-    def check(self) -> Checked:
-        """What the pass computes of the first operands, element by element and in norm, against float64."""
+    def poison(self, index: int | None = None) -> None:
+        """No results: those that no pass makes are missed."""
+        for place in range(self.sets) if index is None else (index,):
+            self._results[place] = None
+
+    def kept(self, index: int) -> Any:
+        return [each.detach().clone() for each in self._results[index] or ()]
+
+    def equals(self, index: int, kept: Any) -> bool:
+        found = self._results[index]
+        return found is not None and all(map(self._where.torch.equal, found, kept))
+
+    def left(self, index: int) -> Checked:
+        """What the last pass over those operands gave, element by element and in norm, against float64."""
+        results = self._results[index]
+        if results is None:
+            return Checked(1, 1, "no result")
         wrong, compared, first = 0, 0, ""
-        for name, found, exact in zip(self._names, self._run(self._sets[0]), self._exact, strict=True):
-            off = (found.detach().cpu().double() - exact).abs()
+        for name, found, exact in zip(self._names, results, self._exact, strict=True):
+            off = (found.detach().to(exact.device).double() - exact).abs()
             limit = ELEMENT_LIMIT[self._parameters.dtype] * (exact.abs() + exact.square().mean().sqrt())
             bad = ~(off <= limit)
             norm = float(off.norm() / exact.norm())
@@ -202,15 +218,14 @@ class LayerSteps(Steps):
 
     @functools.cached_property
     def _exact(self) -> tuple[Any, ...]:
-        """What the pass must compute of the first operands, in float64."""
+        """What the pass must compute of the operands, in float64, where they are."""
         torch, p, own = self._where.torch, self._parameters, self._sets[0]
-        on_cpu = not self._where.is_gpu or layers.work(p).flop <= CPU_REFERENCE_FLOP
-        place = torch.device("cpu") if on_cpu else self._where.device
+        place = self._where.device
         inputs = tuple(each.detach().to(place, torch.float64).requires_grad_() for each in own.inputs)
         weights = tuple(each.detach().to(place, torch.float64).requires_grad_() for each in own.weights)
         result = layers.written_out(torch, p, inputs, weights)
         if p.phase == "forward":
-            return (result.detach().cpu(),)
+            return (result.detach(),)
         upstream = own.upstream.to(place, torch.float64)
         gradients = torch.autograd.grad(result, self._wanted(inputs, weights), upstream)
-        return tuple(each.cpu() for each in gradients)
+        return tuple(gradients)

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.stopwatch import Stopwatch
@@ -20,15 +18,14 @@ from pyperf_suite.operators.cores import require_cores
 from pyperf_suite.operators.operator import Checked, Kernel, Work
 from pyperf_suite.operators.torch_device import TorchDevice
 from pyperf_suite.operators.training import optimizer_reference as reference
-from pyperf_suite.operators.workload import Observed, Steps, Workload, WorkloadImplementation
+from pyperf_suite.operators.workload import Observed, Steps, Workload, WorkloadImplementation, together
 
 OPTIMIZERS = tuple(reference.UPDATES)
-# Bytes of an element, and the share by which an update or a state may differ from float64's: some roundings each.
-DTYPES = {"float32": (4, 1e-4), "bfloat16": (2, 0.05)}
-EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7}
+# Bytes of an element.
+DTYPES = {"float32": 4, "bfloat16": 2}
 WEIGHT_SCALE = 0.02
-# A check in float64 takes tensors from both ends until it has so many elements.
-CHECKED_ELEMENTS = 1 << 20
+# At a time, in float64, which is to stay near the caches.
+COMPARED_ELEMENTS = 1 << 18
 # How often an update has to touch each element: weight, gradient and state read, weight and state written.
 TOUCHES = {"AdamW": 7, "SGD": 5, "Adafactor": 3}
 # States as large as the weight.
@@ -98,14 +95,13 @@ class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
             raise UserError(f"{parameters.tensors} are more than {MOST_ELEMENTS} elements: take fewer or smaller ones.")
 
     def footprint_bytes(self, parameters: OptimizerUpdateParameters) -> int:
-        """Weights, gradients and states."""
-        width, _ = DTYPES[parameters.dtype]
-        return (2 + STATES[parameters.optimizer]) * width * parameters.tensors.elements
+        """Weights, gradients and states, and all of them as they were before the update that is checked."""
+        states = STATES[parameters.optimizer]
+        return (2 + states + 2 + states) * DTYPES[parameters.dtype] * parameters.tensors.elements
 
     def work(self, parameters: OptimizerUpdateParameters) -> Work:
         """Bytes that have to be read and written once; arithmetic is beside that nothing, and not counted."""
-        width, _ = DTYPES[parameters.dtype]
-        return Work(0, TOUCHES[parameters.optimizer] * width * parameters.tensors.elements)
+        return Work(0, TOUCHES[parameters.optimizer] * DTYPES[parameters.dtype] * parameters.tensors.elements)
 
 
 class TorchUpdate(WorkloadImplementation[OptimizerUpdateParameters]):
@@ -197,63 +193,50 @@ class UpdateSteps(Steps):
         self.optimizer.step()
 
     def check(self) -> Checked:
-        """One more update of some tensors, weights and states, against float64 from where they stand.
+        """One more update of all tensors, weights and states element by element, against float64 from where they stand.
 
         States in 8 bits are known to their makers alone: there an optimizer without any makes a first update.
         """
-        numbers = self._checked_tensors()
+        after = self.tensors
+        before = [self._standing(group) for group in self._groups(self.tensors)]
         if self._low_memory:
-            fresh = [self._copy(self.tensors[number]) for number in numbers]
-            start: list[Any] = [(_array(each), _array(each.grad), {}) for each in fresh]
-            self._make(fresh).step()
-            return self._compared(start, [(_array(each), None) for each in fresh], 1)
-        before = [self._standing(self.tensors[number]) for number in numbers]
-        self.step(0)
-        after = [self._standing(self.tensors[number]) for number in numbers]
-        return self._compared(before, [(weight, state) for weight, _, state in after], self._taken)
+            after = [self._copy(each) for each in self.tensors]
+            self._make(after).step()
+        else:
+            self.step(0)
+        step, number, checks = 1 if self._low_memory else self._taken, 0, []
+        optimizer, dtype = self._parameters.optimizer, self._parameters.dtype
+        for start, group in zip(before, self._groups(after), strict=True):
+            end = self._standing(group)
+            checks.append(
+                reference.compared(
+                    optimizer, start, end, step, dtype, with_state=not self._low_memory, first_number=number
+                )
+            )
+            number += len(group)
+        return together(checks)
 
     def observed(self) -> Mapping[str, Observed]:
         """Bytes: `state` that stays, and `passing`, the most an update takes beside it, where that can be watched."""
         from pyperf_suite.operators.training.peak_bytes import bytes_of, peak_bytes
 
-        kept = [value for each in self.tensors for value in self.optimizer.state[each].values() if _is_state(value)]
+        kept = [reference.states(self.optimizer.state[each]) for each in self.tensors]
         found = {"state": float(bytes_of(kept))}
         if self._where.is_gpu or not self._low_memory:
             found["passing"] = float(peak_bytes(lambda: self.step(0), self._where.device))
         return {name: Observed("B", (value,)) for name, value in found.items()}
 
-    def _compared(self, before: list[Any], after: list[Any], step: int) -> Checked:
-        """Each element of weights and states; the first that is wrong in words."""
-        _, share = DTYPES[self._parameters.dtype]
-        epsilon = EPSILON[self._parameters.dtype]
-        update = reference.UPDATES[self._parameters.optimizer]
-        wrong, compared, first = 0, 0, ""
-        for (weight, gradient, state), (found, found_state) in zip(before, after, strict=True):
-            expected, expected_state = update(weight, gradient, state, step)
-            change = np.sqrt(np.mean((expected - weight) ** 2))
-            allowed = {"weight": 2 * epsilon * np.abs(expected) + share * (np.abs(expected - weight) + change)}
-            pairs = {"weight": (expected, found)}
-            for name, values in expected_state.items() if found_state is not None else ():
-                pairs[name] = (values, found_state.get(name, np.full_like(values, np.nan)))
-                allowed[name] = share * (np.abs(values) + np.sqrt(np.mean(values**2)))
-            for name, (should, is_) in pairs.items():
-                off = ~(np.abs(is_ - should) <= allowed[name])  # NaN is off
-                compared += off.size
-                wrong += int(off.sum())
-                if off.any() and not first:
-                    place = tuple(int(index) for index in np.argwhere(off)[0])
-                    first = f"{name} is {is_[place]:.7g} at {place} after step {step}, not {should[place]:.7g}"
-        return Checked(wrong, compared, first)
+    def _groups(self, tensors: list[Any]) -> list[list[Any]]:
+        """Tensors that are compared at once: many small ones would take longer than their elements."""
+        count = max(1, COMPARED_ELEMENTS // self._parameters.tensors.elements_each)
+        return [tensors[first : first + count] for first in range(0, len(tensors), count)]
 
-    def _checked_tensors(self) -> list[int]:
-        """Numbers of tensors, from the first and the last on."""
-        shape = self._parameters.tensors
-        count = min(shape.tensors, max(2, -(-CHECKED_ELEMENTS // shape.elements_each)))
-        return sorted({*range(-(-count // 2)), *range(shape.tensors - count // 2, shape.tensors)})
-
-    def _standing(self, tensor: Any) -> tuple[Any, Any, dict[str, Any]]:
-        state = {name: value for name, value in self.optimizer.state[tensor].items() if _is_state(value)}
-        return _array(tensor), _array(tensor.grad), {name: _array(value) for name, value in state.items()}
+    def _standing(self, group: list[Any]) -> reference.Standing:
+        """Copies of weights, gradients and states, stacked; without the states that only their makers know."""
+        stack = self._where.torch.stack
+        states = [] if self._low_memory else [reference.states(self.optimizer.state[each]) for each in group]
+        state = {name: stack([each[name] for each in states]) for name in (states[0] if states else ())}
+        return reference.Standing(stack([each.detach() for each in group]), stack([each.grad for each in group]), state)
 
     def _parameter(self, generator: Any) -> Any:
         torch, shape = self._where.torch, self._parameters.tensors
@@ -277,13 +260,3 @@ def _settings(optimizer: str) -> dict[str, Any]:
         "Adafactor": {"beta2_decay": reference.BETA2_DECAY, "eps": (None, reference.LEAST_SCALE), "d": reference.CLIP},
     }
     return {"lr": reference.LEARNING_RATE, "weight_decay": reference.WEIGHT_DECAY, **own[optimizer]}
-
-
-def _is_state(value: Any) -> bool:
-    """Whether it grows with the tensor, as the count of steps does not."""
-    return hasattr(value, "numel") and value.ndim > 0
-
-
-def _array(tensor: Any) -> Any:
-    # A copy, for a float64 view of a float64 tensor would change along.
-    return np.array(tensor.detach().cpu().double().numpy())

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.cores import require_cores
-from pyperf_suite.operators.operator import Checked, Work
+from pyperf_suite.operators.operator import Work
 from pyperf_suite.operators.torch_device import TorchDevice
-from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.operators.training.training_step import TorchSteps, TrainingStep, TrainingStepParameters
 from pyperf_suite.operators.workload import Observed, Steps, Workload, WorkloadImplementation
 
@@ -20,9 +19,6 @@ from pyperf_suite.operators.workload import Observed, Steps, Workload, WorkloadI
 # "nested": the same inside one context around the whole step, which alone drops them; "off": as nested, but with
 # cache_enabled=False, so that each use casts anew.
 CAST_CACHES = ("iteration", "nested", "off")
-
-# Of so many at a time float64 gradients are computed on a GPU: their scores take four times a half precision's memory.
-REFERENCE_SEQUENCES = 4
 
 
 @dataclass(frozen=True)
@@ -86,29 +82,17 @@ class PrecisionSteps(TorchSteps):
     def __init__(self, parameters: PrecisionStepParameters, seed: int, where: TorchDevice) -> None:
         super().__init__(parameters, seed, where)
         self._own = parameters
+        self.passes = parameters.micro_batches
 
     def step(self, index: int) -> None:
         self.model.zero_grad(set_to_none=True)
         with self._around_step():
             for _ in range(self._own.micro_batches):
+                self._result = None
                 result = self.forward()
+                self._result = result.detach()
                 with self._outside():
                     self.backward(result)
-
-    def check(self) -> Checked:
-        """As a step's own, and that each micro-batch has added the same to the gradients."""
-        checked = super().check()  # its last act is a step, whose gradients stay
-        wrong, first = checked.wrong, checked.first
-        summed = {name: each.double() for name, each in self._made().items()}
-        self.model.zero_grad(set_to_none=True)
-        self.backward(self.forward())
-        for name, each in self._made().items():
-            once = each.double() * self._own.micro_batches
-            # Sums in bfloat16 lose up to half of its last place at each addition.
-            if not float((summed[name] - once).norm()) <= 1e-2 * self._own.micro_batches * float(once.norm()):
-                wrong, first = wrong + 1, first or f"the gradient of {name} is not the sum over micro-batches"
-        self.model.zero_grad(set_to_none=True)
-        return Checked(wrong, checked.compared + len(summed), first)
 
     def observed(self) -> Mapping[str, Observed]:
         """Bytes between forward and backward and of the model, casts of weights in a step; a GPU's peak of a step."""
@@ -143,25 +127,6 @@ class PrecisionSteps(TorchSteps):
     def _made(self) -> dict[str, Any]:
         """The gradients that the last step left, by name."""
         return {name: each.grad for name, each in self.model.named_parameters()}
-
-    def _reference(self) -> dict[str, Any]:
-        """Of a GPU's large models by it, some sequences at a time: the gradients of a mean are a mean of gradients."""
-        return self._exact_by_parts() if self._where.is_gpu and self._own.vocab else super()._reference()
-
-    def _exact_by_parts(self) -> dict[str, Any]:
-        """In float64 where the model is."""
-        from pyperf_suite.operators.training import gpt
-
-        plain = replace(self._own, attention="explicit", checkpointing=Checkpointing(), dropout=0.0)
-        model = gpt.build(plain).to(self._where.device, self._where.torch.float64)
-        model.load_state_dict(self.model.state_dict())
-        exact: dict[str, Any] = {}
-        for first in range(0, self._own.batch, REFERENCE_SEQUENCES):
-            part = tuple(each[first : first + REFERENCE_SEQUENCES] for each in self.inputs)
-            for name, gradient in self._gradients(model, part, nullcontext()).items():
-                gradient *= len(part[0]) / self._own.batch
-                exact[name] = exact[name] + gradient if name in exact else gradient
-        return exact
 
     def _around_step(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._own.cast_cache == "iteration" else self._autocast()

@@ -71,11 +71,14 @@ class TrainedShape(TransformerShape):
         kept = kept_bytes(self.dimensions, self.batch, self.seq, self.keeping("cuda"))
         return self.state_bytes(updated) + int(kept.total)
 
-    def require_reference(self) -> None:
-        """Raise Unsupported where the host has no room for gradients in float64, attention written out."""
+    def require_reference(self, sequences: int) -> None:
+        """Raise Unsupported where the host has no room for gradients in float64, of so many sequences at a time.
+
+        Attention is written out; the model is kept, its gradients, the exact ones, rounded ones, and their limits.
+        """
         keeping = Keeping(DOUBLE, DOUBLE, attention="explicit", ends=bool(self.vocab))
-        kept = kept_bytes(self.dimensions, self.batch, self.seq, keeping).total
-        require_for_reference(int(self.dimensions.parameters) * 2 * DOUBLE + int(kept))
+        kept = kept_bytes(self.dimensions, sequences, self.seq, keeping).total
+        require_for_reference(int(self.dimensions.parameters) * 5 * DOUBLE + int(kept))
 
 
 def require_for_reference(nbytes: int) -> None:

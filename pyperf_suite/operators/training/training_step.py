@@ -5,27 +5,40 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from pyperf_suite.errors import Unsupported, UserError
+import numpy as np
+
+from pyperf_suite.errors import Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.model_flops import PASSES, model_flop
+from pyperf_suite.measure.arrays import computed_anew
 from pyperf_suite.measure.stopwatch import Stopwatch
+from pyperf_suite.operators import scratch
 from pyperf_suite.operators.cores import require_cores
 from pyperf_suite.operators.operator import Checked, Kernel, Work
 from pyperf_suite.operators.torch_device import TorchDevice
+from pyperf_suite.operators.training import optimizer_reference as reference
+from pyperf_suite.operators.training.gradients import fingerprint
+from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.operators.training.trained_shape import TrainedShape
-from pyperf_suite.operators.workload import Steps, Workload, WorkloadImplementation
+from pyperf_suite.operators.workload import Repeated, Steps, Workload, WorkloadImplementation, together
 
 # Forward alone, with what backward needs being kept; with backward; with AdamW's update as well.
 PARTS = ("forward", "step", "train")
 
-# Relative norm of a parameter's gradient against float64: rounding of each element times what a dozen layers make of
-# it. A wrong mask, a lost residual or a missing term is an error of order 1.
-GRADIENT_LIMIT = {"float32": 1e-3, "tfloat32": 3e-2, "bfloat16": 0.15, "float16": 3e-2}
+# Of so many at a time float64 gradients are computed: their scores take four times a half precision's memory.
+REFERENCE_SEQUENCES = 4
+
+RESULT = "the result"
+
+# Of AdamW's updates.
+LEARNING_RATE = 1e-4
+DECAY = 0.01
 
 
 @dataclass(frozen=True)
@@ -89,8 +102,11 @@ def _require_compiler(where: TorchDevice) -> None:
         raise Unsupported("torch.compile needs a C++ compiler on a CPU: install g++, or name one in CXX.")
 
 
-class TorchSteps(Steps):
+class TorchSteps(Repeated):
     """Steps of one model on one batch; gradients are made anew in each, as with zero_grad(set_to_none=True)."""
+
+    # How many passes add up to the gradients that a step leaves.
+    passes: int = 1
 
     def __init__(self, parameters: TrainingStepParameters, seed: int, where: TorchDevice) -> None:
         from pyperf_suite.operators.training import gpt
@@ -107,9 +123,17 @@ class TorchSteps(Steps):
         if parameters.compiled:
             _require_compiler(where)
         self._call = torch.compile(self.model) if parameters.compiled else self.model
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4) if parameters.part == "train" else None
+        self._optimizer = (
+            torch.optim.AdamW(self.model.parameters(), LEARNING_RATE, weight_decay=DECAY) if self._updates else None
+        )
         self._upstream: Any = None
-        self._exact: dict[str, Any] = {}
+        self._result: Any = None
+        self._shares_reference = not where.is_gpu
+        self._due: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        if self._updates:
+            self.unchecked = "Each step starts from the weights that the last one left."
+        elif parameters.dropout:
+            self.unchecked = "Each step drops other elements."
         self.kernel = Kernel(
             "transformer_step",
             "compiled" if parameters.compiled else "eager",
@@ -121,7 +145,9 @@ class TorchSteps(Steps):
         return self._where.stopwatch
 
     def step(self, index: int) -> None:
+        self._result = None
         result = self.forward()
+        self._result = result.detach()
         if self._parameters.part == "forward":
             return
         self.model.zero_grad(set_to_none=True)
@@ -136,65 +162,174 @@ class TorchSteps(Steps):
 
     def backward(self, result: Any) -> None:
         """Gradients of the loss, or of the output's product with a seeded standard normal."""
-        if result.ndim == 0:
-            result.backward()
-            return
-        if self._upstream is None:
-            generator = self._where.torch.Generator().manual_seed(self._seed + 1)
-            drawn = self._where.torch.randn(result.shape, generator=generator)
-            self._upstream = drawn.to(result.device, result.dtype)
-        result.backward(self._upstream)
+        result.backward(self._above() if result.ndim else None)
 
     def check(self) -> Checked:
-        """Each parameter's gradient against float64, without dropout; and that weights are finite after an update."""
-        limit = GRADIENT_LIMIT[self._parameters.element]
-        found = self._gradients(self.model, self.inputs, self._precision())
-        if not self._exact or self._optimizer is not None:
-            self._exact = self._reference()  # stays right as long as nothing updates the weights
-        wrong = []
-        for (name, gradient), reference in zip(found.items(), self._exact.values(), strict=True):
-            error = float((gradient - reference).norm() / reference.norm())
-            if not error <= limit:
-                wrong.append(f"the gradient of {name} is {error:.2g} off in norm, and {limit:g} is allowed")
-        self.step(0)
-        for name, weight in self.model.named_parameters():
-            if not weight.isfinite().all():
-                wrong.append(f"{name} is no longer finite")
-        return Checked(len(wrong), 2 * len(found), wrong[0] if wrong else "")
+        """A step without dropout, and with the seeded weights where it updates them; then every weight's update too."""
+        if self._updates:
+            self._start_anew()
+        self._expected()
+        self.poison()
+        with self._without_dropout():
+            self.step(0)
+        return together([self.left(0), *([self._updated()] if self._updates else ())])
+
+    def poison(self, index: int | None = None) -> None:
+        """No result and no gradients: what a step does not make is missed."""
+        self._result = None
+        self.model.zero_grad(set_to_none=True)
+
+    def left(self, index: int) -> Checked:
+        """The result and each parameter's gradient against float64, element by element."""
+        from pyperf_suite.operators.training.rounding import compared
+
+        return compared(self._left(), *self._expected())
+
+    def kept(self, index: int) -> Any:
+        return fingerprint(self._present())
+
+    def equals(self, index: int, kept: Any) -> bool:
+        return fingerprint(self._present()) == kept
+
+    def _above(self) -> Any:
+        """The gradient of a last block's output."""
+        if self._upstream is None:
+            generator = self._where.torch.Generator().manual_seed(self._seed + 1)
+            self._upstream = self._placed(self._where.torch.randn(self.inputs[0].shape, generator=generator))
+        return self._upstream
+
+    @property
+    def _updates(self) -> bool:
+        return self._parameters.part == "train"
+
+    def _left(self) -> dict[str, Any]:
+        """What the last step left, by name; None for a gradient that it did not make."""
+        found = {RESULT: self._result}
+        if self._parameters.part != "forward":
+            found |= {f"the gradient of {name}": each.grad for name, each in self.model.named_parameters()}
+        return found
+
+    def _present(self) -> list[Any]:
+        return [each for each in self._left().values() if each is not None]
+
+    def _expected(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a step must leave, in float64, and by how much each element may be off.
+
+        Of the seeded weights: computed once, on a GPU by it, and shared by the run's processes on a CPU.
+        """
+        sequences = len(self.inputs[0])
+        if sequences not in self._due:
+            backward = "" if self._parameters.part == "forward" else f"with {self.passes} backward passes"
+            key = f"step of {self._plain()} {backward} seed {self._seed}, first {sequences} sequences"
+            keep = scratch.shared(key) if self._shares_reference else computed_anew
+            with warnings.catch_warnings():
+                # What other processes map as well is not writable, and nobody writes here.
+                warnings.simplefilter("ignore", UserWarning)
+                found = {
+                    name: self._where.torch.from_numpy(np.asarray(array))
+                    for name, array in keep("expected", self._reference).items()
+                }
+            exact, limits = (
+                {name.removeprefix(kind): each for name, each in found.items() if name.startswith(kind)}
+                for kind in ("exact ", "limit ")
+            )
+            self._due[sequences] = (exact, limits)
+        return self._due[sequences]
+
+    def _plain(self) -> TrainedShape:
+        """The model whose formula is the reference: attention written out, nothing dropped."""
+        shape = TrainedShape(**{each.name: getattr(self._parameters, each.name) for each in fields(TrainedShape)})
+        return replace(shape, attention="explicit", checkpointing=Checkpointing(), dropout=0.0)
 
     def _reference(self) -> dict[str, Any]:
-        """Gradients in float64 on the CPU, of the plain model with these very weights."""
+        """The exact result and gradients, and limits, in host memory; by the CPU where a GPU has no room."""
+        if self._where.is_gpu:
+            try:
+                return self._computed_on(self._where.device)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+        self._parameters.require_reference(min(len(self.inputs[0]), REFERENCE_SEQUENCES))
+        return self._computed_on("cpu")
+
+    def _computed_on(self, place: Any) -> dict[str, Any]:
+        from pyperf_suite.operators.training.rounding import RoundedOperations, Rounding, limits
+
+        p = self._parameters
+        model = self._seeded().to(place, self._where.torch.float64)
+        exact = self._by_formula(model, place, self._where.torch.float64)
+        # Where weights are cast for products, that rounds them too.
+        cast = p.precision.startswith("autocast_") or p.element == "tfloat32"
+        rounding = Rounding.of(p.element, max(p.width, p.hidden, p.vocab, p.tokens))
+        with RoundedOperations(rounding, self._seed + 2, place, weights=cast):
+            moved = self._by_formula(model, place, self._where.torch.float64)
+        summed = 0 if self._where.is_gpu or p.weights == "float32" else p.tokens
+        allowed = limits(exact, moved, rounding, summed)
+        found = {}
+        for name in exact:
+            times = 1 if name == RESULT else self.passes
+            right, limit = times * exact[name], times * allowed[name]
+            if times > 1:
+                # Each addition to what is there rounds the sum.
+                limit += times * rounding.stored * right.abs()
+            found[f"exact {name}"], found[f"limit {name}"] = right.cpu().numpy(), limit.cpu().numpy()
+        return found
+
+    def _seeded(self) -> Any:
+        """The plain model on the CPU, with the weights that steps began with, as rounded there."""
         from pyperf_suite.operators.training import gpt
-        from pyperf_suite.operators.training.shape import Checkpointing
 
-        self._parameters.require_reference()
-        plain = replace(self._parameters, attention="explicit", checkpointing=Checkpointing(), dropout=0.0)
-        model = gpt.build(plain).double()
-        state = {name: each.detach().cpu().double() for name, each in self.model.state_dict().items()}
-        model.load_state_dict(state)
-        inputs = tuple(each.cpu().double() if each.is_floating_point() else each.cpu() for each in self.inputs)
-        return self._gradients(model, inputs, nullcontext())
+        return gpt.build(self._plain(), self._seed).to(getattr(self._where.torch, self._parameters.weights))
 
-    def _gradients(self, model: Any, inputs: tuple[Any, ...], precision: AbstractContextManager[Any]) -> dict[str, Any]:
-        """By parameter's name, in float64 on the CPU, of the model as it is but for dropout."""
-        kept = [(module, module.dropout) for module in model.modules() if hasattr(module, "dropout")]
+    def _by_formula(self, model: Any, place: Any, dtype: Any) -> dict[str, Any]:
+        """Result and gradients of the first step, some sequences at a time: those of a mean are a mean."""
+        torch, count = self._where.torch, len(self.inputs[0])
+        names, weights = zip(*model.named_parameters(), strict=True)
+        results, sums = [], [torch.zeros_like(each, dtype=torch.float64) for each in weights]
+        for first in range(0, count, REFERENCE_SEQUENCES):
+            part = tuple(each[first : first + REFERENCE_SEQUENCES].to(place) for each in self.inputs)
+            result = model(*(each.to(dtype) if each.is_floating_point() else each for each in part))
+            is_loss = result.ndim == 0
+            share = len(part[0]) / count if is_loss else 1.0
+            results.append(result.detach().double() * share)
+            if self._parameters.part == "forward":
+                continue
+            upstream = None if is_loss else self._above()[first : first + REFERENCE_SEQUENCES].to(place, dtype)
+            for total, gradient in zip(sums, torch.autograd.grad(result, weights, upstream), strict=True):
+                total += gradient.double() * share
+        found = {RESULT: torch.stack(results).sum() if is_loss else torch.cat(results)}
+        if self._parameters.part != "forward":
+            found |= {f"the gradient of {name}": each.detach() for name, each in zip(names, sums, strict=True)}
+        return found
+
+    def _start_anew(self) -> None:
+        """The seeded weights, and an optimizer that has seen no step."""
+        assert self._optimizer is not None
+        self.model.load_state_dict(self._seeded().state_dict())
+        self._optimizer.state.clear()
+
+    def _updated(self) -> Checked:
+        """Each element of weights and moments after AdamW's first update, by the gradients that are there."""
+        assert self._optimizer is not None
+        seeded, checks = dict(self._seeded().named_parameters()), []
+        for name, weight in self.model.named_parameters():
+            before = reference.Standing(seeded[name].detach().to(weight.device), weight.grad, {})
+            after = reference.Standing(weight.detach(), None, reference.states(self._optimizer.state[weight]))
+            found = reference.compared("AdamW", before, after, 1, self._parameters.weights, LEARNING_RATE, DECAY)
+            checks.append(replace(found, first=found.first and f"{name}: {found.first}"))
+        return together(checks)
+
+    @contextmanager
+    def _without_dropout(self) -> Iterator[None]:
+        modules: list[Any] = [each for each in self.model.modules() if hasattr(each, "dropout")]
+        kept = [(module, module.dropout) for module in modules]
         for module, _ in kept:
             module.dropout = 0.0
         try:
-            model.zero_grad(set_to_none=True)
-            with precision:
-                result = (self._call if model is self.model else model)(*inputs)
-            self.backward(result)
+            yield
         finally:
             for module, share in kept:
                 module.dropout = share
-        # A weight that got no gradient has one that no limit takes for right.
-        gradients = {
-            name: (each.new_full(each.shape, float("nan")) if each.grad is None else each.grad).detach().cpu().double()
-            for name, each in model.named_parameters()
-        }
-        model.zero_grad(set_to_none=True)
-        return gradients
 
     def _precision(self) -> AbstractContextManager[Any]:
         torch = self._where.torch

@@ -29,7 +29,7 @@ from pyperf_suite.operators.training.host_memory import (
     running_on,
 )
 from pyperf_suite.operators.training.transfer_parameters import TransferParameters, refuse_pinned
-from pyperf_suite.operators.workload import Steps, Workload, WorkloadImplementation
+from pyperf_suite.operators.workload import Repeated, Steps, Workload, WorkloadImplementation
 
 # Copies rotate through buffers of this many times the level-2 caches, so that they do not find what the last ones left.
 CACHE_TURNOVER = 3
@@ -86,31 +86,41 @@ class Slots:
         return [buffer[start : start + self.size_bytes] for start in range(0, self.total_bytes, self.size_bytes)]
 
 
-class Copies(Steps):
+class Copies(Repeated):
     """Copies from a seeded source, in slots; subclasses know where source and target lie."""
 
     def __init__(self, slots: Slots) -> None:
-        self._slots = slots
+        self._slots, self.sets = slots, slots.count
 
     @abstractmethod
-    def poison(self) -> None:
-        """Leave no byte of the target as it must become."""
+    def poison(self, index: int | None = None) -> None:
+        """Leave no byte of a slot, or of all, as it must become."""
 
     @abstractmethod
-    def compared(self) -> tuple[Bytes, Bytes]:
-        """What arrived, when all has, and what was sent; both in host memory."""
+    def compared(self, index: int) -> tuple[Bytes, Bytes]:
+        """What arrived in a slot, when all has, and what was sent; both in host memory."""
 
-    def check(self) -> Checked:
-        """Every slot once, every byte compared."""
-        self.poison()
-        for index in range(self._slots.count):
-            self.step(index)
-        arrived, sent = self.compared()
+    def left(self, index: int) -> Checked:
+        """Every byte of a slot."""
+        arrived, sent = self.compared(index)
         differ = np.flatnonzero(arrived != sent)
-        first = (
-            f"byte {differ[0]} arrived as {arrived[differ[0]]} and was sent as {sent[differ[0]]}" if differ.size else ""
-        )
+        first = ""
+        if differ.size:
+            byte = differ[0]
+            first = f"byte {byte} of slot {index} arrived as {arrived[byte]} and was sent as {sent[byte]}"
         return Checked(int(differ.size), int(sent.size), first)
+
+    def kept(self, index: int) -> Any:
+        """Nothing: what was sent is there to compare with."""
+        return None
+
+    def equals(self, index: int, kept: Any) -> bool:
+        return np.array_equal(*self.compared(index))
+
+    def _bytes_of(self, index: int | None) -> slice:
+        if index is None:
+            return slice(None)
+        return slice(index * self._slots.size_bytes, (index + 1) * self._slots.size_bytes)
 
 
 class HostCopies(Copies):
@@ -130,11 +140,13 @@ class HostCopies(Copies):
         self.poison()
         self._details = {"slots": self._slots.count, "buffer_bytes": total_bytes}
 
-    def poison(self) -> None:
-        np.invert(self.source, out=self.target)
+    def poison(self, index: int | None = None) -> None:
+        where = self._bytes_of(index)
+        np.invert(self.source[where], out=self.target[where])
 
-    def compared(self) -> tuple[Bytes, Bytes]:
-        return self.target, self.source
+    def compared(self, index: int) -> tuple[Bytes, Bytes]:
+        where = self._bytes_of(index)
+        return self.target[where], self.source[where]
 
     def close(self) -> None:
         self._held.close()
@@ -266,12 +278,14 @@ class DeviceCopies(Copies):
         slot = index % self._slots.count
         self._targets[slot].copy_(self._sources[slot], non_blocking=self._pinned)
 
-    def poison(self) -> None:
+    def poison(self, index: int | None = None) -> None:
         self._where.synchronize()
-        inverted = self._where.torch.from_numpy(np.invert(self._sent))
-        (self._on_device if self._to_device else self._host).copy_(inverted)
+        where = self._bytes_of(index)
+        inverted = self._where.torch.from_numpy(np.invert(self._sent[where]))
+        (self._on_device if self._to_device else self._host)[where].copy_(inverted)
         self._where.synchronize()
 
-    def compared(self) -> tuple[Bytes, Bytes]:
+    def compared(self, index: int) -> tuple[Bytes, Bytes]:
         self._where.synchronize()
-        return (self._on_device.cpu() if self._to_device else self._host).numpy(), self._sent
+        where = self._bytes_of(index)
+        return (self._on_device[where].cpu() if self._to_device else self._host[where]).numpy(), self._sent[where]

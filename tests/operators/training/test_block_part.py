@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.training.block_part import BLOCK_PARTS, BlockPart, BlockPartParameters
+from pyperf_suite.operators.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
 from pyperf_suite.operators.training.shape import TransformerShape
 from pyperf_suite.operators.training.step_flop import asked_flop
 from pyperf_suite.runner.case import Case
@@ -44,6 +44,26 @@ def test_a_product_that_leaves_its_bias_out_is_found(monkeypatch):
     monkeypatch.setattr(
         steps, "_run", lambda inputs, weights: right(inputs, weights[: 2 if inputs[0].dtype == torch.float64 else 1])
     )
+    assert steps.check().wrong > 0
+
+
+@pytest.mark.parametrize("pick", ["largest", "usual"])
+@pytest.mark.parametrize("dtype", PART_DTYPES)
+@pytest.mark.parametrize("part", BLOCK_PARTS)
+def test_a_single_element_with_the_wrong_sign_is_found(part, dtype, pick, monkeypatch):
+    steps = BlockPart().implementation("torch").prepare(replace(SMALL, part=part, dtype=dtype, seq=64), 0, CPU)
+    right = steps._run
+
+    def flipped(inputs, weights):
+        result = right(inputs, weights)
+        if inputs[0].dtype != torch.float64:
+            sizes = result.reshape(-1).abs()
+            place = int(sizes.argmax() if pick == "largest" else sizes.argsort()[3 * len(sizes) // 5])
+            result = result.clone(memory_format=torch.contiguous_format)
+            result.view(-1)[place] *= -1
+        return result
+
+    monkeypatch.setattr(steps, "_run", flipped)
     assert steps.check().wrong == 1
 
 

@@ -69,6 +69,9 @@ def test_a_picture_of_another_shape_or_type_is_wrong(tmp_path):
     right = files[0][1]
     assert not files.is_right(0, right[:-1])
     assert not files.is_right(0, right.astype(np.float32))
+    spoilt = right.copy()
+    spoilt.reshape(-1)[7] += 1
+    assert not files.is_right(0, spoilt)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.training import layers
+from pyperf_suite.operators.training import layer_pass, layers
 from pyperf_suite.operators.training.layer_pass import LayerPass
 from pyperf_suite.operators.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, passes_of
 from pyperf_suite.runner.case import Case
@@ -58,8 +58,36 @@ def test_a_single_wrong_element_is_found_and_named(monkeypatch):
 
     monkeypatch.setattr(steps, "_run", once_wrong)
     checked = steps.check()
-    assert checked.wrong == 1
+    assert checked.wrong == steps.sets
     assert checked.first.startswith("the gradient of input 0 at (3, 7)")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("phase", ["forward", "dgrad", "wgrad"])
+def test_the_largest_element_with_the_wrong_sign_is_found_in_any_operand_set(phase, dtype, monkeypatch):
+    steps = prepared("linear", phase, dtype=dtype)
+    run = steps._run
+
+    def flipped(own):
+        (result,) = run(own)
+        result = result.detach().clone()
+        if own is steps._sets[-1]:
+            result.view(-1)[result.abs().argmax()] *= -1
+        return (result,)
+
+    monkeypatch.setattr(steps, "_run", flipped)
+    assert steps.check().wrong == 1
+
+
+def test_a_pass_that_is_wrong_on_one_operand_set_alone_is_found(monkeypatch):
+    run = layer_pass.LayerSteps._run
+
+    def wrong_on_the_third(steps, own):
+        return tuple(each * (2 if own is steps._sets[2] else 1) for each in run(steps, own))
+
+    monkeypatch.setattr(layer_pass.LayerSteps, "_run", wrong_on_the_third)
+    answer = measure_case(Case("layer_pass", replace(SMALL, layer="gelu"), "torch"), None, CPU)
+    assert answer["outcome"] == "failed"
 
 
 def test_a_result_with_nan_is_wrong(monkeypatch):
@@ -124,7 +152,7 @@ def test_operands_take_turns_until_they_exceed_the_caches():
     steps = prepared("gelu")
     assert steps.kernel.details["operand_sets"] == 8
     assert steps.kernel.details["cache"] == "partly_warm"
-    assert not torch.equal(steps._sets[0].inputs[0], steps._sets[1].inputs[0])
+    assert steps._sets[0].inputs[0].data_ptr() != steps._sets[1].inputs[0].data_ptr()
 
 
 def test_a_case_of_a_layer_is_measured_like_any_other():

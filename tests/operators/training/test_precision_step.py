@@ -9,7 +9,6 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.precision_step import CAST_CACHES, PrecisionStep, PrecisionStepParameters
-from pyperf_suite.operators.training.training_step import TorchSteps
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 
@@ -43,29 +42,17 @@ def test_gradients_are_the_same_however_long_casts_are_kept(cast_cache):
     assert checked.wrong == 0, checked.first
 
 
-@pytest.mark.parametrize("batch", [3, 4, 6])
-def test_gradients_by_parts_are_those_of_the_whole_batch(batch):
-    steps = prepared(replace(SMALL, batch=batch))
-    whole, by_parts = TorchSteps._reference(steps), steps._exact_by_parts()
-    assert by_parts.keys() == whole.keys()
-    for name, gradient in whole.items():
-        torch.testing.assert_close(by_parts[name], gradient)
-
-
 def test_a_micro_batch_that_is_left_out_is_found(monkeypatch):
     steps = prepared(replace(AUTOCAST, micro_batches=3))
     backward, calls = steps.backward, []
 
     def all_but_the_last(result):
         calls.append(1)
-        # The second to the fourth call are those of the step: the first is of the comparison with float64.
-        if len(calls) != 5:
+        if len(calls) != 3:
             backward(result)
 
     monkeypatch.setattr(steps, "backward", all_but_the_last)
-    checked = steps.check()
-    assert checked.wrong > 0
-    assert "is not the sum over micro-batches" in checked.first
+    assert steps.check().wrong > 0
 
 
 @pytest.mark.parametrize(("cast_cache", "casts"), [("iteration", 3), ("nested", 1), ("off", 3)])

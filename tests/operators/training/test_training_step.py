@@ -9,15 +9,20 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.steady import SteadyRule
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.operators.training import training_step
 from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
 from pyperf_suite.operators.training.trained_shape import PRECISIONS
 from pyperf_suite.operators.training.training_step import TrainingStep, TrainingStepParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.profiles import Effort
 
 torch = pytest.importorskip("torch")
 
 CPU = Device("cpu")
+BRIEF = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.05), StopRule(time_cap_s=0.2))
 SMALL = TrainingStepParameters(hidden=64, heads=4, layers=3, seq=16, batch=2)
 SHAPES = {
     "gpt-2": SMALL,
@@ -75,6 +80,83 @@ def test_a_mask_that_is_off_by_one_is_found(precision, monkeypatch):
     for block in steps.model.blocks:
         block.attention.hidden_keys = torch.ones(SMALL.seq, SMALL.seq, dtype=torch.bool).triu(2)
     assert steps.check().wrong > 0
+
+
+def flipping(steps, monkeypatch, name, pick):
+    """Has each backward pass turn the sign of one element of the gradient of `name`."""
+    backward, weight = steps.backward, dict(steps.model.named_parameters())[name]
+
+    def then_flip(result):
+        backward(result)
+        if weight.grad is not None:
+            weight.grad.view(-1)[pick(weight.grad.view(-1).abs())] *= -1
+
+    monkeypatch.setattr(steps, "backward", then_flip)
+
+
+def of_usual_size(sizes):
+    """The place of an element as large as half of all are, or larger."""
+    return int(sizes.argsort()[3 * len(sizes) // 5])
+
+
+@pytest.mark.parametrize("pick", [torch.argmax, of_usual_size], ids=["largest", "usual"])
+@pytest.mark.parametrize("precision", [each for each in PRECISIONS if each != "tfloat32"])
+@pytest.mark.parametrize(
+    "name", ["tokens.weight", "blocks.blocks.1.attention.qkv.weight", "blocks.blocks.0.mlp.up.bias"]
+)
+def test_a_single_element_with_the_wrong_sign_is_found(precision, name, pick, monkeypatch):
+    steps = prepared(replace(SMALL, precision=precision, vocab=96))
+    flipping(steps, monkeypatch, name, pick)
+    checked = steps.check()
+    assert checked.wrong == 1
+    assert f"gradient of {name} at" in checked.first
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_single_wrong_element_of_the_result_is_found(precision, monkeypatch):
+    steps = prepared(replace(SMALL, precision=precision, part="forward"))
+    assert steps.check().wrong == 0
+    forward = steps.forward
+
+    def spoilt():
+        result = forward().detach().clone()
+        result[1, 5, 7] += 0.5
+        return result
+
+    monkeypatch.setattr(steps, "forward", spoilt)
+    assert steps.check().wrong == 1
+
+
+@pytest.mark.parametrize("kind", ["weight", "exp_avg", "exp_avg_sq"])
+def test_a_single_weight_or_moment_that_an_update_gets_wrong_is_found(kind, monkeypatch):
+    steps = prepared(replace(SMALL, part="train"))
+    weight = steps.model.blocks[1].mlp.up.weight
+    update = steps._optimizer.step
+
+    def then_spoil():
+        update()
+        spoilt = weight.data if kind == "weight" else steps._optimizer.state[weight][kind]
+        spoilt[3, 4] += 1e-3
+
+    monkeypatch.setattr(steps._optimizer, "step", then_spoil)
+    assert steps.check().wrong == 1
+
+
+@pytest.mark.parametrize("vocab", [0, 96])
+def test_gradients_by_parts_are_those_of_the_whole_batch(vocab, monkeypatch):
+    steps = prepared(replace(SMALL, batch=6, vocab=vocab))
+    by_parts = steps._reference()
+    monkeypatch.setattr(training_step, "REFERENCE_SEQUENCES", 6)
+    for name, array in steps._reference().items():
+        if name.startswith("exact"):
+            assert by_parts[name] == pytest.approx(array, rel=1e-9, abs=1e-12)
+
+
+def test_processes_of_a_run_share_what_a_step_must_leave(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYPERF_SHARED", str(tmp_path))
+    assert prepared(SMALL).check().wrong == 0
+    monkeypatch.setattr(training_step.TorchSteps, "_computed_on", lambda *_: pytest.fail("computed again"))
+    assert prepared(replace(SMALL, checkpointing=Checkpointing("selective"))).check().wrong == 0
 
 
 def test_a_lost_residual_is_found(monkeypatch):
@@ -172,3 +254,33 @@ def test_a_backend_that_cannot_take_the_shape_says_why():
     shape = TrainingStepParameters(hidden=32, heads=4, layers=1, seq=8, attention="flash", dropout=0.5)
     with pytest.raises(Unsupported, match="flash attention cannot take heads of 8"):
         gpt.require_attention(shape, "cpu", torch.float32)
+
+
+class WrongFromTheNinth:
+    """Turns a gradient's sign from the ninth backward pass on: after verification, before timing ends."""
+
+    def __init__(self, backward, weight):
+        self.backward, self.weight, self.calls = backward, weight, 0
+
+    def __call__(self, steps, result):
+        self.backward(steps, result)
+        self.calls += 1
+        if self.calls > 8:
+            self.weight(steps).grad[0, 0] *= -1
+
+
+def test_a_step_that_goes_wrong_while_it_is_timed_is_found(monkeypatch):
+    spoilt = WrongFromTheNinth(training_step.TorchSteps.backward, lambda steps: steps.model.blocks[0].mlp.up.weight)
+    monkeypatch.setattr(training_step.TorchSteps, "backward", lambda steps, result: spoilt(steps, result))
+    answer = measure_case(Case("training_step", SMALL, "torch"), BRIEF, CPU)
+    assert answer["outcome"] == "failed"
+    assert answer["reason"].startswith("Wrong result while it was timed")
+
+
+def test_a_record_says_how_many_steps_were_checked_or_why_none_were():
+    answer = measure_case(Case("training_step", SMALL, "torch"), BRIEF, CPU)
+    assert answer["outcome"] == "ok", answer
+    assert answer["verification"]["launches_checked"] >= 2
+    assert answer["verification"]["bitwise"]
+    answer = measure_case(Case("training_step", replace(SMALL, part="train"), "torch"), BRIEF, CPU)
+    assert "weights that the last one left" in answer["verification"]["unchecked"]

@@ -15,11 +15,14 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import KernelFiles
+from pyperf_suite.measure.steady import SteadyRule
+from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.operators.training import disk_reads, host_memory
 from pyperf_suite.operators.training.transfer import MOST_SLOTS, Slots, Transfer
 from pyperf_suite.operators.training.transfer_parameters import TransferParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.profiles import Effort
 
 CPU = Device("cpu")
 WAYS = ("memcpy", "torch", "disk_cached")
@@ -68,13 +71,27 @@ def test_past_the_page_cache_every_byte_arrives_too(size_bytes, on_disk):
         steps.close()
 
 
+def test_a_copy_that_loses_a_byte_only_while_it_is_timed_is_found(monkeypatch):
+    whole, calls = ctypes.memmove, []
+
+    def losing(target, source, count):
+        calls.append(1)
+        whole(target, source, count - (len(calls) > 2 * Slots.beyond_caches(100_000).count))
+
+    monkeypatch.setattr(ctypes, "memmove", losing)
+    effort = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.05), StopRule(time_cap_s=0.2))
+    answer = measure_case(Case("transfer", TransferParameters(size_bytes=100_000), "memcpy"), effort, Device("cpu"))
+    assert answer["outcome"] == "failed"
+    assert answer["reason"].startswith("Wrong result while it was timed")
+
+
 def test_a_copy_that_loses_its_last_byte_is_found(monkeypatch):
     whole = ctypes.memmove
     steps = prepared("memcpy", 1000)
     monkeypatch.setattr(ctypes, "memmove", lambda target, source, count: whole(target, source, count - 1))
     checked = steps.check()
     assert checked.wrong == Slots.beyond_caches(1000).count
-    assert "byte 999 arrived as" in checked.first
+    assert "byte 999 of slot 0 arrived as" in checked.first
 
 
 def test_a_copy_from_another_slot_is_found(monkeypatch):
