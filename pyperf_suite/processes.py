@@ -82,7 +82,7 @@ def owned_name(kind: str, pid: int) -> str:
 
 
 def sweep() -> None:
-    """Remove this user's temporary folders whose owners no longer live; links are removed, never followed."""
+    """Remove this user's temporary folders whose owners no longer live; links are left alone, never followed."""
     if not hasattr(os, "getuid") or not _PROC.is_dir():
         return
     import shutil
