@@ -76,6 +76,8 @@ class WorkerPool:
         while self._workers:
             self._workers.popitem()[1].close()
         self._shared.cleanup()
+        # Where ranks met each other as they started: named after their torchrun, which is gone now.
+        sweep()
 
     def __enter__(self) -> WorkerPool:
         return self
