@@ -1,8 +1,8 @@
 """Kill runs of the command line at random moments and see that nothing is lost: python tools/kill_runs.py 200.
 
 Small runs, alone and with ranks, are killed and resumed again and again. After each kill a reader of this file's own
-compares the journal's bytes, and no process of the run may live on. In the end every visit has been measured once and no
-temporary folder is left. Only the sentinel differs from a user's run: importing torch for it would take most of the time.
+compares the journal's bytes, and no process of the run may live on. In the end every visit has been measured once and
+no temporary folder is left. Only the sentinel differs from a user's run: most of the time would go to importing torch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ORPHANS_S = 10.0
 LONGEST_RUN_S = 300.0
 
 COMMANDS = {
-    "run": "run tile_wave -a tile=32x32x32 -a k=32 -a workers=1 -a waves=1,2,3,4,5,6 -a schedule=data_parallel --device cpu",
-    "ranks": "collectives --ranks 2 -a op=all_reduce -a size=8,16,32,64,128,256,512,1024,2048,4096 --device cpu",
+    "run": "run tile_wave -a tile=32x32x32 -a k=32 -a workers=1 -a waves=1,2,3,4,5,6 -a schedule=data_parallel",
+    "ranks": "collectives --ranks 2 -a op=all_reduce -a size=8,16,32,64,128,256,512,1024,2048,4096",
 }
 # What is done to a run. The run alone is the hardest, for its workers and ranks are left.
 KINDS = (
@@ -181,7 +181,14 @@ class Campaign:
     def _start(self) -> subprocess.Popen[bytes]:
         environment = os.environ | {"PYTHONPATH": str(ROOT), MARK: self.mark, "TMPDIR": str(self.temporary)}
         command = [sys.executable, "-W", "ignore", __file__, "--as-command-line", *self.arguments]
-        command += ["--json", "--results", str(self.results), *(["--resume"] if self._can_resume() else [])]
+        command += [
+            "--json",
+            "--device",
+            "cpu",
+            "--results",
+            str(self.results),
+            *(["--resume"] if self._can_resume() else []),
+        ]
         self._errors = self.folder / "errors"
         with self._errors.open("ab") as errors:
             return subprocess.Popen(

@@ -59,6 +59,7 @@ class Starting:
     def hand_over(self) -> None:
         """The group's own watchdog has taken SIGTERM over. What was received before is acted on here, by ending."""
         self._stopped.set()
+        os.write(self._signals[1], b"\0")
         self._thread.join()
 
     def absent(self, ranks: Iterable[int]) -> dict[int, str]:
@@ -148,7 +149,7 @@ class Starting:
 
     def _end(self, sentence: str) -> None:
         sentence = self.tell(sentence)
-        print(f"rank {self._environment.rank}: {sentence}", file=sys.stderr, flush=True)
+        say(self._environment.rank, sentence)
         os._exit(EXIT_CODE)
 
     def _leave(self, pid: int) -> None:
@@ -196,6 +197,13 @@ def stand_by() -> Starting | None:
     if _started is None and environment.launched and environment.count > 1 and os.name == "posix":
         _started = Starting(environment)
     return _started
+
+
+def say(rank: int, sentence: str) -> None:
+    """The sentence as a line of its own: all ranks write at the same time, and what `print` writes in two can mix."""
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+        os.write(2, f"rank {rank}: {sentence}\n".encode(errors="replace"))
 
 
 def named(ranks: list[int]) -> str:

@@ -10,13 +10,12 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyperf_suite.ranks.starting import EXIT_CODE, Starting, named
+from pyperf_suite.ranks.starting import EXIT_CODE, Starting, named, say
 
 BEAT_S = 0.25
 # Heartbeats read this far apart tell who lives; long enough for a thread that gets a quarter of a busy core.
@@ -177,7 +176,7 @@ class Watchdog:
         for release in self._before_end:
             with contextlib.suppress(Exception):
                 release(sentence)
-        print(f"rank {self._rank}: {sentence}", file=sys.stderr, flush=True)
+        say(self._rank, sentence)
         for last_words in self._last_words:
             with contextlib.suppress(Exception):
                 last_words(sentence)

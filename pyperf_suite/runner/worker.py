@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from pyperf_suite.processes import end_with_parent
 from pyperf_suite.ranks.environment import rank_environment
-from pyperf_suite.ranks.starting import stand_by
+from pyperf_suite.ranks.starting import say, stand_by
 
 if TYPE_CHECKING:
     from pyperf_suite.ranks.group import Group
@@ -57,7 +57,7 @@ def _serve_as_a_rank(answers: IO[str]) -> None:
             lead(group, None)
         except RanksMissing as missing:
             _write(answers, _lost(str(missing)))
-            print(f"rank {group.rank}: {missing}", file=sys.stderr, flush=True)
+            say(group.rank, str(missing))
             sys.exit(2)
 
 
