@@ -5,12 +5,19 @@ The imports of the command line take a moment; who interrupts them gets a senten
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; a rank among others is seen by them before anything heavy is imported."""
     try:
+        from pyperf_suite.errors import UserError
+        from pyperf_suite.ranks.starting import stand_by
+
+        # What is wrong with the launcher's variables is told by the command that needs them.
+        with contextlib.suppress(UserError):
+            stand_by()
         from pyperf_suite.cli import main as command_line
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)

@@ -14,6 +14,7 @@ import pytest
 
 from pyperf_suite.pytest_run import USAGE_ERROR, SpokenErrors, SuiteRun
 from pyperf_suite.ranks.environment import rank_environment
+from pyperf_suite.ranks.starting import stand_by
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import PlannedCase  # noqa: F401 - the name inside the key below, for mypy
@@ -69,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     with SpokenErrors():
         rank = rank_environment().rank
+        stand_by()
     if rank:
         # One rank of several records and tells; what the others would print is the same lines again.
         config.option.verbose, config.option.no_header, config.option.no_summary = -2, True, True

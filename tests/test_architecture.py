@@ -17,7 +17,7 @@ PACKAGE = Path(pyperf_suite.__file__).parent
 # Lowest first. A part imports from parts below its own layer, never from beside or above.
 LAYERS = (
     ("errors",),
-    ("files", "nearest", "printable", "_native", "kernels"),
+    ("files", "nearest", "printable", "processes", "_native", "kernels"),
     ("hardware",),
     ("laws",),
     ("measure", "ranks"),
@@ -36,6 +36,7 @@ MEASURING_PATH = (
     "files",
     "nearest",
     "printable",
+    "processes",
     "laws",
     "hardware",
     "measure",

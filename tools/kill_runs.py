@@ -1,213 +1,302 @@
-"""Kill a run at so many random moments and see that nothing it had measured is lost: python tools/kill_runs.py 200.
+"""Kill runs of the command line at random moments and see that nothing is lost: python tools/kill_runs.py 200.
 
-A run of tiny cases, with the suite's own session, journal and workers, is killed with SIGKILL again and again: the run
-alone, the run with its workers, or a worker. After each kill every record that the run had been told is on disk has to
-be there, workers have to end by themselves, and the resumed run has to finish with every visit measured once.
+Small runs, alone and with ranks, are killed and resumed again and again. After each kill a reader of this file's own
+compares the journal's bytes, and no process of the run may live on. In the end every visit has been measured once and
+no temporary folder is left. Only the sentinel differs from a user's run: most of the time would go to importing torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
+import re
+import secrets
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
 
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-CASES = 50
-PROCESSES = 2
-# How long a worker whose run is gone may take to go too.
-ORPHANS_S = 20.0
-# What is killed: of the three kinds the run alone is the hardest, for its workers are left.
-KINDS = ("run", "run and workers", "worker")
+# All processes of a run inherit it, whatever sessions and groups they make.
+MARK = "PYPERF_KILL_RUNS"
+# How long processes whose run is gone may take to go too.
+ORPHANS_S = 10.0
+LONGEST_RUN_S = 300.0
+
+COMMANDS = {
+    "run": "run tile_wave -a tile=32x32x32 -a k=32 -a workers=1 -a waves=1,2,3,4,5,6 -a schedule=data_parallel",
+    "ranks": "collectives --ranks 2 -a op=all_reduce -a size=8,16,32,64,128,256,512,1024,2048,4096",
+}
+# What is done to a run. The run alone is the hardest, for its workers and ranks are left.
+KINDS = (
+    "run killed",
+    "run and its processes killed",
+    "a process of it killed",
+    "run stopped and killed",
+    "run stopped, continued and killed",
+    "a process of it stopped, continued, run killed",
+    "resumed twice at once, the winner killed",
+)
 
 
 def main() -> None:
-    """Either kill, as a person asked, or be the run that is killed."""
+    """Either kill, as a person asked, or be the command line that is killed."""
+    if sys.argv[1:2] == ["--as-command-line"]:
+        be_command_line(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kills", type=int, nargs="?", default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cases", type=int, default=CASES)
-    parser.add_argument("--as-run", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=COMMANDS, help="Kill only runs of this command.")
     asked = parser.parse_args()
-    if asked.as_run is not None:
-        measure(asked.as_run, asked.cases)
-        return
     with tempfile.TemporaryDirectory() as folder:
-        print(kill_runs(asked.kills, Path(folder), asked.seed, print, asked.cases))
+        commands = [asked.only] if asked.only else list(COMMANDS)
+        print(kill_runs(asked.kills, Path(folder), asked.seed, lambda line: print(line, flush=True), commands))
 
 
-def measure(results: Path, count: int) -> None:
-    """Begin or resume the run in that folder and tell of each visit once its record is on disk."""
-    from pyperf_suite.errors import UserError
-    from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.identity import identity
-    from pyperf_suite.runner import session as runner
-    from pyperf_suite.runner.results import create_run, find_run
+def be_command_line(arguments: list[str]) -> None:
+    """The suite's, with a product of our own kernel as its sentinel."""
+    from pyperf_suite.__main__ import main as command_line
 
-    plan, cpu = tiny_plan(count), resolve("cpu")
-    # The usual one is a library's, which takes longer to import than this whole run.
-    runner.SENTINELS = {"cpu": plan.cases[0].case}
-    try:
-        folder = find_run(results, identity(cpu), plan)
-    except UserError:
-        folder = create_run(results, identity(cpu), plan)
-    session = runner.Session(plan, folder).open()
-    for planned in plan.cases:
-        for record in session.measure(planned):
-            print(record.outcome, record.case_id, record.process, flush=True)
-    session.finish()
-    print("finished", flush=True)
+    sys.argv = ["pyperf-suite", *arguments]
+    if arguments[:1] == ["run"]:
+        from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+        from pyperf_suite.operators.matmul import MatmulParameters
+        from pyperf_suite.runner import session
+        from pyperf_suite.runner.case import Case
+
+        tiny = MatmulParameters(8, 8, 8, Schedule("data_parallel", 1), Tile(32, 32, 32))
+        session.SENTINELS["cpu"] = Case("matmul", tiny, "native")
+    else:
+        from pyperf_suite.runner import session
+
+        session.Session._measure_sentinel = lambda _: None
+    command_line()
 
 
-def tiny_plan(count: int):
-    """Products of our own kernel that take microseconds, each visited by two processes."""
-    from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-    from pyperf_suite.measure.steady import SteadyRule
-    from pyperf_suite.measure.stop_rule import StopRule
-    from pyperf_suite.operators.matmul import MatmulParameters
-    from pyperf_suite.runner.case import Case
-    from pyperf_suite.runner.plan import Plan, PlannedCase
-    from pyperf_suite.runner.profiles import Effort, Profile
-
-    effort = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.02))
-    schedule, tile = Schedule("persistent", 1), Tile(32, 32, 32)
-    cases = [
-        Case("matmul", MatmulParameters(size, size, size, schedule, tile), "native") for size in range(8, 8 + count)
-    ]
-    profile = Profile("quick", PROCESSES, effort, "to be killed")
-    return Plan(tuple(PlannedCase("tile_wave", case) for case in cases), profile, resolve("cpu"))
-
-
-def kill_runs(kills: int, folder: Path, seed: int = 0, tell=lambda _: None, cases: int = CASES) -> str:
+def kill_runs(
+    kills: int,
+    folder: Path,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
+    commands: list[str] | None = None,
+) -> str:
     """Kill so often, and return a sentence on what was seen. Raises AssertionError where anything was lost."""
-    draw, done, finished, number = random.Random(seed), Counter(), 0, 0
-    while sum(done.values()) < kills:
-        results, number = folder / f"results-{number}", number + 1
-        while not is_complete(results, cases):
-            kind = draw.choice(KINDS) if sum(done.values()) < kills else None
-            told, killed = run_until_killed(results, cases, kind, draw)
-            if kind is not None:
-                done[kind] += killed
-            check(results, told)
-            tell(f"{sum(done.values())} kills ({dict(done)}), {finished} runs finished")
+    draw, done, finished = random.Random(seed), Counter(), 0
+    while done.total() < kills:
+        name = draw.choice(commands or list(COMMANDS))
+        campaign = Campaign(COMMANDS[name].split(), folder / f"{name}-{finished}", draw)
+        while done.total() < kills and not campaign.is_over:
+            kind = draw.choice(KINDS)
+            if campaign.kill(kind):
+                done[f"{name}: {kind}"] += 1
+                tell(f"{done.total()} kills, {finished} runs finished; the last: {name}: {kind}")
+        campaign.finish()
         finished += 1
-    kinds = ", ".join(f"{count} of the {kind}" for kind, count in sorted(done.items()))
-    return f"{sum(done.values())} kills ({kinds}), {finished} runs finished; no record was lost or measured twice."
+    kinds = "; ".join(f"{count} of {kind}" for kind, count in sorted(done.items()))
+    return (
+        f"{done.total()} kills ({kinds}), {finished} runs finished; no record was lost or measured twice, "
+        f"no process lived {ORPHANS_S:g} s longer than its run, no temporary folder was left."
+    )
 
 
-def run_until_killed(results: Path, cases: int, kind: str | None, draw: random.Random) -> tuple[set[str], int]:
-    """Run, and kill at a random moment what `kind` says, None for nothing: the visits told, and whether it came to it.
+@dataclass
+class Campaign:
+    """One run that is killed and resumed until it is over."""
 
-    Most moments lie within the first visits, where a kill by the clock would mostly meet Python's imports.
-    """
-    results.mkdir(exist_ok=True)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "ignore", __file__, "--as-run", str(results), "--cases", str(cases)]
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        run = subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
+    arguments: list[str]
+    folder: Path
+    draw: random.Random
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    seen: bytes = b""  # whole lines of the journal when it was last looked at
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.results, self.temporary = self.folder / "results", self.folder / "tmp"
+        for each in (self.results, self.temporary):
+            each.mkdir(parents=True)
+
+    def kill(self, kind: str) -> bool:
+        """Go on with the run and do this to it; False where it ended first, or there was nothing to do it to."""
+        twice = "twice" in kind and self._can_resume()
+        runs = [self._start() for _ in range(2 if twice else 1)]
         try:
-            killed = 0
-            if kind is not None and (
-                is_running_after(run, draw.uniform(0.0, 4.0))
-                if draw.random() < 0.25
-                else has_told(run, output, draw.randrange(8)) and is_running_after(run, draw.uniform(0.0, 0.1))
-            ):
-                killed = kill(run, kind, draw)
-            run.wait(timeout=300)
+            run = self._the_winner(runs) if twice else runs[0]
+            if run is None or not self._comes_to_a_moment(run):
+                return False
+            before = self.journal()
+            killed = self._do(kind, run)
+            for each in runs:
+                self._end(each, was_killed=killed)
+            assert self.journal().startswith(whole_lines(before)), "records are gone after a kill"
+            return killed
         finally:
-            run.kill()
-        output.seek(0)
-        lines = output.read().decode().split("\n")[:-1]  # a line that was cut off was not told
-        errors.seek(0)
-        assert run.returncode in (0, -9), errors.read().decode()
-    return {line for line in lines if line.startswith("ok ")}, killed
+            for each in runs:
+                each.kill()
+                each.wait()
+            self._wait_for_orphans()
+            self._look()
 
+    def finish(self) -> None:
+        """Go on with it undisturbed, and see that each visit has been measured once and nothing is left."""
+        self._end(self._start(), was_killed=False)
+        self._wait_for_orphans()
+        self._look()
+        left = [path.name for path in self.temporary.iterdir() if path.name.startswith("pyperf_")]
+        assert not left, f"temporary folders are left: {left}"
+        planned = json.loads(next(self.results.glob("*/*/run.json")).read_text())
+        visits = measured(self.seen)
+        assert len(visits) >= planned["cases"] * planned["processes"], f"{len(visits)} visits of {planned}"
+        # By the suite's own readers too: what they show is what this one has read.
+        from pyperf_suite.history.stored.store import Store
+        from pyperf_suite.runner.journal import read_journal
 
-def is_running_after(run: subprocess.Popen, seconds: float) -> bool:
-    """Whether it is still there when so many seconds have passed."""
-    try:
-        run.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
-
-
-def has_told(run: subprocess.Popen, output: IO[bytes], visits: int) -> bool:
-    """Wait until it has told of so many visits that were not measured before; False where it ended first."""
-    told_before = None
-    while run.poll() is None:
-        told = os.pread(output.fileno(), 1 << 20, 0).count(b"\n")
-        told_before = told if told_before is None and told else told_before
-        if told - (told_before or 0) >= visits:
-            return True
-        time.sleep(0.005)
-    return False
-
-
-def kill(run: subprocess.Popen, kind: str, draw: random.Random) -> int:
-    """Kill what `kind` says and wait for orphans; 0 where there was nothing left to kill."""
-    try:
-        workers = psutil.Process(run.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return 0
-    victims: list[Any] = draw.sample(workers, k=min(1, len(workers))) if kind == "worker" else [run]
-    victims += workers if kind == "run and workers" else []
-    for victim in victims:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            victim.kill()
-    if kind != "worker":
-        run.wait()
-        _, alive = psutil.wait_procs(workers, timeout=ORPHANS_S)
-        assert not alive, f"{len(alive)} workers outlived their run by {ORPHANS_S} s"
-    return int(bool(victims))
-
-
-def records_in(results: Path):
-    """All records of the one run there; none where it was killed before it had a journal."""
-    from pyperf_suite.runner.journal import read_journal
-
-    journals = list(results.glob("*/*/records.jsonl"))
-    assert len(journals) <= 1, "a resumed run began another one"
-    return read_journal(journals[0]) if journals else []
-
-
-def check(results: Path, told: set[str]) -> None:
-    """Every visit that was told is there, and none twice; the newest run and the index can be read."""
-    from pyperf_suite.history.stored.find_side import find_side
-    from pyperf_suite.history.stored.store import Store
-
-    visits = [record for record in records_in(results) if record.kind == "timing"]
-    kept = Counter(f"ok {record.case_id} {record.process}" for record in visits if record.outcome == "ok")
-    assert told <= kept.keys(), f"lost: {told - kept.keys()}"
-    assert all(count == 1 for count in kept.values()), f"measured twice: {kept}"
-    if any(record.kind == "sentinel" or record.outcome == "ok" for record in records_in(results)):
-        find_side("latest", results)
-    for _ in range(2):  # as it was left, and made anew
-        with Store(results) as store:
+        kept = read_journal(self._journals()[0])
+        assert sum(record.outcome == "ok" and record.kind == "timing" for record in kept) == visits.total()
+        with Store(self.results) as store:
             store.update()
-            assert sum(run.ok for run in store.runs()) == sum(each.outcome == "ok" for each in records_in(results))
-        for index in results.glob(".index.sqlite*"):
-            index.unlink()
+            assert sum(each.ok for each in store.runs()) == sum(record.outcome == "ok" for record in kept)
+
+    def journal(self) -> bytes:
+        journals = self._journals()
+        assert len(journals) <= 1, "a resumed run began another one"
+        return journals[0].read_bytes() if journals else b""
+
+    def _journals(self) -> list[Path]:
+        return list(self.results.glob("*/*/records.jsonl"))
+
+    def _can_resume(self) -> bool:
+        return bool(list(self.results.glob("*/*/run.json")))
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = os.environ | {"PYTHONPATH": str(ROOT), MARK: self.mark, "TMPDIR": str(self.temporary)}
+        command = [sys.executable, "-W", "ignore", __file__, "--as-command-line", *self.arguments]
+        command += [
+            "--json",
+            "--device",
+            "cpu",
+            "--results",
+            str(self.results),
+            *(["--resume"] if self._can_resume() else []),
+        ]
+        self._errors = self.folder / "errors"
+        with self._errors.open("ab") as errors:
+            return subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=errors, env=environment, start_new_session=True
+            )
+
+    def _the_winner(self, runs: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes] | None:
+        """Of two that resume one run at once, the one that may; the other has to end in a sentence."""
+        end = time.monotonic() + LONGEST_RUN_S
+        while all(run.poll() is None for run in runs):
+            assert time.monotonic() < end, "neither of two resumes ended"
+            time.sleep(0.005)
+        loser, winner = sorted(runs, key=lambda run: run.poll() is None)
+        if loser.returncode == 0:
+            # The run was as good as over: one resumed it after the other.
+            winner.wait(LONGEST_RUN_S)
+            return None
+        assert loser.returncode == 2, self._said()
+        assert "Another process is writing" in self._said()
+        return winner
+
+    def _comes_to_a_moment(self, run: subprocess.Popen[bytes]) -> bool:
+        """Wait for a random moment; most lie within the visits, a kill by the clock would mostly meet imports."""
+        if self.draw.random() < 0.3:
+            pause_s = self.draw.uniform(0.0, 4.0)
+        else:
+            lines, begun = self.journal().count(b"\n") + self.draw.randrange(4), time.monotonic()
+            while run.poll() is None and self.journal().count(b"\n") <= lines:
+                assert time.monotonic() - begun < LONGEST_RUN_S, f"it hangs: {self._said()}"
+                time.sleep(0.005)
+            pause_s = self.draw.uniform(0.0, 0.2)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(timeout=pause_s)
+        return run.poll() is None
+
+    def _do(self, kind: str, run: subprocess.Popen[bytes]) -> bool:
+        """What the kind says; False where there is nothing to do it to."""
+        below = self._processes(but=run.pid)
+        if "a process of it" in kind and not below:
+            return False
+        victim = self.draw.choice(below) if "a process of it" in kind else psutil.Process(run.pid)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "stopped" in kind:
+                victim.suspend()
+                time.sleep(self.draw.uniform(0.0, 0.5))
+            if "continued" in kind:
+                victim.resume()
+                time.sleep(self.draw.uniform(0.0, 0.5))
+            if kind == "a process of it killed":
+                victim.kill()
+                return True
+            run.kill()
+            for each in below if kind == "run and its processes killed" else []:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+        return True
+
+    def _end(self, run: subprocess.Popen[bytes], was_killed: bool) -> None:
+        """Wait for its end, which has to be in order where nobody killed it."""
+        run.wait(LONGEST_RUN_S)
+        assert run.returncode in ((0, 2, -9) if was_killed else (0,)), f"it ended with {run.returncode}: {self._said()}"
+        assert "Traceback" not in self._said(), self._said()
+        self.is_over = self.is_over or run.returncode == 0
+
+    def _said(self) -> str:
+        return self._errors.read_text(errors="replace")
+
+    def _processes(self, but: int = 0) -> list[psutil.Process]:
+        """All that live and have this run's mark."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid != but and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+        return [each for each in found if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+    def _wait_for_orphans(self) -> None:
+        end = time.monotonic() + ORPHANS_S
+        while alive := self._processes():
+            assert time.monotonic() < end, f"these outlived their run by {ORPHANS_S:g} s: {alive}"
+            time.sleep(0.05)
+
+    def _look(self) -> None:
+        """See that all that was there is there, byte by byte, that every line is whole, and no visit measured twice."""
+        now = whole_lines(self.journal())
+        assert now.startswith(self.seen), "records of before are gone or changed"
+        self.seen = now
+        twice = {visit: count for visit, count in measured(now).items() if count > 1}
+        assert not twice, f"measured twice: {twice}"
 
 
-def is_complete(results: Path, cases: int) -> bool:
-    """Whether each case was measured by each process."""
-    visits = {
-        (each.case_id, each.process)
-        for each in records_in(results)
-        if each.outcome == "ok" and each.probe == "tile_wave"
-    }
-    return len(visits) == cases * PROCESSES
+def whole_lines(content: bytes) -> bytes:
+    """All but what stands after the last newline."""
+    return content[: content.rfind(b"\n") + 1]
+
+
+def measured(lines: bytes) -> Counter:
+    """How often each visit was measured in order. Raises AssertionError where a line is not as its seal says."""
+    visits: Counter = Counter()
+    for line in lines.splitlines():
+        sealed = re.fullmatch(rb'(.*),"sealed":"(\d+):([0-9a-f]{8})"\}', line)
+        assert sealed, line
+        content = sealed[1] + b"}"
+        assert (len(content), zlib.crc32(content)) == (int(sealed[2]), int(sealed[3], 16)), line
+        record = json.loads(content)
+        if record["kind"] == "timing" and record["outcome"] == "ok":
+            visits[record["probe"], record["case_id"], record["process"]] += 1
+    return visits
 
 
 if __name__ == "__main__":

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
 import tempfile
-import time
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -33,9 +29,6 @@ SHARED_PART = 1 / 8
 
 _ALIGNMENT = 64
 
-_PREFIX = "pyperf_for_"
-_NEW_S = 60.0
-
 
 def folder() -> str | None:
     """The worker's own; None where none was made, for the system's own place for temporary files."""
@@ -46,44 +39,6 @@ def shared(key: str) -> Keep:
     """Keeps arrays for all workers of a run, under names that belong to `key`; for this process where none was made."""
     found = os.environ.get(SHARED_VARIABLE)
     return partial(SharedArrays(Path(found)).keep, key) if found else computed_anew
-
-
-class Folder:
-    """A temporary folder for workers, locked while the process that made it lives.
-
-    One that is not, because its process was killed, is removed when the next is made for a run.
-    """
-
-    def __init__(self, kind: Literal["run", "worker"]) -> None:
-        if kind == "run":
-            remove_left_folders(Path(tempfile.gettempdir()))
-        self._made = tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{kind}_", ignore_cleanup_errors=True)
-        self.name = self._made.name
-        descriptor = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY)
-        self._unlock = weakref.finalize(self, os.close, descriptor)
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def cleanup(self) -> None:
-        """Remove it; a second call does nothing."""
-        self._made.cleanup()
-        self._unlock()
-
-
-def remove_left_folders(parent: Path) -> None:
-    """Remove this user's folders for workers whose process is gone."""
-    for path in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                status = os.fstat(descriptor)
-                # Between its making and its locking a folder is new.
-                if status.st_uid != os.getuid() or time.time() - status.st_mtime < _NEW_S:
-                    continue
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
-            finally:
-                os.close(descriptor)
 
 
 class SharedArrays:

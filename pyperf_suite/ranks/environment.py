@@ -29,12 +29,16 @@ class RankEnvironment:
     launcher: str
     agent_store: bool = False
     restart: int = 0
+    on_node: int = 0  # how many of the ranks run on this node, numbered one after the other; 0 if that is not known
 
     @property
     def launched(self) -> bool:
         """Whether a launcher started this process as one of several or of one."""
         return self.launcher != "none"
 
+
+# What launchers tell a rank: a process that has none of these is no rank, though its parent may be.
+LAUNCHER_VARIABLES = ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID")
 
 ALONE = RankEnvironment(0, 1, 0, 1, "localhost", 0, "none")
 
@@ -68,6 +72,7 @@ def _of_torchrun(environ: Mapping[str, str]) -> RankEnvironment:
         launcher="torchrun",
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         restart=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+        on_node=on_node,
     )
 
 
@@ -88,6 +93,7 @@ def _of_slurm(environ: Mapping[str, str]) -> RankEnvironment:
         address=address,
         port=_number(environ, "MASTER_PORT", FIRST_PORT + job % PORTS),
         launcher="slurm",
+        on_node=_number(environ, "SLURM_NTASKS") if _number(environ, "SLURM_NNODES", 1) == 1 else 0,
     )
 
 

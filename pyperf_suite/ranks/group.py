@@ -14,6 +14,7 @@ from typing import Any
 
 from pyperf_suite.errors import UserError, out_of_memory
 from pyperf_suite.ranks.environment import RankEnvironment, rank_environment
+from pyperf_suite.ranks.starting import stand_by
 from pyperf_suite.ranks.store import connect
 from pyperf_suite.ranks.watchdog import STORE_GONE, Watchdog
 
@@ -37,14 +38,20 @@ class Group:
         """Connect and wait until all ranks have. Raises UserError where the store cannot be reached."""
         self.environment = environment or rank_environment()
         self.rank, self.count = self.environment.rank, self.environment.count
+        starting = stand_by() if self.count > 1 else None
         self.store = connect(self.environment, deadline_s)
         self._step = 0
         self._stale: list[str] = []
         self.watchdog = Watchdog(
-            connect(self.environment, deadline_s) if self.environment.launched else self.store, self.rank, self.count
+            connect(self.environment, deadline_s) if self.environment.launched else self.store,
+            self.rank,
+            self.count,
+            starting,
         )
         if self.count > 1:
             self.watchdog.start()
+        if starting is not None:
+            starting.hand_over()
 
     def gather(self, doing: str, value: Any, deadline_s: float | None) -> list[Any]:
         """Every rank's JSON value in order of rank, on every rank; None waits as long as rank 0 lives.

@@ -10,18 +10,18 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from pyperf_suite.ranks.starting import EXIT_CODE, Starting, named, say
 
 BEAT_S = 0.25
 # Heartbeats read this far apart tell who lives; long enough for a thread that gets a quarter of a busy core.
 LISTEN_S = 1.0
 # After the sentence is known, so that slower ranks still hear this one live and read the sentence too.
 GRACE_S = 1.0
-EXIT_CODE = 2
 
 # Without a word from rank 0 for so long, nothing more will come; a starved rank is heard from sooner.
 FIRST_SILENT_S = 20.0
@@ -34,11 +34,12 @@ _ABORT = "abort"
 class Watchdog:
     """Heartbeats, the abort key and the deadline of what the main thread is in. Start it once a process.
 
-    `store` is a client of its own: the main thread's may be blocked in a wait.
+    `store` is a client of its own: the main thread's may be blocked in a wait. `starting` knows of ranks of this node
+    that have not joined.
     """
 
-    def __init__(self, store: Any, rank: int, count: int) -> None:
-        self._store, self._rank, self._count = store, rank, count
+    def __init__(self, store: Any, rank: int, count: int, starting: Starting | None = None) -> None:
+        self._store, self._rank, self._count, self._starting = store, rank, count, starting
         self._beats = 0
         self._step = 0
         self._doing = "starting"
@@ -105,9 +106,30 @@ class Watchdog:
         if said:
             return said
         after = self._heard()
-        sentence = _who_is_silent(before, after, self._rank, doing, waited_s)
+        sentence = self._who_did_not_start(after, is_terminated=not doing)
+        sentence = sentence or _who_is_silent(before, after, self._rank, doing, waited_s)
         sentence = sentence or otherwise or _who_is_behind(after, self._step, doing, waited_s)
-        return str(self._store.compare_set(_ABORT, "", sentence).decode())
+        sentence = str(self._store.compare_set(_ABORT, "", sentence).decode())
+        if self._starting is not None:
+            self._starting.tell(sentence)
+        return sentence
+
+    def _who_did_not_start(self, heard: Sequence[str], is_terminated: bool) -> str:
+        """A sentence on ranks of this node that died or were stopped before they joined; empty if there are none."""
+        if self._starting is None:
+            return ""
+        absent = self._starting.absent(rank for rank, beat in enumerate(heard) if not beat)
+        fates = {"died": "died", "stopped": "was stopped by a signal", "left": "ended by itself"}
+        # The launcher saw a death; whoever has not even begun by now is it.
+        fates |= {"silent": "died"} if is_terminated else {}
+        for fate, how in fates.items():
+            ranks = [rank for rank in absent if absent[rank] == fate]
+            if ranks:
+                return (
+                    f"{named(ranks)} {how} while starting, before the ranks had joined: these ranks are ended; what "
+                    "was measured is kept."
+                )
+        return ""
 
     def announce(self, sentence: str) -> None:
         """End all other ranks with this sentence; this one goes on alone."""
@@ -154,7 +176,7 @@ class Watchdog:
         for release in self._before_end:
             with contextlib.suppress(Exception):
                 release(sentence)
-        print(f"rank {self._rank}: {sentence}", file=sys.stderr, flush=True)
+        say(self._rank, sentence)
         for last_words in self._last_words:
             with contextlib.suppress(Exception):
                 last_words(sentence)
@@ -174,6 +196,9 @@ class Watchdog:
         self._store.set(f"alive/{self._rank}", f"{self._beats} {self._step} {self._doing}")
 
     def _said(self) -> str:
+        told = self._starting.told() if self._starting is not None else ""
+        if told:
+            return str(self._store.compare_set(_ABORT, "", told).decode())
         return self._store.get(_ABORT).decode() if self._store.check([_ABORT]) else ""
 
     def _heard(self) -> list[str]:
@@ -188,11 +213,11 @@ def _who_is_silent(before: Sequence[str], after: Sequence[str], me: int, doing: 
     never = [rank for rank in silent if not after[rank]]
     waiting = _while_waiting(doing, waited_s)
     if never:
-        return f"{_ranks(never)} never joined{waiting}: these ranks are ended; what was measured is kept."
+        return f"{named(never)} never joined{waiting}: these ranks are ended; what was measured is kept."
     if silent:
         last = after[silent[0]].split(" ", 2)[2]
         return (
-            f"{_ranks(silent)} stopped answering in {last!r}{waiting}: the process died, was stopped or lost its "
+            f"{named(silent)} stopped answering in {last!r}{waiting}: the process died, was stopped or lost its "
             "network; these ranks are ended and what was measured is kept."
         )
     return ""
@@ -205,9 +230,7 @@ def _who_is_behind(after: Sequence[str], my_step: int, doing: str, waited_s: flo
     behind = [rank for rank, beat in enumerate(after) if int(beat.split(" ", 2)[1]) < my_step]
     if behind:
         where, waiting = after[behind[0]].split(" ", 2)[2], _while_waiting(doing, waited_s)
-        return (
-            f"{_ranks(behind)} did not get past {where!r}{waiting}: these ranks are ended; what was measured is kept."
-        )
+        return f"{named(behind)} did not get past {where!r}{waiting}: these ranks are ended; what was measured is kept."
     return (
         f"No rank came out of {doing!r} within {waited_s:g} s, though all are alive: the network between them may be "
         "stuck, or the deadline too short (--deadline); what was measured is kept."
@@ -218,8 +241,3 @@ def _while_waiting(doing: str, waited_s: float) -> str:
     if not doing:
         return ""
     return f" while the others waited {waited_s:g} s for {doing!r}" if waited_s else f" while others were in {doing!r}"
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    some = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
-    return f"Rank {some}" if len(numbers) == 1 else f"Ranks {some}"

@@ -6,37 +6,45 @@ and answers, and the others do as it does. A crash or a hang in here costs one c
 
 from __future__ import annotations
 
-import ctypes
+import faulthandler
 import json
 import os
-import signal
 import sys
 import traceback
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.processes import end_with_parent
 from pyperf_suite.ranks.environment import rank_environment
-from pyperf_suite.ranks.group import Group, RanksMissing
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.ranks.starting import say, stand_by
 
-_PR_SET_PDEATHSIG = 1
+if TYPE_CHECKING:
+    from pyperf_suite.ranks.group import Group
 
 
 def main() -> None:
-    """Serve requests `{"case", "effort", "device", "deadline_s"}` from standard input until it closes."""
+    """Serve requests from standard input until it closes.
+
+    A request is `{"case", "effort", "device", "deadline_s"}`; with "give_up_s" this process ends itself if it takes
+    longer, also where it hangs in C: whoever asked should have ended it before.
+    """
+    end_with_parent()
     answers = _take_over_stdout()
-    _die_with_parent()
-    if rank_environment().launched:
-        _serve_as_a_rank(answers)
-        return
-    for line in sys.stdin:
-        _write(answers, _answer(json.loads(line)))
+    try:
+        if rank_environment().launched:
+            stand_by()
+            _serve_as_a_rank(answers)
+            return
+        for line in sys.stdin:
+            _write(answers, _answer(json.loads(line)))
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(130)
 
 
 def _serve_as_a_rank(answers: IO[str]) -> None:
     """Rank 0 hands each request to all ranks; where one is lost, rank 0 says so as the answer and the group ends."""
+    from pyperf_suite.ranks.group import Group, RanksMissing
+
     with Group() as group:
         if group.rank == 0:
             group.watchdog.at_end(lambda sentence: _write(answers, _lost(sentence)))
@@ -49,7 +57,7 @@ def _serve_as_a_rank(answers: IO[str]) -> None:
             lead(group, None)
         except RanksMissing as missing:
             _write(answers, _lost(str(missing)))
-            print(f"rank {group.rank}: {missing}", file=sys.stderr, flush=True)
+            say(group.rank, str(missing))
             sys.exit(2)
 
 
@@ -66,6 +74,22 @@ def follow(group: Group) -> None:
 
 
 def _answer(request: dict[str, Any], group: Group | None = None) -> dict[str, Any]:
+    if "give_up_s" in request:
+        faulthandler.dump_traceback_later(request["give_up_s"], exit=True)
+    try:
+        return _measured(request, group)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _measured(request: dict[str, Any], group: Group | None) -> dict[str, Any]:
+    # Here and not above: before this comes the wait for other ranks, in which deaths have to be told.
+    from pyperf_suite.hardware.devices import Device, resolve
+    from pyperf_suite.ranks.group import RanksMissing
+    from pyperf_suite.runner.case import Case
+    from pyperf_suite.runner.measuring import measure_case
+    from pyperf_suite.runner.profiles import Effort
+
     effort = Effort.from_json(request["effort"]) if request["effort"] is not None else None
     try:
         device = resolve(request["device"])
@@ -93,12 +117,6 @@ def _take_over_stdout() -> IO[str]:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, so that no orphan keeps a device busy."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

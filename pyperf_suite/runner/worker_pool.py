@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators import find_operator, scratch
 from pyperf_suite.operators.ranked import Ranked
+from pyperf_suite.processes import owned_folder, sweep
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.worker_process import COMMAND, WorkerLost, WorkerProcess, ranks_command
@@ -43,7 +44,8 @@ class WorkerPool:
         self._device = device
         self._deadline_s = deadline_s
         self._workers: dict[tuple[object, ...], WorkerProcess] = {}
-        self._shared = scratch.Folder("run")
+        sweep()
+        self._shared = owned_folder("run")
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
         """The answer of worker `process`; one that is lost makes the case failed, and a fresh one takes the next."""
@@ -74,6 +76,8 @@ class WorkerPool:
         while self._workers:
             self._workers.popitem()[1].close()
         self._shared.cleanup()
+        # Where ranks met each other as they started: named after their torchrun, which is gone now.
+        sweep()
 
     def __enter__(self) -> WorkerPool:
         return self

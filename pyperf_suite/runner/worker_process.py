@@ -17,23 +17,24 @@ from typing import Any
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators import scratch
+from pyperf_suite.processes import PARENT_VARIABLE, owned_folder
+from pyperf_suite.ranks.environment import LAUNCHER_VARIABLES
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 
 MODULE = "pyperf_suite.runner.worker"
 COMMAND = (sys.executable, "-m", MODULE)
 
-# What launchers tell a rank: a worker that is not one must not think it is, though its parent may be.
-LAUNCHER_VARIABLES = ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID")
+# A worker that is still at a case so long after it should have been ended ends itself: its parent is stopped or gone.
+GIVE_UP_S = 10.0
 
 # How much of a dead worker's log is searched for its last words.
 _LOG_TAIL_BYTES = 20_000
 
 
 def ranks_command(count: int) -> tuple[str, ...]:
-    """How torchrun starts a worker of so many ranks on this machine, at a port that is free."""
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
-    return (*launcher, "--max-restarts=0", "-m", MODULE)
+    """How torchrun starts a worker of so many ranks on this machine, and ends with this process."""
+    return (sys.executable, "-m", "pyperf_suite.ranks.launch", str(count), MODULE)
 
 
 class WorkerLost(Exception):
@@ -52,10 +53,12 @@ class WorkerProcess:
         """
         self._device = device
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
-        self._scratch = scratch.Folder("worker")
+        self._scratch = owned_folder("worker")
         self._unread = b""
         # Where torchrun keeps its logs: a folder of its own, which it leaves behind, unless it is given one.
-        folders = {scratch.VARIABLE: self._scratch.name, "PET_LOG_DIR": self._scratch.name}
+        own = {scratch.VARIABLE: self._scratch.name, "PET_LOG_DIR": self._scratch.name}
+        own[PARENT_VARIABLE] = str(os.getpid())
+        # A worker that is no rank must not think it is.
         inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
         self._process = subprocess.Popen(
             command,
@@ -63,7 +66,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             start_new_session=True,
-            env=inherited | folders | dict(environment or {}),
+            env=inherited | own | dict(environment or {}),
         )
 
     def measure(self, case: Case, effort: Effort | None, deadline_s: float, patience_s: float = 0.0) -> dict[str, Any]:
@@ -76,6 +79,7 @@ class WorkerProcess:
             "effort": effort.to_json() if effort is not None else None,
             "device": str(self._device),
             "deadline_s": deadline_s,
+            "give_up_s": deadline_s + patience_s + GIVE_UP_S,
         }
         self.send(request)
         return self.receive(deadline_s + patience_s)

@@ -7,9 +7,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -145,47 +142,3 @@ def test_without_a_folder_of_the_run_each_process_computes(monkeypatch) -> None:
     for _ in range(2):
         scratch.shared("case")("rows", compute)
     assert compute.times == 2
-
-
-LEFT = """
-import os, signal, sys
-from pyperf_suite.operators.scratch import Folder
-folder = Folder("run")
-print(folder.name, flush=True)
-if sys.argv[1] == "killed":
-    os.kill(os.getpid(), signal.SIGKILL)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize("owner", ["killed", "alive"])
-def test_the_next_run_removes_what_a_killed_one_left_and_nothing_else(tmp_path: Path, monkeypatch, owner: str) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    foreign = tmp_path / "something_else"
-    foreign.mkdir()
-    target = tmp_path / "target"
-    target.mkdir()
-    (tmp_path / "pyperf_for_link").symlink_to(target)
-    process = subprocess.Popen(
-        [sys.executable, "-c", LEFT, owner], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    left = Path(process.stdout.readline().strip())
-    if owner == "killed":
-        process.wait()
-    (left / "entry").write_bytes(b"kept")
-    scratch.Folder("run").cleanup()
-    assert left.exists()  # too new to be told from one that is being made
-    for path in (left, foreign, target):
-        os.utime(path, (0, 0))
-    own = scratch.Folder("run")
-    assert left.exists() == (owner == "alive")
-    assert foreign.exists()
-    assert target.exists()
-    own.cleanup()
-    own.cleanup()
-    assert not Path(own.name).exists()
-    with process:
-        process.stdin.close()

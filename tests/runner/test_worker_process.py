@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -132,6 +134,75 @@ def test_a_worker_dies_with_its_parent() -> None:
             break
         time.sleep(0.1)
     assert not _alive(orphan)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+@pytest.mark.parametrize("command", [["pyperf_suite.runner.worker"], ["pyperf_suite.ranks.launch", "2", "os"]])
+def test_what_finds_its_parent_dead_already_ends_without_taking_a_case(command: list[str]) -> None:
+    # As if the parent had died before the kernel could be asked to tell: this process has another parent than named.
+    request = json.dumps({"case": CASE.to_json(), "effort": None, "device": "cpu", "deadline_s": 60})
+    environ = os.environ | {"PYPERF_PARENT": str(os.getppid())}
+    ended = subprocess.run(
+        [sys.executable, "-m", *command], input=request + "\n", env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "")
+
+
+def test_a_worker_that_hangs_in_c_ends_itself_when_its_parent_does_not() -> None:
+    program = """
+        import ctypes
+        from pyperf_suite.runner import measuring, worker
+        # Holds the interpreter's lock, so that no Python runs, as a hang in a driver does.
+        measuring.measure_case = lambda *_: ctypes.PyDLL(None).sleep(600)
+        worker.main()
+        """
+    request = {"case": CASE.to_json(), "effort": None, "device": "cpu", "deadline_s": 600, "give_up_s": 1}
+    worker = double(program)
+    try:
+        worker.send(request)
+        with pytest.raises(WorkerLost, match="exit code 1"):
+            worker.receive(30)
+    finally:
+        worker.close()
+
+
+def test_a_worker_is_asked_to_end_itself_only_after_its_parent_should_have() -> None:
+    worker = double("print(input(), flush=True)")
+    try:
+        request = worker.measure(CASE, EFFORT, 20, 30)
+    finally:
+        worker.close()
+    assert request["give_up_s"] > 20 + 30
+
+
+def test_what_a_worker_and_a_rank_import_first_is_light() -> None:
+    heavy = "numpy", "torch", "pyperf_suite.operators", "pyperf_suite.hardware", "click"
+    program = f"""
+        import sys, pyperf_suite.runner.worker, pyperf_suite.__main__
+        sys.exit(" ".join(name for name in {heavy!r} if name in sys.modules))
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert done.stderr.strip() == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="folders are named after what /proc says of their owner")
+def test_a_pool_removes_what_a_killed_run_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = f"""
+        import os, tempfile
+        tempfile.tempdir = {str(tmp_path)!r}
+        from pyperf_suite.hardware.devices import resolve
+        from pyperf_suite.runner.worker_pool import WorkerPool
+        from pyperf_suite.runner.worker_process import WorkerProcess
+        pool, worker = WorkerPool(resolve("cpu")), WorkerProcess(resolve("cpu"))
+        os.kill(os.getpid(), 9)
+        """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], timeout=60, check=False)
+    left = set(tmp_path.iterdir())
+    assert len(left) == 2
+    with WorkerPool(CPU):
+        assert len(set(tmp_path.iterdir()) - left) == 1
+        assert not left & set(tmp_path.iterdir())
 
 
 def _alive(pid: int) -> bool:

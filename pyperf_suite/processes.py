@@ -1,0 +1,108 @@
+"""Processes as the system sees them: whether one lives, how one ends with its parent, and whose folder is whose.
+
+Only the standard library is imported: this is what stands in a rank or a worker before anything heavy does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tempfile
+
+# The process that a worker must not outlive; who finds another parent than this has been orphaned already.
+PARENT_VARIABLE = "PYPERF_PARENT"
+
+_PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
+_OWNED = re.compile(r"pyperf_[a-z]+_([0-9a-f]{8})_(\d+)_(\d+)_")
+
+
+def state_of(pid: int) -> str:
+    """One letter as in ps, "T" for stopped; "" for a process that is gone or has ended, and where there is no /proc."""
+    state = _stat(pid)[:1]
+    return "" if not state or state[0] in "ZX" else state[0]
+
+
+def start_of(pid: int) -> int:
+    """When the process started, in the system's own ticks, so that its number alone is not taken for it; 0 if gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def parent_of(pid: int) -> int:
+    """The number of its parent; 0 if gone."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def is_alive(pid: int, start: int) -> bool:
+    """Whether the process that started then still runs."""
+    return bool(state_of(pid)) and start_of(pid) == start
+
+
+def _stat(pid: int) -> list[str]:
+    """What /proc/PID/stat says after the name: state, parent and so on; nothing if the process is gone."""
+    try:
+        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have Linux send this signal when the parent dies; end now if the parent that started this is dead already."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    parent = os.environ.get(PARENT_VARIABLE, "")
+    if parent.isdecimal() and os.getppid() != int(parent):
+        # It died before it could be asked for. Nobody is left to read a word.
+        os._exit(1)
+
+
+def owned_folder(kind: str) -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder named after this process, so that `sweep` removes it if this process is killed."""
+    import tempfile
+
+    return tempfile.TemporaryDirectory(prefix=owned_name(kind, os.getpid()), ignore_cleanup_errors=True)
+
+
+def owned_name(kind: str, pid: int) -> str:
+    """How the names of a process's temporary folders begin: kind, machine, number and start of the process."""
+    return f"pyperf_{kind}_{_machine()}_{pid}_{start_of(pid)}_"
+
+
+def sweep() -> None:
+    """Remove this user's temporary folders whose owners no longer live; links are left alone, never followed."""
+    if not hasattr(os, "getuid") or not _PROC.is_dir():
+        return
+    import shutil
+    import tempfile
+
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            owner = _OWNED.match(entry.name)
+            if owner is None or owner[1] != _machine() or is_alive(int(owner[2]), int(owner[3])):
+                continue
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _machine() -> str:
+    """What tells process numbers of this machine from others' that share its temporary folder, as containers may."""
+    known = []
+    with contextlib.suppress(OSError):
+        known.append((_PROC / "sys/kernel/random/boot_id").read_text().strip())
+    with contextlib.suppress(OSError):
+        known.append(str((_PROC / "self/ns/pid").readlink()))
+    return f"{zlib.crc32(' '.join(known).encode()):08x}"
