@@ -91,8 +91,8 @@ class Outlook:
             self.visit_s(planned, 0) * (1 if planned.is_exact else plan.profile.processes) for planned in plan.cases
         )
         groups = {ranks_of(planned) for planned in plan.cases} - {0}
-        # The sentinel has a process of its own at the start and at the end.
-        starts = 1 if exact else processes + 2
+        # At the end the sentinel has a process of its own.
+        starts = 1 if exact else processes + 1
         return visits + starts * START_S + len(groups) * processes * START_OF_A_GROUP_S
 
     def _estimated_s(self, planned: PlannedCase) -> float:

@@ -85,13 +85,15 @@ class Session:
         self._workers = self._resources.enter_context(
             closing(self.workers or WorkerPool(self.plan.device, self.deadline_s))
         )
-        self._measure_sentinel()
+        # Its first process has done nothing yet, and goes on with the cases.
+        self._measure_sentinel(self._workers)
         return self
 
     def finish(self) -> None:
         """Measure the sentinel once more and close: the end of a run that was not interrupted."""
         try:
-            self._measure_sentinel()
+            with WorkerPool(self.plan.device, self.deadline_s) as fresh:
+                self._measure_sentinel(fresh)
         finally:
             self.close()
 
@@ -189,16 +191,15 @@ class Session:
         """The numbers of the processes that visit a case: one alone where its figures are read and not timed."""
         return range(1 if planned.is_exact else self.plan.profile.processes)
 
-    def _measure_sentinel(self) -> None:
-        """In a process of its own: one that has worked for a while has other memory than a fresh one.
+    def _measure_sentinel(self, fresh: Workers) -> None:
+        """In a process that is fresh: one that has worked for a while has other memory.
 
         A run that times nothing has no use for it.
         """
         if all(planned.is_exact for planned in self.plan.cases):
             return
         sentinel = SENTINELS[self.plan.device.kind]
-        with WorkerPool(self.plan.device, self.deadline_s) as fresh:
-            answer = fresh.measure(0, sentinel, SENTINEL_EFFORT)
+        answer = fresh.measure(0, sentinel, SENTINEL_EFFORT)
         self._record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
 
     def _record(

@@ -107,7 +107,7 @@ def test_an_interrupted_study_keeps_what_it_has_and_resumes_where_it_stopped(dou
     doubles.interrupted_after = 3
     options = (*SHORT, "--data", "1,2,4", "--experiments", "2", "--results", str(tmp_path))
     stopped = invoke(*options)
-    assert stopped.exit_code == 2
+    assert stopped.exit_code == 130
     assert "Interrupted; " in stopped.output
     (folder,) = (path.parent for path in tmp_path.glob("*/*/run.json"))
     assert f"--resume {folder.name}" in stopped.output

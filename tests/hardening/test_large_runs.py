@@ -42,7 +42,7 @@ def test_memory_stays_flat_in_the_run_and_what_is_read_again_is_held_once(tmp_pa
     schedule, tile = Schedule("persistent", 1), Tile(32, 32, 32)
     cases = [Case("matmul", MatmulParameters(8 + number, 8, 8, schedule, tile), "native") for number in range(CASES)]
     plan = Plan(tuple(PlannedCase("tile_wave", case) for case in cases), QUICK, resolve("cpu"))
-    monkeypatch.setattr(Session, "_measure_sentinel", lambda self: None)
+    monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda file: None)
     workers = Echo(timed_record(cases[0], 1e-3).to_json())
     session = Session(plan, create_run(tmp_path, identity(plan.device), plan), workers=workers).open()

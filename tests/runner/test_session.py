@@ -219,7 +219,7 @@ class Instant:
 @pytest.fixture
 def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
     """Opens a session of that plan over instant workers; the sentinel is left out."""
-    monkeypatch.setattr(Session, "_measure_sentinel", lambda self: None)
+    monkeypatch.setattr(Session, "_measure_sentinel", lambda *_: None)
 
     def opened(plan: Plan, workers: Instant, **options: float) -> Session:
         folder = create_run(tmp_path, identity(CPU), plan)
