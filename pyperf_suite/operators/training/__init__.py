@@ -10,7 +10,7 @@ What each workload's check sees, element by element, what with, and whether also
 - layer_pass: the result or gradients, on every operand set; float64, limits by dtype; while timed.
 - optimizer_update: all weights and states, of 8-bit packages weights alone; float64 from where they stand; not while
   timed, as a step goes on from the last.
-- data_parallel: all gradients, and that all ranks hold the same bits; a single process, limits by the roundings of sums;
+- data_parallel: all gradients, and that ranks hold the same bits; a single process, limits by the roundings of sums;
   while timed.
 - parallel_step: all gradients of a rank's parts, and that ranks hold the same weights; a single process in float64,
   limits by random rounding; not while timed, as a step goes on from the last.
