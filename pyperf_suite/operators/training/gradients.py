@@ -6,12 +6,14 @@ Which rank draws what is fixed by its number, so that any process can make any r
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# Relative norm of an averaged gradient against the single process's: the same kernels gave both, so there is the order
-# of a few sums, and in bfloat16 each sum and each division is rounded to 8 bits. A rank left out of n is 1 / n.
-GRADIENT_LIMIT = {"float32": 1e-5, "bfloat16": 3e-2}
+from pyperf_suite.measure.tolerance import element_limit, operation_unit
+
+# Roundings of sums over ranks: a small multiple of their square root (see measure.tolerance.element_limit).
+EXCHANGED = 4.0
 
 # Knuth's multiplier of a linear congruential generator, odd; elements that are widened to 64 bits at a time.
 _MULTIPLIER = 6364136223846793005
@@ -40,15 +42,17 @@ def summed(
     return total
 
 
-def off_in_norm(name: str, gradient: Any, due: Any, limit: float) -> str:
-    """What to say of a gradient that is missing or differs from the one that is due; empty where it is right."""
-    if gradient is None:
-        return f"{name} has no gradient"
-    off, norm = float((gradient.detach().to(due.device, due.dtype) - due).norm()), float(due.norm())
-    # A gradient of zeros, as before a norm over a single element, has no relative error.
-    if off <= limit * norm:
-        return ""
-    return f"the gradient of {name} is {off / norm if norm else off:.2g} off in norm, and {limit:g} is allowed"
+def exchanged_limit(due: Any, dtype: str, terms: int) -> Any:
+    """By how much each element of a gradient may be off that ranks have summed from so many, each of them right.
+
+    Sums are rounded in their type each time, at random: as measure.tolerance.element_limit has it, but relative to
+    what elements of this row and column are usually as large as, for an element's own terms may cancel.
+    """
+    from pyperf_suite.operators.training.rounding import spread
+
+    return element_limit(dtype, dtype, terms).smallest + (
+        EXCHANGED * math.sqrt(terms) * operation_unit(dtype, 1) * (due.abs() + spread(due))
+    )
 
 
 def same_on_all(tensors: Iterable[Any], group: Any, place: str) -> bool:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from pyperf_suite.laws.network.communication import bus_factor
 from pyperf_suite.operators.operator import Checked, Kernel
 from pyperf_suite.operators.ranked import RankTimes, Transfers
-from pyperf_suite.operators.training.gradients import GRADIENT_LIMIT, off_in_norm, same_on_all, seed_of, summed
+from pyperf_suite.operators.training.gradients import exchanged_limit, same_on_all, seed_of, summed
 from pyperf_suite.operators.training.rank_steps import timed_by_events, timed_by_host
+from pyperf_suite.operators.workload import together
 
 if TYPE_CHECKING:
     from pyperf_suite.operators.training.data_parallel import DataParallelParameters
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 class Replica(Transfers):
     """A model on a CPU, timed by the host's clock: gradients are exchanged when a step returns."""
+
+    # No step changes the weights, and each makes its gradients anew.
+    repeatable = True
 
     def __init__(self, parameters: DataParallelParameters, rank: int, group: Any, place: str) -> None:
         from pyperf_suite.operators.training import gpt
@@ -53,17 +57,22 @@ class Replica(Transfers):
             self._exchange_all()
 
     def check(self) -> Checked:
-        """Each gradient against the single process's, and a digest of all against the other ranks'."""
-        limit = GRADIENT_LIMIT[self._parameters.dtype]
+        """Each element of gradients against the single process's, and a digest of all against the other ranks'."""
+        from pyperf_suite.operators.training.rounding import compared
+
+        p = self._parameters
+        names = [f"the gradient of {name}" for name, _ in self.model.named_parameters()]
         self._due = self._due or self._single_process()
+        exact = dict(zip(names, self._due, strict=True))
+        terms = p.accumulate * (p.ranks if p.exchange != "none" else 1) + 1
+        limits = {name: exchanged_limit(due, p.dtype, terms) for name, due in exact.items()}
+        found = dict(zip(names, (each.grad for each in self.model.parameters()), strict=True))
+        checked = compared(found, exact, limits)
         wrong = []
-        for (name, weight), due in zip(self.model.named_parameters(), self._due, strict=True):
-            if said := off_in_norm(name, weight.grad, due, limit):
-                wrong.append(said)
         if self._parameters.exchange in ("ddp", "after") and not self._same_on_all():
             wrong.append("gradients differ between ranks")
         wrong += self._other_buckets()
-        return Checked(len(wrong), len(self._due) + 1, wrong[0] if wrong else "")
+        return together([checked, Checked(len(wrong), 1, wrong[0] if wrong else "")])
 
     def close(self) -> None:
         self.call = self.model = None

@@ -56,6 +56,18 @@ def scatter_the_last_alone(steps: ParallelSteps) -> None:
     steps.data.micro_batch = dropping
 
 
+def turn_an_elements_sign(steps: ParallelSteps) -> None:
+    """Of the gradient that the optimizer has used, one that is as large as half of all are."""
+    finish = steps.data.finish
+
+    def turning() -> None:
+        finish()
+        gradient = steps.data.weights[-1].grad.view(-1)
+        gradient[gradient.abs().argsort()[3 * len(gradient) // 5]] *= -1
+
+    steps.data.finish = turning
+
+
 def update_otherwise(steps: ParallelSteps) -> None:
     """A rank whose weights drift."""
     finish = steps.data.finish
@@ -76,6 +88,7 @@ FAULTS: dict[str, Callable[[ParallelSteps], None]] = {
         train_on_anothers_batch,
         forget_a_micro_batch,
         scatter_the_last_alone,
+        turn_an_elements_sign,
         update_otherwise,
     )
 }

@@ -28,7 +28,7 @@ def test_every_run_computes_and_exchanges_what_it_must(workers, run):
     assert Case.from_json(case.to_json()) == case
     answer = workers.measure(0, case, None)
     assert answer["outcome"] == "ok", answer
-    product, message = 2 * 32 * 96, 2 * (1 << 14)
+    product, message = 2 * 96**2, 2 * (1 << 14)
     due = {"product": product, "all_reduce": message}.get(run, product + message)
     assert answer["verification"]["compared"] == due
     assert answer["work"]["bytes"] == (0 if run == "product" else 1 << 16)
@@ -44,7 +44,11 @@ def test_a_wrong_product_and_a_missing_rank_are_seen(group_of_one, dtype):
     sides.time(1, 10.0)
     assert sides.check().wrong == 0
     sides._out[0, 3] += 1
-    assert (sides.check().wrong, "the product" in sides.check().first) == (1, True)
+    assert (sides.check().wrong, "out[0, 3]" in sides.check().first) == (1, True)
+    sides.time(1, 10.0)
+    place = sides._out.abs().argmax()
+    sides._out.view(-1)[place] *= -1
+    assert sides.check().wrong == 1
 
     # The mean of two ranks is due, and one has nobody to exchange with.
     sides = OnCpu(replace(alone, ranks=2), 0, None, "cpu")

@@ -10,13 +10,14 @@ rank and for each under `rank_bytes`, `parameter_bytes`, `gradient_bytes`, `buck
 from __future__ import annotations
 
 import importlib
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.operators.operator import Checked, Kernel
 from pyperf_suite.operators.ranked import RankTimes, Transfers
-from pyperf_suite.operators.training.gradients import GRADIENT_LIMIT, off_in_norm, same_on_all, seed_of, summed
+from pyperf_suite.operators.training.gradients import exchanged_limit, same_on_all, seed_of, summed
 from pyperf_suite.operators.training.parallel.data_cut import SHARDED_FROM_STAGE, cut_by_data, local
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.parallel.pipeline_cut import Pipeline, stages_of
@@ -28,13 +29,10 @@ from pyperf_suite.operators.training.parallel.tensor_cut import (
 )
 from pyperf_suite.operators.training.rank_steps import timed_by_events, timed_by_host
 from pyperf_suite.operators.training.shape import Checkpointing
+from pyperf_suite.operators.workload import together
 
 # Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
 WHOLE_BYTES = 4 + 4 + 4
-
-# The same where tensor parallelism cuts the sums of products: in bfloat16 each share is rounded before they are added,
-# of which layer after layer makes more (compare training_step.GRADIENT_LIMIT, which is against float64).
-CUT_LIMIT = {"float32": 1e-5, "bfloat16": 0.15}
 
 
 def require_possible(parameters: ParallelStepParameters, place: str) -> None:
@@ -70,7 +68,7 @@ class ParallelSteps(Transfers):
         self._batches = drawn
         self._all_tokens, self._all_targets = (torch.cat(kind) for kind in zip(*drawn, strict=True))
         self._seeded = [local(each.detach()).cpu().clone() for each in self.data.weights]
-        self._due: list[Any] = []
+        self._due: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._observed = False
         self.kernel = Kernel("parallel_step", self._path, self._details())
 
@@ -100,25 +98,23 @@ class ParallelSteps(Transfers):
         self.data.finish()
 
     def check(self) -> Checked:
-        """Each gradient of this rank's parts against the single process's, and weights against those of other ranks."""
-        limit = GRADIENT_LIMIT[self._parameters.dtype]
-        if self._parameters.tensor > 1:
-            limit = max(limit, CUT_LIMIT[self._parameters.dtype])
-        self._due = self._due or self._single_process()
+        """Each element of gradients of this rank's parts against a single process's, weights against other ranks'."""
+        from pyperf_suite.operators.training.rounding import compared
+
+        exact, limits = self._due = self._due or self._single_process()
+        found = {f"the gradient of {name}": self._whole(weight.grad) for name, weight in self._named_weights()}
+        checked = compared(found, exact, limits)
         wrong = []
-        for (name, weight), due in zip(self._named_weights(), self._due, strict=True):
-            if said := off_in_norm(name, self._whole(weight.grad), due, limit):
-                wrong.append(said)
         if self._parameters.zero_stage < SHARDED_FROM_STAGE and not self._same_weights():
             wrong.append("updated weights differ between data-parallel ranks")
         if not self._observed:
             self._observed = True
             self.kernel = replace(self.kernel, details={**self.kernel.details, **self._everyones(self._allocations())})
-        return Checked(len(wrong), len(self._due) + 1, wrong[0] if wrong else "")
+        return together([checked, Checked(len(wrong), 1, wrong[0] if wrong else "")])
 
     def close(self) -> None:
         self._pipeline = None
-        self.parts, self._batches, self._due, self._seeded = [], [], [], []
+        self.parts, self._batches, self._seeded, self._due = [], [], [], None
         del self.data
 
     @property
@@ -182,33 +178,50 @@ class ParallelSteps(Transfers):
         """All of a DTensor, gathered from the ranks that have it."""
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
-    def _single_process(self) -> list[Any]:
+    def _single_process(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Gradients of this rank's weights over the global batch, each rank having computed its share of it whole.
 
-        Of the plain model, in float64 where ranks compute in float32 on a CPU, else in their own type; float64 sums.
+        And by how much each element may be off. In float64 on a CPU, in float32 on a GPU, of the weights as they are
+        rounded for products, with float64 sums; once as it is, and once rounded at random (see rounding.py).
         """
+        from pyperf_suite.operators.training.rounding import RoundedOperations, Rounding, limits
+
+        p, place = self._parameters, self._room_for_whole()
+        exact = self._over_all(place, nullcontext())
+        tokens = p.batch * p.seq * p.micro_batches
+        rounding = Rounding.of(p.dtype, max(p.width, p.hidden, p.vocab, tokens))
+        moved = self._over_all(place, RoundedOperations(rounding, self._rank, place))
+        allowed = limits(exact, moved, rounding, tokens if self._place == "cpu" and p.dtype != "float32" else 0)
+        for name, due in exact.items():
+            allowed[name] += exchanged_limit(due, p.dtype, p.data * p.micro_batches + 1)
+        return exact, allowed
+
+    def _over_all(self, place: str, rounded: AbstractContextManager[Any]) -> dict[str, Any]:
+        """Gradients of this rank's weights by name; every rank computes its share of the batches, in that context."""
         from pyperf_suite.operators.training import gpt
 
         torch, p = self.torch, self._parameters
-        place = self._room_for_whole()
-        exact = torch.float64 if (p.dtype, self._place) == ("float32", "cpu") else getattr(torch, p.dtype)
-        model = gpt.build(replace(p, checkpointing=Checkpointing())).to(place, exact)
+        wide = torch.float64 if place == "cpu" else torch.float32
+        attention = "explicit" if p.attention == "explicit" else "sdpa"
+        model = gpt.build(replace(p, checkpointing=Checkpointing(), attention=attention))
+        model = model.to(getattr(torch, p.dtype)).to(place, wide)
         pairs = [(rank, micro) for rank in range(p.data) for micro in range(p.micro_batches)]
         batches = (
             (tuple(each.to(place) for each in self._drawn(*pair)), None) for pair in pairs[self._rank :: p.ranks]
         )
         names, weights = zip(*model.named_parameters(), strict=True)
-        wide = torch.float64 if place == "cpu" else torch.float32
         order = rows_by_rank(p, torch) if p.tensor > 1 else None
         own = {name for name, _ in self._named_weights()}
+        with rounded:
+            sums = summed(model, weights, batches, len(pairs), wide)
         found = {}
-        for name, mine in zip(names, summed(model, weights, batches, len(pairs), wide), strict=True):
+        for name, mine in zip(names, sums, strict=True):
             everyones = mine.to(self._place)
             torch.distributed.all_reduce(everyones)
             if name in own:
-                due = everyones.cpu()
-                found[name] = due if order is None or FUSED not in name else due[order]
-        return [found[name] for name, _ in self._named_weights()]
+                due = everyones.cpu().double()
+                found[f"the gradient of {name}"] = due if order is None or FUSED not in name else due[order]
+        return found
 
     def _room_for_whole(self) -> str:
         """Where the whole model can be beside what is there: on a GPU only if that has room on every rank."""
