@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite.commands.outcome import margin_option
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
@@ -148,8 +148,13 @@ def selfcheck(
         from pyperf_suite.history.selfcheck.selfcheck import open_selfcheck
 
         found = open_selfcheck(found.path)
+        _tell(found, as_json, markdown)
+        raise Interrupted(f"Interrupted; {_what_is_left(found, plan) or 'every comparison was made.'}") from None
     _tell(found, as_json, markdown)
-    _exit_where_unfinished(found, plan)
+    unfinished = _what_is_left(found, plan)
+    if unfinished:
+        click.echo(unfinished, err=True)
+        raise SystemExit(UNFINISHED)
 
 
 def _cases(where: Device, pattern: str | None, counts: dict[float, int]) -> list[PairedCase]:
@@ -227,9 +232,8 @@ def _tell(found: Selfcheck, as_json: bool, markdown: Path | None) -> None:
             raise UserError(f"{markdown} cannot be written ({error.strerror}).") from None
 
 
-def _exit_where_unfinished(found: Selfcheck, plan: list[Planned]) -> None:
+def _what_is_left(found: Selfcheck, plan: list[Planned]) -> str:
+    """How many of the comparisons are not made and how to make them; empty if all are made."""
     made = {(each.shift, each.number) for each in found.comparisons if each.verdict != "failed"}
     left = sum((each.shift, each.number) not in made for each in plan)
-    if left:
-        click.echo(f"{left} of {len(plan)} comparisons are left: the same command with --resume makes them.", err=True)
-        raise SystemExit(UNFINISHED)
+    return f"{left} of {len(plan)} comparisons are left: the same command with --resume makes them." if left else ""

@@ -61,12 +61,12 @@ def rank_environment(environ: Mapping[str, str] = os.environ) -> RankEnvironment
 
 def _of_torchrun(environ: Mapping[str, str]) -> RankEnvironment:
     rank, count = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
-    on_node = _number(environ, "LOCAL_WORLD_SIZE", count)
+    on_node = _number(environ, "LOCAL_WORLD_SIZE", 0)
     return RankEnvironment(
         rank=rank,
         count=count,
         local_rank=_number(environ, "LOCAL_RANK", rank),
-        nodes=_number(environ, "GROUP_WORLD_SIZE", -(-count // max(1, on_node))),
+        nodes=_number(environ, "GROUP_WORLD_SIZE", -(-count // (on_node or max(1, count)))),
         address=_text(environ, "MASTER_ADDR"),
         port=_number(environ, "MASTER_PORT"),
         launcher="torchrun",

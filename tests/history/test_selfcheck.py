@@ -236,6 +236,16 @@ def test_the_command_says_what_is_left_and_makes_it_when_resumed(invoke):
     assert [entry["shift"] for entry in shown["shifts"]] == [0.0, 0.05]
 
 
+def test_an_interrupted_selfcheck_says_what_is_left_and_exits_as_shells_expect(invoke, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selfcheck_command, "_comparing", lambda *_: interrupted)
+    cut = invoke("--shifts", "0,5", "--comparisons", "4")
+    assert cut.exit_code == 130
+    assert "8 of 8 comparisons are left" in cut.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -34,6 +34,14 @@ def test_srun_tells_rank_and_all_ranks_of_a_job_choose_the_same_port() -> None:
     assert found.port == other.port
 
 
+def test_who_is_on_this_node_is_known_only_where_the_launcher_says_it() -> None:
+    assert rank_environment(TORCHRUN).on_node == 8
+    assert rank_environment({name: TORCHRUN[name] for name in TORCHRUN if name != "LOCAL_WORLD_SIZE"}).on_node == 0
+    slurm = SLURM | {"MASTER_ADDR": "node0"}
+    assert rank_environment(slurm).on_node == 0
+    assert rank_environment(slurm | {"SLURM_NNODES": "1"}).on_node == 8
+
+
 def test_without_a_launcher_a_process_is_alone() -> None:
     assert rank_environment({}) == ALONE
     assert rank_environment({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) == ALONE

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -61,10 +62,17 @@ def launch() -> Iterator[Launch]:
 
     yield start
     for process in started:
-        below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        for each in [process, *below]:
-            each.kill()
+        if process.poll() is None:
+            end_all(process.pid)
         process.communicate()
+
+
+def end_all(launcher: int) -> None:
+    """Kill the launcher and its ranks, as many as still run."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for each in [*psutil.Process(launcher).children(recursive=True), psutil.Process(launcher)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 def ranks_of(launcher: int) -> list[psutil.Process]:
@@ -117,13 +125,16 @@ def test_a_rank_killed_or_stopped_at_any_moment_is_named_by_all_others(deed: str
     time.sleep(moment_s)
     getattr(ranks[victim], deed)()
     began, said = time.monotonic(), ""
-    threading.Timer(IN_TIME_S, launcher.kill).start()
+    # Ends what is read below.
+    late = threading.Timer(IN_TIME_S, end_all, [launcher.pid])
+    late.start()
     others = [rank for rank in range(COUNT) if rank != victim]
     while who_named(said, victim) != others:
         assert launcher.stdout is not None
         line = launcher.stdout.readline()
         assert line, f"rank {victim}, {deed} after {moment_s:.2f} s:\n{said}"
         said += line
+    late.cancel()
     print(f"drill {drill}: {deed} of rank {victim} after {moment_s:.2f} s, named in {time.monotonic() - began:.1f} s")
 
 

@@ -200,7 +200,7 @@ def test_a_file_that_says_what_no_study_knows_is_refused_in_a_sentence(read: dic
         (b"[grid", "is not TOML"),
         (b"\xff\xfe", "is not TOML"),
         (b"a = " + b"[" * 5000, "is not TOML"),
-        (b"#" * (1 << 21), "is larger than 1048576 bytes"),
+        (b"#" * (1 << 21), "is larger than 1 MiB"),
         (b"[grid]\ndata = 1\ndata = 2\n", "is not TOML"),
     ],
 )
