@@ -66,6 +66,7 @@ class Session:
         self.outlook = Outlook(self.plan)
         self.records = KeptRecords(self.folder.records_path)
         self._resources = ExitStack()
+        self._began_s = self.clock()
         # The last visit of each case that is visited again, for a soak that asks tens of thousands of times.
         self._visits: dict[tuple[str, str], list[int]] = {}
         # By visit, the place of its record.

@@ -89,10 +89,10 @@ def test_a_picture_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeyp
     picture = tmp_path / "series.png"
     picture.write_bytes(b"older")
 
-    def full(path, content):
+    def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("pyperf_suite.files.os.fsync", full)
     with pytest.raises(UserError, match="No space left"):
         draw_series([series([1.0])], picture)
     assert picture.read_bytes() == b"older"

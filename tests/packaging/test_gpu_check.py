@@ -194,7 +194,9 @@ def gpu_tests(checkout: Path, folder: Path, *arguments: str) -> subprocess.Compl
     shutil.copy(checkout / "tests" / "gpu" / "conftest.py", folder)
     (folder / "test_context.py").write_text(LOSES)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(folder), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    # Where these tests run in xdist's workers, the inner pytest must not take itself for one.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def test_a_lost_context_costs_the_test_that_lost_it_and_a_fresh_worker_takes_the_rest(checkout, tmp_path):
