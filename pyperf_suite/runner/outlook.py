@@ -36,8 +36,13 @@ START_OF_A_GROUP_S = 4.0
 AROUND_A_CASE_S = 0.06
 AROUND_WHAT_IS_READ_S = 0.12
 
-# The share of their caps that warm-up and sampling take: some cases converge earlier.
-SHARE_OF_CAPS = 0.85
+# The share of their caps that warm-up and sampling take: fewer cases converge earlier where more is asked.
+SHARE_OF_CAPS = 0.8
+SHARE_WHERE_LITTLE_IS_ASKED = 0.5
+LITTLE = 0.02
+
+# A workload's own check, and the model that it makes, however small.
+AROUND_A_WORKLOAD_S = 0.4
 
 # Launches of a visit that is longer than its caps: one verified, one or two to warm up, the least samples, one checked.
 LAUNCHES_AT_LEAST = 6
@@ -110,11 +115,12 @@ class Outlook:
             if self._plan.device.kind == "cpu":
                 launch_s = float64_s / 2  # float32 has twice the lanes
             if isinstance(subject, Workload):
-                seconds += PASSES_OF_A_CHECK * float64_s
+                seconds += AROUND_A_WORKLOAD_S + PASSES_OF_A_CHECK * float64_s
         if isinstance(subject, Ranked) and subject.fresh_ranks:
             seconds += START_OF_A_GROUP_S
         caps_s = min(effort.seconds_at_most, 60.0)
-        return seconds + max(SHARE_OF_CAPS * caps_s, LAUNCHES_AT_LEAST * launch_s)
+        share = SHARE_WHERE_LITTLE_IS_ASKED if effort.stop.relative_half_width > LITTLE else SHARE_OF_CAPS
+        return seconds + max(share * caps_s, LAUNCHES_AT_LEAST * launch_s)
 
 
 def ranks_of(planned: PlannedCase) -> int:
