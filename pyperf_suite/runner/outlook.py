@@ -78,12 +78,12 @@ class Outlook:
             return taken
         corrections = self._corrections.get(planned.case.operator)
         correction = corrections[len(corrections) // 2] if corrections else 1.0
-        return self._estimated_s(planned) * correction
+        return self._estimated_s(planned, process) * correction
 
     def learn(self, planned: PlannedCase, process: int, seconds: float) -> None:
         """Take note of what a visit took."""
         self._taken_s[planned.probe, planned.case.case_id] = seconds
-        estimated_s = self._estimated_s(planned)
+        estimated_s = self._estimated_s(planned, process)
         if estimated_s > 0:
             bisect.insort(self._corrections.setdefault(planned.case.operator, []), seconds / estimated_s)
 
@@ -93,14 +93,16 @@ class Outlook:
         exact = all(planned.is_exact for planned in plan.cases)
         processes = 1 if exact else plan.profile.processes
         visits = sum(
-            self.visit_s(planned, 0) * (1 if planned.is_exact else plan.profile.processes) for planned in plan.cases
+            self.visit_s(planned, process)
+            for planned in plan.cases
+            for process in range(1 if planned.is_exact else processes)
         )
         groups = {ranks_of(planned) for planned in plan.cases} - {0}
         # At the end the sentinel has a process of its own.
         starts = 1 if exact else processes + 1
         return visits + starts * START_S + len(groups) * processes * START_OF_A_GROUP_S
 
-    def _estimated_s(self, planned: PlannedCase) -> float:
+    def _estimated_s(self, planned: PlannedCase, process: int) -> float:
         case = planned.case
         subject: Any = find_operator(case.operator)
         if isinstance(subject, Inspected):
@@ -114,7 +116,7 @@ class Outlook:
             float64_s = flop / host_flop_per_s()
             if self._plan.device.kind == "cpu":
                 launch_s = float64_s / 2  # float32 has twice the lanes
-            if isinstance(subject, Workload):
+            if isinstance(subject, Workload) and process == 0:  # the others of a run share what it computed
                 seconds += AROUND_A_WORKLOAD_S + PASSES_OF_A_CHECK * float64_s
         if isinstance(subject, Ranked) and subject.fresh_ranks:
             seconds += START_OF_A_GROUP_S
