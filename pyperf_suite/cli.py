@@ -60,7 +60,7 @@ class Ended(Spoken):
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
-        type(self).exit_code = 128 + number
+        self.exit_code = 128 + number  # type: ignore[misc]  # click reads it from the instance
 
 
 class SpokenErrors(Suite):
