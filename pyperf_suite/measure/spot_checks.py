@@ -23,7 +23,7 @@ _FEWEST_BETWEEN_STOPS = 8
 TIME_SHARE = 0.08
 """What checks between blocks may take of the time since they began."""
 
-LAST_CHECKS_S = 0.01
+LAST_CHECKS_S = 0.02
 """What checks after the last block may take beside that: short measurements would else be hardly checked."""
 
 
