@@ -195,11 +195,11 @@ def collectives(
 def _judge_training_of(model: str, device: str) -> None:
     """Have the probe of this process, which measures once and ends, tell of that model."""
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes import PROBES
     from pyperf_suite.probes.collectives.probe import Collectives
     from pyperf_suite.probes.collectives.verdicts import FLOP_PER_S, Training
+    from pyperf_suite.spec.discovery import replace_probe
 
-    PROBES["collectives"] = Collectives(Training.parse(model, FLOP_PER_S[resolve(device).kind]))
+    replace_probe(Collectives(Training.parse(model, FLOP_PER_S[resolve(device).kind])))
 
 
 def _run(
@@ -245,18 +245,18 @@ def _run(
 
 def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes import PROBES, find_probe, overrides_of
-    from pyperf_suite.probes.axes import overrides_for
     from pyperf_suite.ranks.environment import rank_environment
     from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
     from pyperf_suite.runner.profiles import find_profile
+    from pyperf_suite.spec.axes import overrides_for
+    from pyperf_suite.spec.discovery import all_probes, find_probe, overrides_of
 
     chosen = find_profile(profile)
     where = resolve(device)
     overrides = overrides_of(axes)
     cases = [
         PlannedCase(name, case)
-        for name in dict.fromkeys(probes or (name for name, probe in PROBES.items() if probe.is_timed))
+        for name in dict.fromkeys(probes or (probe.name for probe in all_probes() if probe.is_timed))
         for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
     ]
     if rank_environment().launched:
@@ -267,7 +267,7 @@ def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, .
 
 def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
     """Measure every case and show how far it is; what is interrupted can be resumed."""
-    from pyperf_suite.probes.following import follow_ups
+    from pyperf_suite.spec.following import follow_ups
 
     plan = session.plan
     console.print(f"{', '.join(plan.probes)}: {session.outlook.line}", highlight=False, soft_wrap=True)
@@ -310,13 +310,13 @@ def _tell(session: Session, as_json: bool) -> None:
 
 def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes import PROBES, find_probe
     from pyperf_suite.runner.outlook import Outlook
     from pyperf_suite.runner.plan import Plan, PlannedCase
     from pyperf_suite.runner.profiles import PROFILES
+    from pyperf_suite.spec.discovery import find_probe, probe_names
 
     where = resolve(device)
-    for name in names or PROBES:
+    for name in names or probe_names():
         probe = find_probe(name)
         console.print(f"[bold]{name}[/bold]  {probe.question}", highlight=False, soft_wrap=True)
         for profile in PROFILES.values():

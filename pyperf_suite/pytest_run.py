@@ -40,10 +40,10 @@ class SuiteRun:
         """The probe's cases by label; none, and a reason in `refused`, where what was asked cannot be."""
         if probe_name not in self._collected:
             from pyperf_suite.hardware.devices import resolve
-            from pyperf_suite.probes import find_probe, overrides_of
-            from pyperf_suite.probes.axes import overrides_for
             from pyperf_suite.runner.plan import PlannedCase
             from pyperf_suite.runner.profiles import find_profile
+            from pyperf_suite.spec.axes import overrides_for
+            from pyperf_suite.spec.discovery import find_probe, overrides_of
 
             try:
                 profile = find_profile(self._config.getoption("suite_profile"))
@@ -76,7 +76,7 @@ class SuiteRun:
 
     def heading(self, planned: PlannedCase) -> str:
         """The group of a case in pytest-benchmark's table."""
-        from pyperf_suite.probes import find_probe
+        from pyperf_suite.spec.discovery import find_probe
 
         return find_probe(planned.probe).group(planned.case)
 
@@ -172,7 +172,7 @@ class SuiteRun:
 
     def _follow_up(self) -> None:
         """What probes ask for after the items: known too late to be an item, but part of the run and its summary."""
-        from pyperf_suite.probes.following import follow_ups
+        from pyperf_suite.spec.following import follow_ups
 
         for planned in follow_ups(self._session.plan, self._session.records):
             self._session.measure(planned)

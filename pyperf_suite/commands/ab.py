@@ -180,14 +180,14 @@ def _planned(probes: tuple[str, ...], profile: str, where: Device, axes: tuple[s
     """The cases of the probes, or of all that are timed and need no group of processes."""
     from pyperf_suite.operators import find_operator
     from pyperf_suite.operators.ranked import Ranked
-    from pyperf_suite.probes import PROBES, find_probe, overrides_of
-    from pyperf_suite.probes.axes import overrides_for
     from pyperf_suite.runner.plan import PlannedCase
     from pyperf_suite.runner.profiles import find_profile
+    from pyperf_suite.spec.axes import overrides_for
+    from pyperf_suite.spec.discovery import all_probes, find_probe, overrides_of
 
     chosen = find_profile(profile)
     overrides = overrides_of(axes)
-    names = dict.fromkeys(probes or (name for name, probe in PROBES.items() if probe.is_timed))
+    names = dict.fromkeys(probes or (probe.name for probe in all_probes() if probe.is_timed))
     planned = [
         PlannedCase(name, case)
         for name in names

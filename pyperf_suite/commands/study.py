@@ -276,14 +276,14 @@ def _begun(plan: Plan, results: Path, resume: str | None) -> RunFolder:
 def _tell(folder: RunFolder, records: Sequence[Record], as_json: bool, predictor: Predictor | None) -> None:
     from rich.console import Console
 
-    from pyperf_suite.probes import PROBES
     from pyperf_suite.probes.study.data import as_data
     from pyperf_suite.probes.study.probe import Study
     from pyperf_suite.probes.study.results import results_of
     from pyperf_suite.report.run_report import report_run, run_as_json
+    from pyperf_suite.spec.discovery import replace_probe
 
     # This process tells once and ends.
-    PROBES[PROBE] = Study(predictor)
+    replace_probe(Study(predictor))
     if as_json:
         click.echo(run_as_json(folder, records, {"study": as_data(results_of(records, predictor))}))
     else:

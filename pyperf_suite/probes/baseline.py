@@ -16,12 +16,12 @@ from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.probes.probe import Probe
-from pyperf_suite.probes.readings import Reading, readings
-from pyperf_suite.probes.shape import Shape
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import Shape
+from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.rows import Reading, readings
 
 # A tile that our kernel chooses for the product.
 CHOSEN = "chosen"

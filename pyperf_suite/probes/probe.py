@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.axes import replace_axes
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import replace_axes
+from pyperf_suite.spec.findings import Findings
 
 
 class Probe(ABC):
@@ -21,6 +21,7 @@ class Probe(ABC):
     question: ClassVar[str]
     # What is not timed has no place in pytest-benchmark's table, nor in a run that names no probe.
     is_timed: ClassVar[bool] = True
+    has_items: ClassVar[bool] = True
 
     @abstractmethod
     def axes(self, profile: str, device: Device) -> Any:
@@ -34,12 +35,8 @@ class Probe(ABC):
     def findings(self, records: Sequence[Record]) -> Findings:
         """What the records say, with the law that explains them; records of other probes are not passed."""
 
-    def follow_up(self, records: Sequence[Record]) -> list[Case]:
-        """Cases worth measuring after these records of this probe, as a bisection asks for; none by default.
-
-        Asked again with what they gave, until it returns nothing new (see probes/following.py).
-        """
-        return []
+    # Asked again with what its cases gave, until it returns nothing new (see spec/following.py).
+    follow_up: Any = None
 
     def cases(self, profile: str, device: Device, overrides: Mapping[str, str] | None = None) -> list[Case]:
         """The cases of a profile, with some axes replaced. Raises UserError for an axis or value that cannot be."""

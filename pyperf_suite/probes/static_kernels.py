@@ -17,10 +17,10 @@ from pyperf_suite.operators.compiled_kernel import (
     cuda_kernels,
     triton_kernels,
 )
-from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings, Table
 
 # Metrics shown, and the heading of each; tensor-core instructions have a name of their own on each architecture.
 SHOWN = {
@@ -48,6 +48,7 @@ class StaticKernels(Probe):
     name = "static_kernels"
     question = "What do our GPU kernels cost in registers, shared memory and instructions, and does any of them spill?"
     is_timed = False
+    has_items = False
 
     def axes(self, profile: str, device: Device) -> StaticKernelsAxes:
         """Every compiler and target in every profile: nothing is sampled, so there is nothing to do more thoroughly."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pyperf_suite.probes.findings import Bars
+from pyperf_suite.spec.findings import Bars
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from pyperf_suite.probes.axes import overrides_for
 from pyperf_suite.runner.profiles import PROFILES
+from pyperf_suite.spec.axes import overrides_for
 
 STUDY = "study"
 # What is measured under a name that no probe has: the command, which takes a model beside it.

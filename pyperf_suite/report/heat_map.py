@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pyperf_suite.probes.findings import HeatMap
+from pyperf_suite.spec.findings import HeatMap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

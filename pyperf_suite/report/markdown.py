@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pyperf_suite.printable import printable
-from pyperf_suite.probes.findings import Findings, Table
+from pyperf_suite.spec.findings import Findings, Table
 
 
 def page(

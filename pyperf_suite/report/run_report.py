@@ -12,15 +12,15 @@ from typing import Any
 from rich.console import Console
 
 from pyperf_suite import files
-from pyperf_suite.probes import PROBES
-from pyperf_suite.probes.findings import Findings
-from pyperf_suite.probes.readings import readings
 from pyperf_suite.report.command import command_of
 from pyperf_suite.report.markdown import page
 from pyperf_suite.report.picture import draw
 from pyperf_suite.report.terminal import cautions, print_findings, print_places
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
+from pyperf_suite.spec.discovery import all_probes
+from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.rows import readings
 
 
 def findings_of(records: Sequence[Record]) -> dict[str, Findings]:
@@ -28,7 +28,7 @@ def findings_of(records: Sequence[Record]) -> dict[str, Findings]:
     by_probe: dict[str, list[Record]] = {}
     for record in records:
         by_probe.setdefault(record.probe, []).append(record)
-    return {name: probe.findings(by_probe[name]) for name, probe in PROBES.items() if name in by_probe}
+    return {probe.name: probe.findings(by_probe[probe.name]) for probe in all_probes() if probe.name in by_probe}
 
 
 def draw_all(findings: Mapping[str, Findings], folder: Path) -> list[Path]:

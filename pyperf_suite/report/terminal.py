@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from pyperf_suite.printable import printable
-from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings, Table
 
 # Two sentinels of an idle machine differ by less; seen on two virtual cores.
 STEADY_MACHINE = 0.05

@@ -12,8 +12,8 @@ import pytest
 
 from pyperf_suite.cli import main
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes import PROBES, find_probe, overrides_of
-from pyperf_suite.probes.axes import overrides_for
+from pyperf_suite.spec.axes import overrides_for
+from pyperf_suite.spec.discovery import find_probe, overrides_of, probe_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "probes").glob("*.md"))
@@ -49,19 +49,19 @@ def plain(text: str) -> str:
 
 
 def test_every_probe_has_a_page_and_every_page_a_probe():
-    assert [page.stem for page in PAGES] == sorted(PROBES)
+    assert [page.stem for page in PAGES] == sorted(probe_names())
 
 
 def test_the_index_links_every_page():
     index = (ROOT / "docs" / "README.md").read_text()
-    assert set(re.findall(r"\]\(probes/(\w+)\.md\)", index)) == set(PROBES)
+    assert set(re.findall(r"\]\(probes/(\w+)\.md\)", index)) == set(probe_names())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=label)
 def test_a_page_has_the_question_the_command_and_every_section(page):
     text = page.read_text()
     assert text.startswith(f"# {page.stem}: ")
-    assert plain(PROBES[page.stem].question).split("?")[0] in plain(text)
+    assert plain(find_probe(page.stem).question).split("?")[0] in plain(text)
     assert [section for section in SECTIONS if section not in text] == []
     assert any(call[:2] == ["run", page.stem] or call[:1] == [page.stem] for call in commands(page))
     assert 40 <= len(text.splitlines()) <= 80

@@ -21,7 +21,7 @@ from pyperf_suite.cli import main
 from pyperf_suite.commands import first_use, vocabulary
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.nearest import nearest, offer
-from pyperf_suite.probes import PROBES
+from pyperf_suite.spec.discovery import all_probes, probe_names
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench_results"
 OWN_PROGRAMS = ("pyperf-suite", "pyperf_suite")
@@ -110,7 +110,7 @@ def test_every_command_on_the_map_parses_and_every_probe_on_it_is_there():
     assert len(calls) >= 10
     for call in calls:
         if call[:1] == ["run"]:
-            assert set(call[1:]) <= set(PROBES)
+            assert set(call[1:]) <= set(probe_names())
     for call in calls:
         if call and call[0] in main.commands:
             parse(call)
@@ -119,7 +119,7 @@ def test_every_command_on_the_map_parses_and_every_probe_on_it_is_there():
 def test_the_names_for_a_shell_are_those_of_the_probes():
     device = Device("cpu")
     assert {
-        name: " ".join(field.name for field in fields(probe.axes("quick", device))) for name, probe in PROBES.items()
+        probe.name: " ".join(field.name for field in fields(probe.axes("quick", device))) for probe in all_probes()
     } == vocabulary.AXES
 
 

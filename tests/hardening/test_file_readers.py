@@ -27,10 +27,10 @@ from pyperf_suite.history.stored.store import Store
 from pyperf_suite.history.thresholds import load_thresholds
 from pyperf_suite.laws import gemm_time, memory_bound_time
 from pyperf_suite.laws.calibration import check_form, load_calibration, shipped_path
-from pyperf_suite.probes import PROBES
-from pyperf_suite.probes.axes import overrides_for, parse_overrides, replace_axes
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.results import open_run
+from pyperf_suite.spec.axes import overrides_for, parse_overrides, replace_axes
+from pyperf_suite.spec.discovery import all_probes
 
 SEEDS = st.integers(0, 2**32)
 # A hundred inputs an example: few examples do, unless a profile asks for other ones in each run.
@@ -150,7 +150,7 @@ def test_any_bytes_of_other_files_are_read_or_refused(each_spoiled, place, name,
 @given(seed=SEEDS)
 @SOME
 def test_any_axis_that_a_person_writes_is_taken_or_refused(each_spoiled, seed):
-    axes = {name: probe.axes("quick", CPU) for name, probe in PROBES.items() if name != "topology"}
+    axes = {probe.name: probe.axes("quick", CPU) for probe in all_probes() if probe.name != "topology"}
 
     def read(text: str) -> None:
         overrides = parse_overrides([text])

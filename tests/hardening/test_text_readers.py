@@ -35,11 +35,9 @@ from pyperf_suite.operators.training.optimizer_update import TensorSet
 from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.alignment.sizes import Base, RealLife
 from pyperf_suite.probes.calibration.design import AttentionShape
-from pyperf_suite.probes.collectives.probe import Flag
-from pyperf_suite.probes.collectives.sizes import Sizes
 from pyperf_suite.probes.collectives.verdicts import Training
-from pyperf_suite.probes.shape import Shape
 from pyperf_suite.ranks.environment import rank_environment
+from pyperf_suite.spec.axes import Flag, Shape, Sizes
 
 SEEDS = st.integers(0, 2**32)
 # A hundred inputs an example: few examples do, unless a profile asks for other ones in each run.

@@ -15,10 +15,10 @@ from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.alignment.probe import Alignment, AlignmentAxes
 from pyperf_suite.probes.alignment.sizes import REAL_LIFE, Base
-from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.findings import Findings, Table
 
 CPU = resolve("cpu")
 Seconds = Callable[[Case], float]

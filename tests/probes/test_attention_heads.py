@@ -15,11 +15,11 @@ from pyperf_suite.laws.attention.counted import Blocks, TiledAttention
 from pyperf_suite.laws.attention.law import AttentionLaw
 from pyperf_suite.operators.attention import Attention, AttentionParameters
 from pyperf_suite.probes.attention_heads.probe import AttentionHeads, AttentionHeadsAxes
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.report.picture import draw
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.findings import Findings
 
 PROBE = AttentionHeads()
 # Products at 1 TFLOP/s on each slot; a score costs as much as 16 head dimensions.

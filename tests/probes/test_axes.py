@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.matmul.tiling import Tile
-from pyperf_suite.probes.axes import overrides_for, parse_overrides, replace_axes
+from pyperf_suite.spec.axes import overrides_for, parse_overrides, replace_axes
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.operators import find_operator
 from pyperf_suite.probes.baseline import HOPPER_TILES, Baseline
-from pyperf_suite.probes.shape import Shape
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.axes import Shape
 
 AXES = replace(
     Baseline().axes("quick", resolve("cpu")),

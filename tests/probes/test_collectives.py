@@ -17,15 +17,15 @@ from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.findings import explain
 from pyperf_suite.probes.collectives.peaks import link_peak
-from pyperf_suite.probes.collectives.probe import NO, YES, Collectives, CollectivesAxes
-from pyperf_suite.probes.collectives.sizes import Sizes
+from pyperf_suite.probes.collectives.probe import Collectives, CollectivesAxes
 from pyperf_suite.probes.collectives.verdicts import Training, bound_below_s
-from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.report.picture import draw
 from pyperf_suite.report.run_report import run_as_json
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
+from pyperf_suite.spec.axes import NO, YES, Sizes
+from pyperf_suite.spec.findings import Findings, Table
 
 PROBE = Collectives()
 LADDER = Sizes(64, 64 * 2**20, 16)

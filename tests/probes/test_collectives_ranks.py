@@ -14,10 +14,10 @@ import pytest
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.probes.collectives.findings import explain
 from pyperf_suite.probes.collectives.probe import Collectives, CollectivesAxes
-from pyperf_suite.probes.collectives.sizes import Sizes
 from pyperf_suite.probes.collectives.soak import chance_of_no_trend, pettitt
-from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.runner.case import Case
+from pyperf_suite.spec.axes import Sizes
+from pyperf_suite.spec.findings import Findings, Table
 
 PROBE = Collectives()
 LADDER = Sizes(64, 64 * 2**20, 16)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.probes.axes import replace_axes
 from pyperf_suite.probes.collectives import probe as module
 from pyperf_suite.probes.collectives.pairs import tournament
-from pyperf_suite.probes.collectives.probe import NO, YES, Collectives, CollectivesAxes
-from pyperf_suite.probes.collectives.sizes import Sizes, readable
+from pyperf_suite.probes.collectives.probe import Collectives, CollectivesAxes
+from pyperf_suite.probes.collectives.sizes import readable
 from pyperf_suite.runner.profiles import PROFILES, find_profile
+from pyperf_suite.spec.axes import NO, YES, Sizes, replace_axes
 
 PROBE = Collectives()
 CPU = resolve("cpu")

@@ -14,15 +14,15 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes import PROBES
-from pyperf_suite.probes.findings import Findings
-from pyperf_suite.probes.following import MOST_ROUNDS, follow_ups
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec import discovery
+from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.following import MOST_ROUNDS, follow_ups
 
 
 def a_case(n: int) -> Case:
@@ -59,7 +59,7 @@ class Halving(Probe):
 @pytest.fixture(autouse=True)
 def probe(monkeypatch: pytest.MonkeyPatch) -> Halving:
     probe = Halving()
-    monkeypatch.setitem(PROBES, probe.name, probe)
+    monkeypatch.setitem(discovery.REPLACED, probe.name, probe)
     return probe
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES
-from pyperf_suite.probes import PROBES, find_probe
 from pyperf_suite.probes.static_kernels import SHOWN, StaticKernels
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.discovery import all_probes, find_probe
 
 
 def a_record(name: str, registers: int, local_loads: int = 0) -> Record:
@@ -39,6 +39,6 @@ def test_every_default_kernel_of_every_target_is_a_case_and_none_is_timed() -> N
         ("nvrtc", "sm_90a"),
         *(("triton", target) for target in ("sm_80", "sm_90", "sm_100")),
     }
-    assert {name for name, each in PROBES.items() if not each.is_timed} == {
+    assert {each.name for each in all_probes() if not each.is_timed} == {
         *("static_kernels", "memory", "topology", "step_calibration", "study")
     }

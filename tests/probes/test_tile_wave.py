@@ -13,14 +13,14 @@ from pyperf_suite.laws.matmul.staircase import StaircaseLaw
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes import PROBES, find_probe
-from pyperf_suite.probes.findings import Findings
-from pyperf_suite.probes.readings import readings
 from pyperf_suite.probes.tile_wave.probe import TileWave, TileWaveAxes
 from pyperf_suite.probes.tile_wave.staircases import in_slots
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.discovery import all_probes, find_probe
+from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.rows import readings
 
 CPU = resolve("cpu")
 LAW = StaircaseLaw(overhead_s=10e-6, per_k_s=0.3e-6, per_tile_s=20e-6, per_partial_s=15e-6)
@@ -203,7 +203,7 @@ def test_few_or_no_records_are_told_without_a_traceback(keep: int) -> None:
         assert isinstance(probe.findings(some), Findings)
 
 
-@pytest.mark.parametrize("probe", PROBES.values(), ids=lambda probe: probe.name)
+@pytest.mark.parametrize("probe", all_probes(), ids=lambda probe: probe.name)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_profile_of_every_probe_is_valid_on_this_machine(probe: object, profile: str) -> None:
     cases = find_probe(probe.name).cases(profile, CPU)  # type: ignore[attr-defined]

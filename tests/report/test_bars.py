@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.probes.findings import Bar, Bars, Figure
 from pyperf_suite.report.bars import draw_bars
 from pyperf_suite.report.picture import draw
+from pyperf_suite.spec.findings import Bar, Bars, Figure
 
 BARS = Bars(
     "one",

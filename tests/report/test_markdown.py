@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.probes.findings import Document, Figure, Findings, Table
 from pyperf_suite.report.markdown import page
 from pyperf_suite.report.run_report import write_all
 from pyperf_suite.runner.results import RunFolder
+from pyperf_suite.spec.findings import Document, Figure, Findings, Table
 
 FINDINGS = Findings(
     ("A * is no list, <b> no tag, all_reduce no emphasis.",),

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pyperf_suite.probes.findings import Figure, Findings, HeatMap, Panel, Series, Table
 from pyperf_suite.report.picture import _draw_panel, _line_colour, draw
 from pyperf_suite.report.run_report import draw_all
 from pyperf_suite.report.terminal import cautions, print_findings
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.findings import Figure, Findings, HeatMap, Panel, Series, Table
 
 POINTS = Series("measured", [1, 2, 3], [1.0, 2.0, 3.0], "points", [0.9, 1.9, 2.9], [1.1, 2.1, 3.3])
 FIGURE = Figure(

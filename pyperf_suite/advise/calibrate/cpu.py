@@ -36,8 +36,8 @@ from pyperf_suite.laws.training.plan import MicroBatch, Plan
 from pyperf_suite.operators.training.on_ranks import DTYPES
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.shape import TransformerShape
-from pyperf_suite.probes.readings import Reading, readings
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.rows import Reading, readings
 
 KERNEL_BLOCK, COLLECTIVE_BLOCK = "cpu_kernels", "cpu_collectives"
 PROBE = "step_calibration"

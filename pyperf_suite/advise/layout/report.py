@@ -14,7 +14,7 @@ from pyperf_suite.advise.layout.rules import LayoutRule, rules
 from pyperf_suite.laws.kernel_prices import UnseenPrices
 from pyperf_suite.laws.network.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.training.step_time import MEASURED_GPU
-from pyperf_suite.probes.findings import Findings, Table
+from pyperf_suite.spec.findings import Findings, Table
 
 # The law's mean error on the eight iterations that Korthikanti et al. 2022 publish in table 5, none of them fitted to:
 # TP 8, PP 1 to 64, interleaved, full recomputation or SP with selective (tests/advise/test_layout_published.py).
@@ -72,9 +72,7 @@ def findings_of_layouts(answer: LayoutAnswer) -> Findings:
         _excluded(answer.excluded),
         _uneven(answer.planned),
     )
-    return Findings(
-        sentences=(*_sentences(answer), *answer.notes), tables=tuple(table for table in tables if table.rows)
-    )
+    return Findings(remarks=(*_sentences(answer), *answer.notes), tables=tuple(table for table in tables if table.rows))
 
 
 def layouts_as_json(answer: LayoutAnswer) -> dict[str, Any]:

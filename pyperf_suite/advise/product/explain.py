@@ -13,7 +13,7 @@ from pyperf_suite.advise.sizing.prices import NORMAL_QUANTILE, Prices, deviation
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.matmul.alignment import elements_in, largest_power_of_two
-from pyperf_suite.probes.findings import Findings, Table
+from pyperf_suite.spec.findings import Findings, Table
 
 LAYOUTS = ("TN", "NN", "NT", "TT")
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 1}
@@ -159,7 +159,7 @@ def _better_sizes(prices: Prices, sizes: dict[str, int], element_bytes: int, lay
 def findings_of_product(product: ProductExplained) -> Findings:
     """Sentences, the table of causes and the table of better sizes."""
     return Findings(
-        sentences=(
+        remarks=(
             _time_sentence(product),
             _tile_sentence(product),
             _bound_sentence(product),

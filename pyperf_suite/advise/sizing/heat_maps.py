@@ -12,7 +12,7 @@ from pyperf_suite.advise.sizing.prices import Prices
 from pyperf_suite.advise.sizing.search import judged
 from pyperf_suite.advise.sizing.setting import Setting
 from pyperf_suite.errors import UserError
-from pyperf_suite.probes.findings import Figure, HeatMap
+from pyperf_suite.spec.findings import Figure, HeatMap
 
 MOST_COLUMNS, MOST_ROWS, MOST_HEADS = 17, 13, 64
 STEP = 64

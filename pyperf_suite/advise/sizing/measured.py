@@ -13,12 +13,12 @@ from pyperf_suite.advise.validation.findings import validation_findings
 from pyperf_suite.advise.validation.validation import Validation, measure, plan_of, require_gpu, validate
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.runner.plan import Plan
 from pyperf_suite.runner.profiles import Profile
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
 from pyperf_suite.runner.worker_pool import DEADLINE_S
+from pyperf_suite.spec.findings import Findings
 
 PRESENT = "present"
 # Each brings about ten products of its own; more candidates than this differ by less than they can be told apart.

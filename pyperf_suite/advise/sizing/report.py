@@ -16,7 +16,7 @@ from pyperf_suite.advise.sizing.setting import Setting
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.model_flops import model_flop, utilization
 from pyperf_suite.laws.training.memory import USABLE_SHARE
-from pyperf_suite.probes.findings import Findings, Table
+from pyperf_suite.spec.findings import Findings, Table
 
 Causes = tuple[tuple[str, float], ...]
 
@@ -74,7 +74,7 @@ def findings_of_sizing(sizing: Sizing, prices: Prices) -> Findings:
     """Sentences, tables and the heat maps."""
     tables = (_products(sizing), _checks(sizing), _alone(sizing), _pareto(sizing))
     return Findings(
-        sentences=(*_sentences(sizing), *sizing.notes),
+        remarks=(*_sentences(sizing), *sizing.notes),
         tables=tuple(table for table in tables if table.rows),
         figures=heat_maps(sizing.setting, prices, sizing.gpu.name, sizing.search.bounds.reach),
     )

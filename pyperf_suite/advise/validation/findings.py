@@ -8,8 +8,8 @@ from typing import Any
 
 from pyperf_suite.advise.validation.validation import Measured, Product, Validation
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.probes.findings import Findings, Table
-from pyperf_suite.probes.speedups import wins
+from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.rows import wins
 
 SETTINGS = (
     "candidate",

@@ -18,10 +18,9 @@ from pyperf_suite.history.outputs.exit_code import NOMINATED
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.probes.alignment import rungs, sweeps
 from pyperf_suite.probes.attention_heads.law import laws_of
-from pyperf_suite.probes.readings import Reading, readings
-from pyperf_suite.probes.speedups import speedup
 from pyperf_suite.probes.tile_wave import staircases
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.rows import Reading, readings, speedup
 
 # Runs before the newest that must agree, and how many of them are asked.
 FEWEST_BEFORE, MOST_BEFORE = 2, 3

@@ -11,7 +11,7 @@ from rich.table import Table
 from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.outputs.words import by_urgency, change, outcome_sentence, percent
 from pyperf_suite.printable import printable
-from pyperf_suite.probes.findings import Table as Told
+from pyperf_suite.spec.findings import Table as Told
 
 _STYLES = {"slower": "bold red", "failed": "red", "undecided": "yellow", "faster": "green", "equivalent": "dim"}
 

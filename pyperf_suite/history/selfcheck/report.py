@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from pyperf_suite.history.outputs.words import percent
 from pyperf_suite.history.selfcheck.selfcheck import Comparison, Selfcheck
-from pyperf_suite.probes.findings import Table
+from pyperf_suite.spec.findings import Table
 
 # What turns the median of absolute deviations into a standard deviation where noise is normal.
 _NORMAL_MAD = 1.4826

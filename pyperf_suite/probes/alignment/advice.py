@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyperf_suite.probes.alignment.sweeps import Pad, Sweep
-from pyperf_suite.probes.findings import Table
-from pyperf_suite.probes.speedups import is_settled, wins
+from pyperf_suite.spec.findings import Table
+from pyperf_suite.spec.rows import is_settled, wins
 
 COLUMNS = (
     "implementation, dtype, layout",

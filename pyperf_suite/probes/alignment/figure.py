@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from pyperf_suite.probes.alignment.sweeps import Setting, Sweep, rung_of
-from pyperf_suite.probes.findings import Figure, Panel, Series
+from pyperf_suite.spec.findings import Figure, Panel, Series
 
 # A sweep of fewer sizes is a table's row, not a picture.
 FEWEST_SIZES = 3

@@ -8,10 +8,9 @@ from pyperf_suite.probes.alignment.advice import pad_table, pads_of, real_life_s
 from pyperf_suite.probes.alignment.figure import figures_of
 from pyperf_suite.probes.alignment.rungs import Defiance, Rung, defiances_of, rungs_of
 from pyperf_suite.probes.alignment.sweeps import Edge, Setting, Sweep, rung_of, sweeps_of
-from pyperf_suite.probes.findings import Findings, Table
-from pyperf_suite.probes.readings import Reading, readings
-from pyperf_suite.probes.speedups import wins
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.rows import Reading, readings, wins
 
 # Later ones are smaller, and sentences have an end; the tables hold them all.
 MOST_NAMED = 3

@@ -23,12 +23,12 @@ from pyperf_suite.probes.alignment.findings import explain
 from pyperf_suite.probes.alignment.sizes import REAL_LIFE, TOP_RUNG, Base, RealLife, Varied, around, in_real_life
 from pyperf_suite.probes.alignment.sweeps import LINE_BYTES, next_of_searches
 from pyperf_suite.probes.baseline import CHOSEN
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
-from pyperf_suite.probes.readings import readings
-from pyperf_suite.probes.shape import Shape
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import Shape
+from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.rows import readings
 
 # The layout of the base's own part in a network.
 OWN_LAYOUT = "own"

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.probes.alignment.sweeps import Setting, Sweep, rung_of
-from pyperf_suite.probes.readings import Reading
-from pyperf_suite.probes.speedups import mean_speedup
+from pyperf_suite.spec.rows import Reading, mean_speedup
 
 # What divides by more and yet runs at less than this of its neighbour's rate defies the folklore.
 DEFIANT = 0.95

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.matmul.alignment import nearest_with, round_up
-from pyperf_suite.probes.shape import Shape
+from pyperf_suite.spec.axes import Shape
 
 # The largest power of two of the ladder 1, 2, 4 … of divisors; what divides by more is taken as dividing by this.
 TOP_RUNG = 128

@@ -13,9 +13,8 @@ from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.probes.alignment.sizes import TOP_RUNG, name_in_real_life
-from pyperf_suite.probes.readings import Reading
-from pyperf_suite.probes.speedups import speedup
 from pyperf_suite.runner.case import Case
+from pyperf_suite.spec.rows import Reading, speedup
 
 # Lines of memory: of a CPU's caches, and the 128 bytes in which GPUs since A100 like their rows (NVIDIA, Linear/Fully-
 # Connected Layers User's Guide).

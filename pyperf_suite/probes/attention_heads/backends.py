@@ -8,8 +8,7 @@ from typing import Any
 from pyperf_suite.laws.matmul.tiling import Tile, tile_efficiency
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.probes.attention_heads.sweeps import Setting
-from pyperf_suite.probes.readings import Reading
-from pyperf_suite.probes.speedups import speedup, wins
+from pyperf_suite.spec.rows import Reading, speedup, wins
 
 DEFAULT = "sdpa_default"
 

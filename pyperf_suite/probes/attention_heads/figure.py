@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pyperf_suite.probes.attention_heads.law import FittedLaw, law_key, tiled
 from pyperf_suite.probes.attention_heads.sweeps import BACKWARD, FORWARD, Sweep
-from pyperf_suite.probes.findings import Figure, Panel, Series
+from pyperf_suite.spec.findings import Figure, Panel, Series
 
 # Two points are a table's row, not a picture.
 FEWEST_SIZES = 3

@@ -10,9 +10,8 @@ from pyperf_suite.probes.attention_heads.backends import default_sentences, soft
 from pyperf_suite.probes.attention_heads.figure import figures_of
 from pyperf_suite.probes.attention_heads.law import FittedLaw, causes, law_key, laws_of, tiled
 from pyperf_suite.probes.attention_heads.sweeps import BACKWARD, FORWARD, OWN, Setting, Sweep, sweeps_of, widest
-from pyperf_suite.probes.findings import Findings, Table
-from pyperf_suite.probes.readings import Reading
-from pyperf_suite.probes.speedups import wins
+from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.rows import Reading, wins
 
 # Head dimensions that the law's sentence shows the products' share for: the two most built.
 SHOWN_HEAD_DIMS = (64, 128)

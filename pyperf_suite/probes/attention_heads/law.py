@@ -11,7 +11,7 @@ from pyperf_suite.laws.attention.law import AttentionLaw
 from pyperf_suite.laws.matmul.staircase import relative_error
 from pyperf_suite.operators.attention.kernel_names import flash_kernel
 from pyperf_suite.probes.attention_heads.sweeps import OWN, Setting
-from pyperf_suite.probes.readings import Reading
+from pyperf_suite.spec.rows import Reading
 
 # A law has five constants; with fewer cases it repeats what it was given.
 FEWEST_FITTED = 5

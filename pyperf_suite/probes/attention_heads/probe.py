@@ -18,11 +18,11 @@ from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.probes.attention_heads.findings import explain
 from pyperf_suite.probes.attention_heads.sweeps import OWN
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
-from pyperf_suite.probes.readings import readings
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.rows import readings
 
 MASKS = ("full", "causal")
 PHASES = ("forward", "backward", "decode")

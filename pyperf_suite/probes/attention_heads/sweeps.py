@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.probes.readings import Reading
-from pyperf_suite.probes.speedups import speedup
+from pyperf_suite.spec.rows import Reading, speedup
 
 # Our own kernels, whose blocks are asked for.
 OWN = ("native", "triton")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
-from pyperf_suite.probes.shape import Shape
+from pyperf_suite.spec.axes import Shape
 
 # Sizes that models have and libraries are good at; what misaligned ones cost is the alignment probe's to find.
 ROUND_M, ROUND_NK = 8, 64

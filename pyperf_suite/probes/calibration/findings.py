@@ -11,9 +11,9 @@ import numpy as np
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.probes.calibration.predictions import predicted_seconds
-from pyperf_suite.probes.findings import Findings, Table
-from pyperf_suite.probes.readings import Reading, readings
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.rows import Reading, readings
 
 COLUMNS = ("what", "dtype", "measured us", "predicted us", "predicted / measured", "TFLOP/s")
 MOST_ROWS = 12

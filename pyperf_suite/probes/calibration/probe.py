@@ -16,11 +16,11 @@ from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_attentions, spread_products
 from pyperf_suite.probes.calibration.findings import explain
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
-from pyperf_suite.probes.shape import Shape
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import Shape
+from pyperf_suite.spec.findings import Findings
 
 # Two milliseconds of an H200 at most, and 300 MB of operands in bf16: what a case costs is mostly its verification.
 GPU_EXTENT = Extent(m=(128, 16384), nk=(1024, 16384), flop=1.5e12, elements=1.5e8)

@@ -21,13 +21,12 @@ from pyperf_suite.operators.training.layers import LayerPassParameters
 from pyperf_suite.operators.training.optimizer_update import OptimizerUpdateParameters, TensorSet
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_products
-from pyperf_suite.probes.collectives.sizes import Sizes
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
-from pyperf_suite.probes.readings import readings
-from pyperf_suite.probes.shape import Shape
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import Shape, Sizes
+from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.rows import readings
 
 # Products of a small GPT's micro-batches: a few hundred tokens, a few hundred columns.
 EXTENT = Extent(m=(64, 1024), nk=(64, 1024), flop=4e8, elements=2e6)
@@ -123,6 +122,7 @@ class StepCalibration(Probe):
     question = "What do a training step's kernels, collectives and engines cost on this CPU? For `study`'s predictions."
     # Run for its records, by name: it takes over a minute and says little by itself.
     is_timed = False
+    has_items = False
 
     def axes(self, profile: str, device: Device) -> StepCalibrationAxes:
         """On a CPU under 90 s; a thorough profile repeats the same in fresh processes. Raises UserError for a GPU."""

@@ -15,8 +15,8 @@ from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.network.communication import GIGA, algbw, busbw
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.operators.collective.parameters import OPERATIONS
-from pyperf_suite.probes.readings import Reading, readings
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.rows import Reading, readings
 
 # Our own path first: the others stand beside it.
 IMPLEMENTATIONS = ("nccl", "nccl_graph", "c10d_nccl", "gloo")

@@ -11,7 +11,7 @@ from pyperf_suite.laws.network.communication import algbw, busbw
 from pyperf_suite.probes.collectives.curves import Curve, Point
 from pyperf_suite.probes.collectives.peaks import peak_for
 from pyperf_suite.probes.collectives.sizes import readable
-from pyperf_suite.probes.findings import Figure, Panel, Series
+from pyperf_suite.spec.findings import Figure, Panel, Series
 
 # Two points are a table's row, not a picture.
 FEWEST_SIZES = 3

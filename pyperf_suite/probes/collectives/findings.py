@@ -19,9 +19,9 @@ from pyperf_suite.probes.collectives.soak import soak_figure, soak_sentences, so
 from pyperf_suite.probes.collectives.stragglers import straggler_sentences
 from pyperf_suite.probes.collectives.table import tables_of
 from pyperf_suite.probes.collectives.verdicts import FLOP_PER_S, Training, judged
-from pyperf_suite.probes.findings import Findings, Table
-from pyperf_suite.probes.speedups import mean_speedup
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.rows import mean_speedup
 
 # Up to here the time of a message is mostly its start: what a layer above adds shows.
 SMALL_BYTES = 64 * 2**10

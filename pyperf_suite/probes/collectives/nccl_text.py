@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pyperf_suite.probes.collectives.curves import Curve
 from pyperf_suite.probes.collectives.table import Both, both_of
-from pyperf_suite.probes.findings import Document
+from pyperf_suite.spec.findings import Document
 
 TYPES = {"float32": "float", "float16": "half", "float8_e4m3fn": "f8e4m3"}
 

@@ -15,7 +15,7 @@ from itertools import combinations
 from pyperf_suite.laws.network.communication import algbw
 from pyperf_suite.probes.collectives.curves import Curve, Point
 from pyperf_suite.probes.collectives.sizes import readable
-from pyperf_suite.probes.findings import Figure, HeatMap, Table
+from pyperf_suite.spec.findings import Figure, HeatMap, Table
 
 # A link that carries less than this share of what the median link of its kind does is slow.
 SLOW = 0.8

@@ -17,13 +17,13 @@ from pyperf_suite.operators.collective.parameters import OPERATIONS
 from pyperf_suite.probes.collectives.algorithms import cases_to_log
 from pyperf_suite.probes.collectives.findings import explain
 from pyperf_suite.probes.collectives.pairs import all_pairs, tournament
-from pyperf_suite.probes.collectives.sizes import Sizes
 from pyperf_suite.probes.collectives.verdicts import Training
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import Sizes
+from pyperf_suite.spec.findings import Findings
 
 # What the ways of training in parallel send (see laws/network/traffic.py), the most common first.
 TRAINING = ("all_reduce", "all_gather", "reduce_scatter")

@@ -13,8 +13,8 @@ from scipy import special
 
 from pyperf_suite.probes.collectives.curves import Curve, Point, Setting
 from pyperf_suite.probes.collectives.sizes import readable
-from pyperf_suite.probes.findings import Figure, Panel, Series, Table
 from pyperf_suite.runner.profiles import find_profile
+from pyperf_suite.spec.findings import Figure, Panel, Series, Table
 
 # With fewer visits neither a drift nor a change can be told from chance.
 FEWEST_VISITS = 8

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pyperf_suite.laws.network.communication import nvls_wire_rate
 from pyperf_suite.probes.collectives.curves import Curve, Point, Setting
 from pyperf_suite.probes.collectives.peaks import may_reduce_in_switch, peak_for
-from pyperf_suite.probes.findings import Table
-from pyperf_suite.probes.speedups import speedup
+from pyperf_suite.spec.findings import Table
+from pyperf_suite.spec.rows import speedup
 
 NO_ROOT = -1
 ABSENT = "-"

@@ -15,7 +15,7 @@ from pyperf_suite.laws.network.alpha_beta import AlphaBetaOverRanks, seconds_of
 from pyperf_suite.laws.network.traffic import SecondsOf, Traffic, Workload, verdict
 from pyperf_suite.probes.collectives.curves import Curve, plain
 from pyperf_suite.probes.collectives.sizes import readable
-from pyperf_suite.probes.findings import Table
+from pyperf_suite.spec.findings import Table
 
 # Dimensions of Llama 2 7B (Touvron et al. 2023), the size at which people first need more than one accelerator.
 DEFAULT_MODEL = ModelDimensions(layers=32, hidden=4096, ffn=11008, heads=32, vocab=32000, gated=True)

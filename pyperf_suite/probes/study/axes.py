@@ -10,7 +10,7 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes.collectives.probe import NO, YES, Flag
+from pyperf_suite.spec.axes import NO, YES, Flag
 
 # What the library under the ranks is called on each kind of device.
 LIBRARY = {"cpu": "gloo", "cuda": "nccl"}

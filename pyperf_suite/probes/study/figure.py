@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pyperf_suite.probes.findings import Bar, Bars, Figure
 from pyperf_suite.probes.study.results import Result
 from pyperf_suite.probes.study.tables import described_model, short
+from pyperf_suite.spec.findings import Bar, Bars, Figure
 
 LONGEST_NOTE = 90
 

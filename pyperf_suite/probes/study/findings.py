@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes.findings import Findings
-from pyperf_suite.probes.speedups import mean_speedup, speedup
 from pyperf_suite.probes.study.agreement import agreement_of
 from pyperf_suite.probes.study.figure import figures_of
 from pyperf_suite.probes.study.results import Predictor, Result, results_of
 from pyperf_suite.probes.study.tables import described_model, model_of, tables_of
 from pyperf_suite.probes.training.claims import Claim
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.rows import mean_speedup, speedup
 
 # 2.7 B parameters on 16 A100 of Polaris, samples/s over 5 steps, in decreasing order: ZeRO 1 with flash attention, ZeRO
 # 1 without, ZeRO 2, ZeRO 3, pipelines; what is checkpointed is behind all that is not.

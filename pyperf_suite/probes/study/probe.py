@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.study.axes import StudyAxes, default_axes
 from pyperf_suite.probes.study.findings import explain
@@ -14,6 +13,7 @@ from pyperf_suite.probes.study.grid import cases_of
 from pyperf_suite.probes.study.results import Predictor
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings
 
 
 class Study(Probe):
@@ -23,6 +23,7 @@ class Study(Probe):
     question = "Which way to cut a training step over ranks is fastest here, and what does each way cost and hold?"
     # Each visit starts a launcher anew, minutes in all: a run that names no probe, and pytest's table, leave it out.
     is_timed = False
+    has_items = False
 
     def __init__(self, predictor: Predictor | None = None) -> None:
         self.predictor = predictor

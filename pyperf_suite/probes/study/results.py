@@ -11,11 +11,11 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.model_flops import model_flop, utilization
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.probes.readings import Reading, readings
 from pyperf_suite.probes.study.grid import OPERATOR
 from pyperf_suite.probes.study.statistics import Throughput, throughput
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.rows import Reading, readings
 
 # What the engine counts, by what it is for. A peak is of all together, and told on GPUs alone.
 PARTS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pyperf_suite.probes.findings import Table
 from pyperf_suite.probes.study.results import Result
+from pyperf_suite.spec.findings import Table
 
 LONGEST_REASON = 160
 

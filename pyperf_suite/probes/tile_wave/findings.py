@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pyperf_suite.laws.matmul.tiling import critical_path
-from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
-from pyperf_suite.probes.readings import Reading
 from pyperf_suite.probes.tile_wave.staircases import FittedLaw, Setting, Sweep, fit, settings_of, sweeps_of
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, Table
+from pyperf_suite.spec.rows import Reading
 
 # Later cliffs are smaller, and a sentence has an end.
 CLIFFS_NAMED = 3

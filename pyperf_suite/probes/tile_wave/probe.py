@@ -16,12 +16,12 @@ from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
-from pyperf_suite.probes.readings import readings
 from pyperf_suite.probes.tile_wave.findings import explain
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.rows import readings
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pyperf_suite.laws.matmul.tiling import (
     tile_count,
     wave_count,
 )
-from pyperf_suite.probes.readings import Reading
+from pyperf_suite.spec.rows import Reading
 
 # The step over an edge is at most this part of a tile: one element on a CPU, 16 bytes where TMA must be able to follow.
 WIDEST_STEP_SHARE = 8

@@ -23,14 +23,12 @@ from pyperf_suite.operators.training.layers import (
     passes_of,
     work,
 )
-from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
 from pyperf_suite.probes.probe import Probe
-from pyperf_suite.probes.readings import Reading, readings
-from pyperf_suite.probes.speedups import speedup
 from pyperf_suite.probes.training.claims import TRANSFORMERS, Claim
-from pyperf_suite.probes.training.observed import observed
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, Table
+from pyperf_suite.spec.rows import Reading, observed, readings, speedup
 
 # "About 2 x" begins a tenth below it, as the guide's sentence gives one digit; "sometimes more" has no end.
 TWICE_THE_TIME = Claim("2 x the FLOPs in backward take about 2 x the time, sometimes more", TRANSFORMERS, low=1.8)

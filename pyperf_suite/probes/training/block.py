@@ -17,13 +17,12 @@ from pyperf_suite.operators.training.block_part import BLOCK_PARTS, PART_DTYPES,
 from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
 from pyperf_suite.operators.training.step_flop import asked_flop, computed_flop, guides_flop
 from pyperf_suite.operators.training.training_step import TrainingStepParameters
-from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.probes.probe import Probe
-from pyperf_suite.probes.readings import Reading, readings
-from pyperf_suite.probes.speedups import speedup
 from pyperf_suite.probes.training.claims import BIGSCIENCE, Claim
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.rows import Reading, readings, speedup
 
 FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSCIENCE, 0.9, 1.1)
 MODELS = ("block", "gpt")

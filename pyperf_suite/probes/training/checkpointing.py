@@ -16,12 +16,12 @@ from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.checkpointed_step import CheckpointedStepParameters
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.training.checkpointing_findings import explain
 from pyperf_suite.probes.training.largest_batch import next_batch, searches
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings
 
 # What the CUDA context and the libraries take of a GPU's memory before anything is placed there.
 CONTEXT_BYTES = 1 << 30

@@ -9,13 +9,11 @@ from pyperf_suite.laws.model_flops import hardware_flop, model_flop
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.checkpointed_step import CheckpointedStepParameters
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
-from pyperf_suite.probes.readings import Reading, readings
-from pyperf_suite.probes.speedups import speedup
 from pyperf_suite.probes.training.claims import BEKMAN, Claim
 from pyperf_suite.probes.training.largest_batch import Search, searches
-from pyperf_suite.probes.training.observed import all_observed
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, Table
+from pyperf_suite.spec.rows import Reading, all_observed, readings, speedup
 
 COSTS = Claim("dropping what blocks made costs 20-25 % of throughput", BEKMAN, 0.75, 0.80)
 REPAYS = Claim("the larger batch that then fits raises throughput overall", BEKMAN, 1.0)

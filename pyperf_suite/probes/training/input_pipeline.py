@@ -13,11 +13,11 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.data_files import KINDS
 from pyperf_suite.operators.training.input_pipeline import MODELS, STARTS, InputPipelineParameters
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.training.input_pipeline_findings import explain
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings
 
 KEPT = ("kept", "ended")
 COPIES = ("pageable", "pinned")

@@ -9,12 +9,10 @@ from typing import Any
 
 from pyperf_suite.laws.training.input_pipeline import InputPipeline
 from pyperf_suite.operators.training.input_pipeline import MOST_LOADERS, InputPipelineParameters
-from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
-from pyperf_suite.probes.readings import Reading, readings
-from pyperf_suite.probes.speedups import WORTH, speedup, wins
 from pyperf_suite.probes.training.claims import TRANSFORMERS, Claim
-from pyperf_suite.probes.training.observed import observed
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, Table
+from pyperf_suite.spec.rows import WORTH, Reading, observed, readings, speedup, wins
 
 WORKERS_HELP = Claim("workers that pre-load the data relieve the bottleneck of a single process", TRANSFORMERS, WORTH)
 # "Does not necessarily lead to better performance" is said of many: then more of them gain nothing.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pyperf_suite.operators.training.checkpointed_step import CheckpointedStepParameters
-from pyperf_suite.probes.training.observed import all_observed
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.rows import all_observed
 
 
 @dataclass

@@ -11,11 +11,11 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.saved_memory import TrainingMemoryParameters
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.training.memory_findings import explain
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings
 
 BLOCKS = ("gpt", "llama")
 

@@ -23,9 +23,9 @@ from pyperf_suite.laws.training.memory import (
 from pyperf_suite.laws.transformer import Sharding
 from pyperf_suite.operators.training.saved_memory import TrainingMemoryParameters
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
 from pyperf_suite.probes.training.claims import BEKMAN, BIGSCIENCE, TRANSFORMERS, Claim
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, Table
 
 KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models"
 BYTES_A_PARAMETER = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES

@@ -11,16 +11,15 @@ from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.overlap import RUNS, OverlapParameters
-from pyperf_suite.probes.collectives.probe import YES, Flag
-from pyperf_suite.probes.collectives.sizes import Sizes, readable
-from pyperf_suite.probes.findings import Findings, Table
+from pyperf_suite.probes.collectives.sizes import readable
 from pyperf_suite.probes.probe import Probe
-from pyperf_suite.probes.readings import Reading, readings
-from pyperf_suite.probes.speedups import speedup
 from pyperf_suite.probes.training.claims import BEKMAN, Claim
 from pyperf_suite.probes.training.launched import ranks_here, require_launched
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import YES, Flag, Sizes
+from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.rows import Reading, readings, speedup
 
 OVERLAPS = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)
 # "as long as the communication overhead is smaller than compute the network requirements are satisfied"; so much more

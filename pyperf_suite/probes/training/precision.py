@@ -14,11 +14,11 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.precision_step import CAST_CACHES, PrecisionStepParameters
 from pyperf_suite.operators.training.trained_shape import PRECISIONS
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.training.precision_findings import AUTOCAST, explain
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.precision_step import CAST_CACHES, PrecisionStepParameters
 from pyperf_suite.operators.training.trained_shape import PRECISIONS
-from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
-from pyperf_suite.probes.readings import Reading, readings
-from pyperf_suite.probes.speedups import speedup
 from pyperf_suite.probes.training.claims import TRANSFORMERS, Claim
-from pyperf_suite.probes.training.observed import observed
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, Table
+from pyperf_suite.spec.rows import Reading, observed, readings, speedup
 
 BASE = "float32"
 AUTOCAST = "autocast_"

@@ -13,12 +13,12 @@ from pyperf_suite.hardware.kernel_files import parse_cpu_list
 from pyperf_suite.hardware.links import nvlink_of, pcie_of
 from pyperf_suite.hardware.topology import PATHS, LinkGraph, Path
 from pyperf_suite.operators.training.topology import TopologyParameters
-from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.training.claims import TRANSFORMERS
 from pyperf_suite.probes.training.topology_checks import VERDICTS, Check, gpu_checks, host_checks, sentences
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings, Table
 
 ADVICE = f"the less often they sync, as under DDP, the less a slow path costs; ZeRO and TP talk often ({TRANSFORMERS})"
 MIB = 2**20

@@ -17,12 +17,12 @@ from pyperf_suite.operators.training import host_memory
 from pyperf_suite.operators.training.disk_reads import BLOCK_BYTES
 from pyperf_suite.operators.training.host_memory import ANY_NODE
 from pyperf_suite.operators.training.transfer_parameters import TransferParameters
-from pyperf_suite.probes.collectives.sizes import Sizes
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.training.transfer_findings import explain
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import Sizes
+from pyperf_suite.spec.findings import Findings
 
 IN_HOST, ON_DISK, OVER_BUS = ("memcpy", "torch"), ("disk_cached", "disk_direct"), ("host_to_device", "device_to_host")
 MEMORY = ("pinned", "pageable")

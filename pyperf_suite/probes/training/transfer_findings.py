@@ -14,11 +14,10 @@ from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.host_memory import ANY_NODE
 from pyperf_suite.operators.training.transfer_parameters import TransferParameters
 from pyperf_suite.probes.collectives.sizes import readable
-from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
-from pyperf_suite.probes.readings import Reading, readings
-from pyperf_suite.probes.speedups import WORTH, speedup
 from pyperf_suite.probes.training.claims import TRANSFORMERS, Claim
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, Table
+from pyperf_suite.spec.rows import WORTH, Reading, readings, speedup
 
 TRADES_BANDWIDTH = Claim("offloading to NVMe trades bandwidth for memory", TRANSFORMERS, low=WORTH)
 # "Much faster" has no number there; from one and a half times on nobody would call it less.

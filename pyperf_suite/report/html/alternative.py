@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from pyperf_suite.probes.findings import HeatMap
 from pyperf_suite.report.html.chart import Chart, Trace
+from pyperf_suite.spec.findings import HeatMap
 
 _MOST_TOLD = 6
 KINDS = {"points": "measured", "line": "law, predicted", "beside": "measured for comparison"}

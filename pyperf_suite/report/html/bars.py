@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pyperf_suite.probes.findings import Bar, Bars, Table
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.ticks import round_ticks, short
+from pyperf_suite.spec.findings import Bar, Bars, Table
 
 _WIDTH, _ROW, _TOP, _BOTTOM, _RIGHT = 760, 26, 6, 44, 64
 _LETTER = 6.4

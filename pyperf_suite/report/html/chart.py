@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyperf_suite.probes.findings import Figure, Panel, Series
 from pyperf_suite.report.html.thinning import kept
+from pyperf_suite.spec.findings import Figure, Panel, Series
 
 # Classes of the style sheet; colours are Okabe and Ito's, told apart by shape as well.
 COLOURS = 8

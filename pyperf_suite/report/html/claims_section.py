@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.names import title_of
 from pyperf_suite.report.html.results import Told
 from pyperf_suite.report.html.sentence import VERDICTS, Judged, chip, judged
+from pyperf_suite.spec.findings import Findings
 
 
 def claims_of(found: Iterable[tuple[Told, Findings]]) -> list[tuple[str, Judged]]:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from pyperf_suite.probes.findings import Bars, Figure, HeatMap, Table
 from pyperf_suite.report.html.alternative import KINDS, chart_in_words, map_in_words
 from pyperf_suite.report.html.bars import bars_as_json, bars_in_words, draw_bars, table_of_bars
 from pyperf_suite.report.html.chart import Chart, charts_of
@@ -17,6 +16,7 @@ from pyperf_suite.report.html.static_chart import draw_chart
 from pyperf_suite.report.html.static_map import draw_map, least_width, spread_of
 from pyperf_suite.report.html.table import draw_table
 from pyperf_suite.report.html.thinning import kept, rule
+from pyperf_suite.spec.findings import Bars, Figure, HeatMap, Table
 
 # Of one panel, in the table beside it; the picture shows more.
 _MOST_LISTED = 120

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.figure import draw_figure
 from pyperf_suite.report.html.provenance import Source
 from pyperf_suite.report.html.sentence import draw_sentence
 from pyperf_suite.report.html.table import draw_table
+from pyperf_suite.spec.findings import Findings
 
 # Sentences that are read at once, and figures that a section shows; further ones are a click, or a command, away.
 _SENTENCES = 6

@@ -14,13 +14,13 @@ from pyperf_suite.history.shown.drawing import short_commit, unit_name
 from pyperf_suite.history.shown.quantities import Scale, scale_for
 from pyperf_suite.history.stored.series import Benchmark, Series
 from pyperf_suite.history.stored.store import Store
-from pyperf_suite.probes.findings import Panel
-from pyperf_suite.probes.findings import Series as Line
 from pyperf_suite.report.html.chart import Chart, chart_of, colours_of
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.figure import draw_panels
 from pyperf_suite.report.html.findings import draw_sentences
 from pyperf_suite.report.html.provenance import Source
+from pyperf_suite.spec.findings import Panel
+from pyperf_suite.spec.findings import Series as Line
 
 # Drawn one by one: those with changes first, then those of most points.
 MOST_SERIES = 12

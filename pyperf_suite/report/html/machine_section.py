@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyperf_suite.probes.findings import Table
 from pyperf_suite.report.html.careful import draw_careful
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.results import Run
 from pyperf_suite.report.html.table import draw_pairs, draw_table
 from pyperf_suite.report.terminal import cautions
+from pyperf_suite.spec.findings import Table
 
 _MOST_FACTS = 60
 _LONGEST_VALUE = 160

@@ -9,7 +9,6 @@ from importlib import resources
 from pyperf_suite import __version__
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.store import Store
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.report.html.careful import draw_careful
 from pyperf_suite.report.html.claims_section import claims_of, draw_claims
 from pyperf_suite.report.html.escape import text
@@ -21,6 +20,7 @@ from pyperf_suite.report.html.probe_section import draw_probe, findings_of
 from pyperf_suite.report.html.results import Results, Run, Told
 from pyperf_suite.report.html.sentence import VERDICTS
 from pyperf_suite.report.html.sizing_section import draw_sizing
+from pyperf_suite.spec.findings import Findings
 
 # Nothing is fetched: not even by what a hostile name could smuggle in.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.observations import label_of
-from pyperf_suite.probes import PROBES
-from pyperf_suite.probes.findings import Findings, Table
 from pyperf_suite.report.command import command_of
 from pyperf_suite.report.html.careful import draw_careful
 from pyperf_suite.report.html.escape import text
@@ -18,6 +16,8 @@ from pyperf_suite.report.html.results import Told
 from pyperf_suite.report.html.table import draw_table
 from pyperf_suite.report.terminal import cautions
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.discovery import find_probe, probe_names
+from pyperf_suite.spec.findings import Findings, Table
 
 # Reasons told one by one.
 _MOST_REASONS = 30
@@ -25,7 +25,7 @@ _MOST_REASONS = 30
 
 def findings_of(told: Told) -> Findings:
     """What the probe says; where it is not of this version, or cannot read its records, their plain figures."""
-    probe = PROBES.get(told.probe)
+    probe = find_probe(told.probe) if told.probe in probe_names() else None
     if probe is None:
         return plain_findings(
             told.records, f"This version has no probe {told.probe!r}: its records are shown as they are."
@@ -61,7 +61,7 @@ def source_of(told: Told) -> Source:
 
 def draw_probe(told: Told, findings: Findings, anchor: str) -> str:
     """The section."""
-    probe = PROBES.get(told.probe)
+    probe = find_probe(told.probe) if told.probe in probe_names() else None
     question = f'<p class="question">{text(probe.question)}</p>' if probe is not None else ""
     return "".join(
         (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from pyperf_suite.probes.findings import HeatMap
 from pyperf_suite.report.html.escape import text
+from pyperf_suite.spec.findings import HeatMap
 
 _CELL_WIDTH, _CELL_HEIGHT = 38, 24
 _LEFT, _TOP, _RIGHT, _BOTTOM = 74, 8, 8, 52

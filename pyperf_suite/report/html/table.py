@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pyperf_suite.probes.findings import Table
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.predicted import mark_if_predicted
+from pyperf_suite.spec.findings import Table
 
 # Rows beyond this many are left to the records; the page stays one that can be sent.
 MOST_ROWS = 1000

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.probes.readings import Reading
 from pyperf_suite.probes.study.agreement import Agreement, agreement_of
 from pyperf_suite.probes.study.findings import explain
 from pyperf_suite.probes.study.grid import OPERATOR
 from pyperf_suite.probes.study.results import Prediction, Result, results_of
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.rows import Reading
 
 COUNTED = {
     "parameter_bytes": [100.0, 50.0],

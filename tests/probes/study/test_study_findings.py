@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes import PROBES
-from pyperf_suite.probes.findings import Bars, Findings
 from pyperf_suite.probes.study.data import as_data
 from pyperf_suite.probes.study.findings import explain
 from pyperf_suite.probes.study.results import Prediction, results_of
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.discovery import find_probe
+from pyperf_suite.spec.findings import Bars, Findings
 
 Layout = Callable[..., Case]
 Visits = Callable[..., list[Record]]
@@ -211,7 +211,7 @@ def test_a_study_in_which_nothing_ran_still_says_why(layout: Layout, visits: Vis
 
 
 def test_a_study_without_records_says_nothing() -> None:
-    assert PROBES["study"].findings([]) == Findings()
+    assert find_probe("study").findings([]) == Findings()
 
 
 def test_everything_is_json_without_a_nan(studied: list[Record]) -> None:

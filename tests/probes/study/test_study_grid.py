@@ -10,10 +10,10 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes import PROBES
 from pyperf_suite.probes.study.axes import Configuration, StudyAxes, default_axes
 from pyperf_suite.probes.study.grid import MOST_CONFIGURATIONS, cases_of, of_worlds, worlds_of
 from pyperf_suite.probes.study.grid_file import parse_study, read_study
+from pyperf_suite.spec.discovery import find_probe
 
 CPU = Device("cpu")
 EXAMPLE = Path(__file__).parents[3] / "examples" / "study.toml"
@@ -230,7 +230,7 @@ def test_a_configuration_of_something_else_is_refused(text: str) -> None:
 
 
 def test_the_probe_takes_axes_as_every_probe_does() -> None:
-    probe = PROBES["study"]
+    probe = find_probe("study")
     assert len(probe.cases("quick", CPU)) == 11
     cases = probe.cases("quick", CPU, {"configuration": "data=2;zero_stage=3,tensor=2"})
     assert [case.parameters.name for case in cases] == ["dp2 zero3 flash", "tp2 flash"]

@@ -11,14 +11,14 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange
-from pyperf_suite.probes import find_probe
-from pyperf_suite.probes.collectives.sizes import Sizes
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.training.data_parallel.findings import explain
 from pyperf_suite.probes.training.data_parallel.probe import DataParallelAxes, DataParallelProbe
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.axes import Sizes
+from pyperf_suite.spec.discovery import find_probe
+from pyperf_suite.spec.findings import Findings
 
 CPU = Device("cpu")
 PROBE = DataParallelProbe()

@@ -11,11 +11,11 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.input_pipeline import InputPipeline
 from pyperf_suite.operators.training.input_pipeline import InputPipelineParameters
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.training.input_pipeline import InputPipelineProbe
 from pyperf_suite.probes.training.input_pipeline_findings import explain
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.findings import Findings
 
 PROBE = InputPipelineProbe()
 CPU, GPU = Device("cpu"), Device("cuda")

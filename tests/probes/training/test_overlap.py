@@ -9,11 +9,11 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.overlap import RUNS
-from pyperf_suite.probes import find_probe
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.training.overlap import OverlapProbe
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.discovery import find_probe
+from pyperf_suite.spec.findings import Findings
 
 CPU = Device("cpu")
 PROBE = OverlapProbe()

@@ -10,9 +10,9 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.topology import parse
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.training.topology import Topology
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Findings
 
 MATRICES = Path(__file__).parents[2] / "hardware" / "topologies"
 TWO_NODES = [

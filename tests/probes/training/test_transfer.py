@@ -11,12 +11,12 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.transfer_parameters import TransferParameters
-from pyperf_suite.probes.findings import Findings
-from pyperf_suite.probes.readings import readings
 from pyperf_suite.probes.training.transfer import OVER_BUS, TransferProbe
 from pyperf_suite.probes.training.transfer_findings import curves_of, explain, faster_a_byte
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.rows import readings
 
 PROBE = TransferProbe()
 CPU, GPU = Device("cpu"), Device("cuda")

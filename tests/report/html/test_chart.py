@@ -7,11 +7,11 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pyperf_suite.probes.findings import Figure, Panel, Series
 from pyperf_suite.report.html.chart import Chart, charts_of, colours_of
 from pyperf_suite.report.html.static_chart import draw_chart
 from pyperf_suite.report.html.thinning import kept, rule
 from pyperf_suite.report.html.ticks import round_ticks
+from pyperf_suite.spec.findings import Figure, Panel, Series
 
 finite = st.floats(-1e9, 1e9)
 

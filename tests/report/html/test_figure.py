@@ -8,11 +8,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from pyperf_suite.probes.findings import Bar, Bars, Figure, HeatMap, Panel, Series, Table
 from pyperf_suite.report.html.figure import draw_figure
 from pyperf_suite.report.html.provenance import Source
 from pyperf_suite.report.html.sentence import draw_sentence, judged
 from pyperf_suite.report.html.table import MOST_ROWS, draw_table
+from pyperf_suite.spec.findings import Bar, Bars, Figure, HeatMap, Panel, Series, Table
 
 SOURCE = Source("pyperf-suite run made_up", "machine/run/records.jsonl")
 MEASURED = Series("measured", [1, 2], [3.0, 4.0], "points", [2.9, 3.9], [3.1, 4.1])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pyperf_suite.probes.findings import Table
 from pyperf_suite.report.html.table import draw_table
+from pyperf_suite.spec.findings import Table
 
 
 def test_a_figure_with_its_interval_and_unit_in_any_order_stands_to_the_right() -> None:

@@ -7,9 +7,6 @@ from dataclasses import replace
 
 from pyperf_suite.operators.training.data_parallel import BUCKET_BYTES, DataParallelParameters
 from pyperf_suite.probes.collectives.sizes import readable
-from pyperf_suite.probes.findings import Figure, Findings, Panel, Series, Table
-from pyperf_suite.probes.readings import Reading
-from pyperf_suite.probes.speedups import mean_speedup, speedup
 from pyperf_suite.probes.training.claims import BEKMAN, TRANSFORMERS, Claim
 from pyperf_suite.probes.training.data_parallel.places import (
     Place,
@@ -23,6 +20,8 @@ from pyperf_suite.probes.training.data_parallel.places import (
 )
 from pyperf_suite.probes.training.data_parallel.step_law import FittedStep, fitted_step
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, Table
+from pyperf_suite.spec.rows import Reading, mean_speedup, speedup
 
 LI = "Li et al. 2020, PyTorch Distributed"
 

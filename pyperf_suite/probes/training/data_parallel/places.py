@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from pyperf_suite.operators.training.data_parallel import BUCKET_BYTES, DataParallelParameters
 from pyperf_suite.probes.collectives.sizes import readable
-from pyperf_suite.probes.readings import Reading, readings
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.rows import Reading, readings
 
 NAME_OF_LIBRARY = {"gloo": "gloo", "nccl": "NCCL", "c10d_nccl": "NCCL", "dp": "NCCL"}
 

@@ -11,15 +11,14 @@ from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.operators.training.data_parallel import DataParallelParameters
-from pyperf_suite.probes.collectives.probe import NO, YES, Flag
-from pyperf_suite.probes.collectives.sizes import Sizes
-from pyperf_suite.probes.findings import Findings
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.training.data_parallel.findings import explain
 from pyperf_suite.probes.training.launched import ranks_here, require_launched
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import NO, YES, Flag, Sizes
+from pyperf_suite.spec.findings import Findings
 
 HEAD_DIM = 64
 # By which torch.distributed's own all_reduce is measured, over the library that the steps use.

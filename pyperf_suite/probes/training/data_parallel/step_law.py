@@ -8,8 +8,8 @@ import numpy as np
 
 from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors
-from pyperf_suite.probes.readings import Reading
 from pyperf_suite.probes.training.data_parallel.places import Place, buckets_of
+from pyperf_suite.spec.rows import Reading
 
 # Of fewer steps each that is left out takes too much away from two constants.
 FEWEST_STEPS = 4

@@ -9,12 +9,12 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.operators.training.optimizer_update import TensorSet
-from pyperf_suite.probes.training.optimizer import OptimizerProbe
+from pyperf_suite.probes.optimizer import ADAMW_STATE, MANY_SMALL, PROBE
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.findings import Findings, Remark
 
 CPU = resolve("cpu")
-PROBE = OptimizerProbe()
 SMALL, LARGE = TensorSet(400, 64, 64), TensorSet(4, 640, 640)
 AXES = replace(PROBE.axes("standard", CPU), tensors=(LARGE, SMALL), workers=(1,))
 STATE = {"AdamW": 8.0, "SGD": 4.0, "Adafactor": 0.1}
@@ -72,48 +72,56 @@ def test_every_way_there_is_takes_the_same_tensors():
         case.validate()
 
 
+def found(wobble: float = 0.001, **axes: object) -> Findings:
+    return PROBE.findings(records(list(PROBE.sweep(replace(AXES, **axes))), wobble))
+
+
 def test_many_small_tensors_are_what_the_claim_is_about():
-    said = PROBE.findings(records(PROBE.sweep(AXES))).sentences
-    fused = next(each for each in said if each.startswith("fused AdamW") and "400 tensors" in each)
-    assert "5.0" in fused or "4.9" in fused
-    assert "x as fast as the loop on 400 tensors of 64 x 64 in float32; claim holds (multi-tensor" in fused
-    few = next(each for each in said if each.startswith("fused AdamW") and "4 tensors" in each)
-    assert "claim" not in few
+    tried = {
+        (each.told.values["implementation"], each.told.values["optimizer"]): each
+        for each in found().verdicts
+        if each.claim == MANY_SMALL
+    }
+    fused = tried["fused", "AdamW"]
+    assert fused.outcome == "holds"
+    assert fused.measured.value == pytest.approx(5, rel=0.02)
+    assert {each.told.values["in_words"] for each in tried.values()} == {"400 tensors of 64 x 64"}
 
 
 def test_a_gain_below_what_counts_as_significant_is_not_one():
-    cases = PROBE.sweep(replace(AXES, tensors=(TensorSet(20, 64, 64),), optimizer=("SGD",)))
-    said = PROBE.findings(records(cases)).sentences
-    assert any("foreach SGD is 1.0" in each and "claim does not hold here" in each for each in said)
+    tried = found(tensors=(TensorSet(20, 64, 64),), optimizer=("SGD",)).verdicts
+    assert {each.outcome for each in tried if each.told.values["implementation"] == "foreach"} == {"does not hold here"}
 
 
 def test_without_a_loop_nothing_is_compared():
-    cases = PROBE.sweep(replace(AXES, implementation=("foreach", "fused")))
-    assert not any("as fast as" in each for each in PROBE.findings(records(cases)).sentences)
+    assert {each.claim for each in found(implementation=("foreach", "fused")).verdicts} == {ADAMW_STATE}
 
 
-def test_states_stand_beside_the_claim_and_passing_beside_the_way():
-    said = " ".join(PROBE.findings(records(PROBE.sweep(AXES))).sentences)
-    assert "AdamW 8, SGD 4, Adafactor 0.1; claim holds (AdamW's moments take 8" in said
-    assert "the loop 0.01, foreach 4, fused 0." in said
+def test_states_stand_beside_the_claim():
+    states = [each for each in found().verdicts if each.claim == ADAMW_STATE]
+    assert {(each.measured.value, each.measured.base, each.outcome) for each in states} == {(8.0, "B", "holds")}
 
 
 def test_the_table_has_every_case_that_was_measured():
-    cases = PROBE.sweep(AXES)
-    (table,) = PROBE.findings(records(cases)).tables
-    assert len(table.rows) == sum(case.implementation in PASSING for case in cases)
+    (table,) = found().tables
+    assert len(table.rows) == sum(case.implementation in PASSING for case in PROBE.sweep(AXES))
+    names = [column.name for column in table.columns]
+    rows = [dict(zip(names, row, strict=True)) for row in table.rows]
+    row = next(row for row in rows if (row["optimizer"], row["way"], row["tensors"]) == ("AdamW", "fused", str(SMALL)))
     # AdamW touches 7 x 4 bytes of each of 400 x 64 x 64 elements; fused takes 1 ms.
-    row = next(row for row in table.rows if row[:3] == ("AdamW", "fused", str(SMALL)))
-    assert float(row[5]) == pytest.approx(28 * SMALL.elements / 1e-3 / 1e9, rel=0.02)
+    assert row["rate"].value == pytest.approx(28 * SMALL.elements / 1e-3, rel=0.02)
+    assert (row["state a parameter"].value, row["passing a parameter"].value) == (8.0, 0.0)
 
 
-def test_what_processes_do_not_agree_on_is_not_told_apart():
-    cases = PROBE.sweep(replace(AXES, tensors=(LARGE,), optimizer=("AdamW",)))
-    assert any(each.endswith("not told apart.") for each in PROBE.findings(records(cases, wobble=0.2)).sentences)
+def test_what_processes_do_not_agree_on_is_noise():
+    told = found(wobble=0.2, tensors=(LARGE,), optimizer=("AdamW",)).remarks
+    few = [each for each in told if isinstance(each, Remark)]
+    assert len(few) == 2
+    assert all(each.is_noise for each in few)
 
 
 def test_nothing_measured_is_nothing_said():
-    assert PROBE.findings([]) == type(PROBE.findings([]))()
+    assert PROBE.findings([]) == Findings()
 
 
 @pytest.mark.parametrize("profile", ["quick", "standard", "full"])

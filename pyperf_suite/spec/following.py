@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pyperf_suite.probes import find_probe
-from pyperf_suite.probes.probe import Probe
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.discovery import find_probe
 
 # A bisection of 4096 sizes; a probe that still asks then is not searching but wandering.
 MOST_ROUNDS = 12
@@ -25,14 +24,14 @@ def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
     known = {(planned.probe, planned.case.case_id) for planned in plan.cases}
     begun = [PlannedCase(r.probe, r.parsed_case()) for r in records if r.probe in plan.probes]
     yield from _new(begun, known)
-    asking = [name for name in plan.probes if type(find_probe(name)).follow_up is not Probe.follow_up]
+    asking = {name: ask for name in plan.probes if (ask := find_probe(name).follow_up) is not None}
     for _ in range(MOST_ROUNDS if asking else 0):
         # Read once a round: records may lie on a disk.
         theirs = [record for record in records if record.probe in asking]
         asked = [
             PlannedCase(name, case)
-            for name in asking
-            for case in find_probe(name).follow_up([record for record in theirs if record.probe == name])
+            for name, ask in asking.items()
+            for case in ask([record for record in theirs if record.probe == name])
         ]
         wanted = _new(asked, known)
         if not wanted:

@@ -1,0 +1,115 @@
+"""Quantities, cells, remarks and verdicts as text; every number that the suite shows is written here.
+
+A number has three significant digits and its unit; a ratio two decimals, so that two of them can be compared at sight.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+
+from pyperf_suite.printable import printable
+from pyperf_suite.spec.findings import Cell, Heading, Remark, Table, Verdict
+from pyperf_suite.spec.quantity import Quantity
+
+NOT_KNOWN = "-"
+SUFFIX = {"x": "×", "count": "", "+%": "", "%": ""}
+DURATIONS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+POWERS_OF_1024 = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
+
+
+def told(quantity: Quantity) -> str:
+    """With unit and interval, as in a sentence: `1.25 × [1.20, 1.31]`, `3.14 ms`, `+39 %`."""
+    number, unit = _parts(quantity)
+    interval = _interval(quantity)
+    return " ".join(filter(None, (number, unit, interval)))
+
+
+def bare(quantity: Quantity) -> str:
+    """Without the unit where the column's heading has it: `1.25 [1.20, 1.31]`, `3.14`."""
+    number, unit = _parts(quantity)
+    shown = f"{number} {unit}" if quantity.unit in ("duration", "size") else number
+    return " ".join(filter(None, (shown, _interval(quantity))))
+
+
+def cell(value: Cell) -> str:
+    """What stands in a table."""
+    if value is None:
+        return NOT_KNOWN
+    return bare(value) if isinstance(value, Quantity) else printable(str(value))
+
+
+def heading(column: Heading) -> str:
+    """A column's name with the unit of its numbers: `time, ms`, `beside the loop, ×`."""
+    unit = SUFFIX.get(column.unit, column.unit) if column.unit not in ("duration", "size") else ""
+    return f"{column.name}, {unit}" if unit else column.name
+
+
+def is_number(table: Table, place: int) -> bool:
+    """Whether a column holds numbers, which stand to the right."""
+    if table.columns[place].unit:
+        return True
+    cells = [row[place] for row in table.rows if row[place] is not None]
+    return bool(cells) and all(isinstance(each, int | Quantity) for each in cells)
+
+
+def sentence(remark: Remark | Verdict) -> str:
+    """A remark with its gaps filled; a verdict with the claim, its source and what would decide it."""
+    if isinstance(remark, Remark):
+        return _fill(remark)
+    alone = f" by {remark.why}, {remark.remedy}" if remark.measured.processes == 1 else ""
+    outcome = remark.outcome if remark.outcome != "holds" and "not" not in remark.outcome else f"claim {remark.outcome}"
+    return f"{_fill(remark.told)}; {outcome}{alone} ({remark.claim.text}: {remark.claim.source})."
+
+
+def _fill(remark: Remark) -> str:
+    words = {name: told(value) if isinstance(value, Quantity) else cell(value) for name, value in remark.values.items()}
+    return printable(string.Formatter().vformat(remark.template, (), words))
+
+
+def _parts(quantity: Quantity) -> tuple[str, str]:
+    """The number and its unit."""
+    unit, scale = _shown_in(quantity)
+    if quantity.unit == "%":
+        return _percent(quantity.value, ""), "%"
+    if quantity.unit == "+%":
+        return _percent(quantity.value, "+"), "%"
+    return _number(quantity.value / scale, quantity.unit), unit
+
+
+def _shown_in(quantity: Quantity) -> tuple[str, float]:
+    """The unit, and what its number is divided by."""
+    if quantity.unit in ("duration", "size"):
+        sizes = DURATIONS if quantity.unit == "duration" else POWERS_OF_1024
+        return next((each for each in sizes if abs(quantity.value) >= each[1]), sizes[-1])
+    value = quantity.scaled(1.0)
+    return SUFFIX.get(quantity.unit, quantity.unit), 1 / value
+
+
+def _number(value: float, unit: str) -> str:
+    if not math.isfinite(value):
+        return NOT_KNOWN if math.isnan(value) else "any"
+    if unit == "x":
+        return f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
+    if unit == "count":
+        return f"{value:.0f}"
+    # Three significant digits, but no whole number is rounded to fewer than it has.
+    digits = 4 if unit in ("size", "ms", "us") else 3
+    written = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e" in written and abs(value) < 1e15 and abs(value) >= 1 else written
+
+
+def _percent(value: float, sign: str) -> str:
+    decimals = 1 if 0 < abs(value) < 0.1 else 0
+    return f"{100 * value:{sign}.{decimals}f}"
+
+
+def _interval(quantity: Quantity) -> str:
+    if math.isnan(quantity.low) or quantity.processes == 0:
+        return ""
+    if quantity.unit in ("%", "+%"):
+        sign = "+" if quantity.unit == "+%" else ""
+        return f"[{_percent(quantity.low, sign)}, {_percent(quantity.high, sign)}]"
+    _, scale = _shown_in(quantity)
+    low, high = (_number(bound / scale, quantity.unit) for bound in (quantity.low, quantity.high))
+    return f"[{low}, {high}]"

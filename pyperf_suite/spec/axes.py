@@ -1,0 +1,199 @@
+"""The axes of a sweep as data: a frozen dataclass of tuples, each of which a person may replace by name.
+
+`-a tile=64x64x256 -a workers=1,2` replaces two axes and leaves the others as the profile has them; where several probes
+run, `-a baseline.workers=1` speaks to one of them. What an axis can hold stands in its type:
+`workers: Annotated[tuple[int, ...], Within(1)]`, `way: Annotated[tuple[str, ...], OneOf(WAYS)]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.nearest import offer
+
+Axes = TypeVar("Axes")
+
+# nccl-tests means powers of 1024 by K, M and G; units of 1000 would only be mistaken for them.
+BYTES = {"": 1, "B": 1, "K": 2**10, "KIB": 2**10, "M": 2**20, "MIB": 2**20, "G": 2**30, "GIB": 2**30}
+DEFAULT_FACTOR = 2
+
+
+@dataclass(frozen=True)
+class Within:
+    """Numbers from `least` to `most`, both included."""
+
+    least: float = -math.inf
+    most: float = math.inf
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise UserError for a number outside."""
+        if self.least <= value <= self.most:
+            return
+        if math.inf in (-self.least, self.most):
+            bound = f"is at least {self.least}" if value < self.least else f"is at most {self.most}"
+        else:
+            bound = f"lies between {self.least} and {self.most}"
+        raise UserError(f"{name}={value} was asked for, but {name} {bound}.")
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Words of a list."""
+
+    words: Iterable[str]
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise UserError for another word."""
+        if value not in self.words:
+            raise UserError(f"{name}={value} was asked for: choose from {', '.join(self.words)}.")
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, str]:
+    """`["workers=1,2"]` as `{"workers": "1,2"}`. Raises UserError for a text without `=`."""
+    overrides = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not values:
+            raise UserError(f"{text!r} is not an axis: write NAME=VALUE[,VALUE...], as in workers=1,2.")
+        overrides[name.strip()] = values
+    return overrides
+
+
+def overrides_for(probe_name: str, overrides: Mapping[str, str]) -> dict[str, str]:
+    """The overrides that speak to a probe: those without a probe's name, and those with its own."""
+    chosen = {}
+    for name, values in overrides.items():
+        probe, dot, axis = name.rpartition(".")
+        if not dot or probe == probe_name:
+            chosen[axis] = values
+    return chosen
+
+
+def replace_axes(axes: Axes, overrides: Mapping[str, str]) -> Axes:
+    """The axes with some replaced. Raises UserError for an axis there is not, or a value that it cannot hold."""
+    hints = typing.get_type_hints(type(axes))
+    replaced: dict[str, Any] = {}
+    for name, text in overrides.items():
+        if name not in hints:
+            raise UserError(f"There is no axis {name[:80]!r} here: {offer(name, hints)}")
+        element = typing.get_args(hints[name])[0]
+        replaced[name] = tuple(_parse(name, element, value) for value in text.split(","))
+    found = dataclasses.replace(axes, **replaced)  # type: ignore[type-var]
+    check_axes(found)
+    return found
+
+
+def check_axes(axes: Any) -> None:
+    """Raise UserError for the first value that the type of its axis does not allow."""
+    for name, hint in typing.get_type_hints(type(axes), include_extras=True).items():
+        for limit in getattr(hint, "__metadata__", ()):
+            for value in getattr(axes, name):
+                limit.check(name, value)
+
+
+def _parse(name: str, element: Any, text: str) -> Any:
+    if hasattr(element, "parse"):
+        return element.parse(text)
+    try:
+        return element(text.strip())
+    except ValueError:
+        raise UserError(f"{name}={text} was asked for, but {name} takes {element.__name__} values.") from None
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A yes or no as an axis is written."""
+
+    value: bool
+
+    def __str__(self) -> str:
+        return str(self.value).lower()
+
+    @classmethod
+    def parse(cls, text: str) -> Flag:
+        """Read true or false. Raises UserError for anything else."""
+        word = text.strip().lower()
+        if word not in ("true", "false"):
+            raise UserError(f"{text!r} was asked for where it is yes or no: write true or false.")
+        return cls(word == "true")
+
+
+NO, YES = Flag(False), Flag(True)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """M x N x K of one product."""
+
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """The inverse of `str`. Raises UserError for anything else."""
+        parts = text.split("x")
+        if len(parts) != 3 or not all(re.fullmatch("-?[0-9]{1,12}", part.strip()) for part in parts):
+            raise UserError(f"{text[:80]!r} is not a shape: write MxNxK, as in 512x4096x1024.")
+        return cls(*(int(part) for part in parts))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes from `smallest` to `largest`, each `factor` times the one before: nccl-tests' -b, -e and -f."""
+
+    smallest: int
+    largest: int
+    factor: int = DEFAULT_FACTOR
+
+    def ladder(self) -> tuple[int, ...]:
+        """Every size in bytes, ascending; the largest is among them where the factor leads to it."""
+        sizes = [self.smallest]
+        while sizes[-1] * self.factor <= self.largest:
+            sizes.append(sizes[-1] * self.factor)
+        return tuple(sizes)
+
+    def __str__(self) -> str:
+        if self.smallest == self.largest:
+            return _written(self.smallest)
+        return f"{_written(self.smallest)}..{_written(self.largest)}:{self.factor}"
+
+    @classmethod
+    def parse(cls, text: str) -> Sizes:
+        """The inverse of `str`. Raises UserError for anything else, and for a ladder that leads nowhere."""
+        match = re.fullmatch(r"\s*([^.:]+)(?:\.\.([^.:]+)(?::(\d{1,9}))?)?\s*", text)
+        if match is None:
+            raise UserError(f"{text!r} is not a size: write one as in 64KiB, or a ladder as in 1KiB..1GiB:4.")
+        smallest = _bytes(match[1])
+        sizes = cls(smallest, _bytes(match[2]) if match[2] else smallest, int(match[3] or DEFAULT_FACTOR))
+        if sizes.factor < 2 or sizes.largest < sizes.smallest:
+            raise UserError(
+                f"The sizes {text!r} do not grow: write the smaller one first and a factor of at least 2, as in "
+                "1KiB..1GiB:4."
+            )
+        return sizes
+
+
+def _written(size_bytes: int) -> str:
+    """The shortest exact spelling."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if size_bytes % BYTES[unit.upper()] == 0:
+            return f"{size_bytes // BYTES[unit.upper()]}{unit}"
+    return str(size_bytes)
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,15})\s*([a-zA-Z]{0,3})", text.strip())
+    if match is None or match[2].upper() not in BYTES or not int(match[1]):
+        raise UserError(f"{text.strip()!r} is not a size: write bytes, or KiB, MiB or GiB, as in 64KiB.")
+    return int(match[1]) * BYTES[match[2].upper()]

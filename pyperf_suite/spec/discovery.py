@@ -1,0 +1,115 @@
+"""Which probes there are: every module of `pyperf_suite.probes` with a PROBE, and those that other packages bring.
+
+A package brings probes by entry points of the group `pyperf_suite.probes`, each named as its probe. One that cannot be
+imported is named in a warning and passed over; only who asks for it is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+import warnings
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.nearest import offer
+from pyperf_suite.spec.axes import parse_overrides
+from pyperf_suite.spec.probe import TOPICS, Probe
+
+PACKAGE = "pyperf_suite.probes"
+
+REPLACED: dict[str, Probe] = {}
+
+# Being moved to modules of their own with a PROBE.
+LEGACY = {
+    "tile_wave": "tile_wave.probe:TileWave",
+    "baseline": "baseline:Baseline",
+    "alignment": "alignment.probe:Alignment",
+    "attention_heads": "attention_heads.probe:AttentionHeads",
+    "collectives": "collectives.probe:Collectives",
+    "calibration": "calibration.probe:Calibration",
+    "step_calibration": "calibration.steps:StepCalibration",
+    "static_kernels": "static_kernels:StaticKernels",
+    "topology": "training.topology:Topology",
+    "memory": "training.memory:Memory",
+    "block": "training.block:Block",
+    "backward": "training.backward:Backward",
+    "precision": "training.precision:Precision",
+    "data_parallel": "training.data_parallel.probe:DataParallelProbe",
+    "overlap": "training.overlap:OverlapProbe",
+    "input_pipeline": "training.input_pipeline:InputPipelineProbe",
+    "transfer": "training.transfer:TransferProbe",
+    "optimizer": "training.optimizer:OptimizerProbe",
+    "checkpointing": "training.checkpointing:CheckpointingProbe",
+    "study": "study.probe:Study",
+}
+
+
+@functools.cache
+def probe_names() -> tuple[str, ...]:
+    """All names, without importing a probe: completion answers while a key is down."""
+    folder = Path(__file__).parent.parent / "probes"
+    own = [module.name for module in pkgutil.iter_modules([str(folder)]) if not module.name.startswith("_")]
+    own = [*LEGACY, *(name for name in own if name not in ("probe", "training"))]
+    return tuple(dict.fromkeys((*own, *(each.name for each in metadata.entry_points(group=PACKAGE)))))
+
+
+@functools.cache
+def _load(name: str) -> Probe:
+    plugins = {each.name: each for each in metadata.entry_points(group=PACKAGE)}
+    if name in plugins:
+        try:
+            found = plugins[name].load()
+        except Exception as error:  # a stranger's module may raise anything
+            raise UserError(f"The probe {name} of {plugins[name].value} cannot be imported: {error!r:.200}") from error
+    else:
+        try:
+            found = importlib.import_module(f"{PACKAGE}.{name}").PROBE
+        except (ImportError, AttributeError):
+            if name not in LEGACY:
+                raise
+            module, _, kind = LEGACY[name].partition(":")
+            return getattr(importlib.import_module(f"{PACKAGE}.{module}"), kind)()
+    if not isinstance(found, Probe) or found.name != name:
+        raise UserError(f"The probe {name} is no Probe of that name: {found!r:.120}")
+    return found
+
+
+def find_probe(name: str) -> Probe:
+    """The probe of that name. Raises UserError that names the nearest, or says why it cannot be had."""
+    if name in REPLACED:
+        return REPLACED[name]
+    if name not in probe_names():
+        raise UserError(f"Unknown probe {name[:80]!r}: {offer(name, probe_names())}")
+    return _load(name)
+
+
+def all_probes() -> list[Probe]:
+    """Every probe that can be imported, by topic; others are named in a warning."""
+    found = []
+    for name in probe_names():
+        try:
+            found.append(find_probe(name))
+        except UserError as error:
+            warnings.warn(str(error), stacklevel=2)
+    places = {topic: place for place, topic in enumerate(TOPICS)}
+    return sorted(found, key=lambda probe: places.get(getattr(probe, "topic", ""), len(TOPICS)))
+
+
+def replace_probe(probe: Any) -> None:
+    """Let this process know another probe of that name, as one that judges by a model a user gave."""
+    REPLACED[probe.name] = probe
+
+
+def overrides_of(texts: Iterable[str]) -> dict[str, str]:
+    """Axes as a user wrote them. Raises UserError for what is no axis, or where one speaks to a probe there is not."""
+    overrides = parse_overrides(texts)
+    for name in overrides:
+        probe, dot, _ = name.rpartition(".")
+        if dot:
+            find_probe(probe)
+    return overrides

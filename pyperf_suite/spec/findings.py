@@ -1,0 +1,299 @@
+"""What a probe found: remarks, verdicts on claims, tables, figures. Numbers are quantities until `render` writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pyperf_suite.measure.ratio import Ratio, exactly
+from pyperf_suite.spec.quantity import Quantity, quantity
+
+# Text and whole numbers are names: of an implementation, a dtype, a size of a dimension. None is "not known".
+Cell = str | int | Quantity | None
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A sentence with gaps: `template` names in braces the `values` that it speaks of.
+
+    `kind` says what it is: "" for what was measured, "law" for a fitted law and its error, "predicted" for what nobody
+    measured, "caution" for what makes other findings less sure. `effect` names the value by whose size a summary weighs
+    it, a ratio or a change; where its interval leaves open that there is none, the remark is noise and not told.
+    """
+
+    template: str
+    values: Mapping[str, Cell] = field(default_factory=dict)
+    kind: Literal["", "law", "predicted", "caution"] = ""
+    effect: str = ""
+
+    @property
+    def weight(self) -> float:
+        """How large the effect is, as the logarithm of a ratio; 0 where it is not told apart from none."""
+        found = self.values.get(self.effect)
+        return _weight(found) if isinstance(found, Quantity) else 0.0
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether it speaks of an effect whose interval holds none."""
+        return bool(self.effect) and self.weight == 0.0
+
+
+def remark(
+    template: str, *, kind: Literal["", "law", "predicted", "caution"] = "", effect: str = "", **values: Any
+) -> Remark:
+    """A remark whose Ratios become quantities and whose plain floats lose nothing: `{faster}` with faster=a_ratio."""
+    cells: dict[str, Cell] = {}
+    for name, value in values.items():
+        is_name = value is None or isinstance(value, str | int | Quantity)
+        cells[name] = value if is_name else quantity(value) if isinstance(value, Ratio | float) else str(value)
+    return Remark(template, cells, kind, effect)
+
+
+def _weight(found: Quantity) -> float:
+    none = 0.0 if found.base == "change" else 1.0
+    if found.has_interval and not found.excludes(none):
+        return 0.0
+    ratio = found.value + 1 if found.base == "change" else found.value
+    return abs(math.log(ratio)) if ratio > 0 and math.isfinite(ratio) else 0.0
+
+
+Outcome = Literal["holds", "does not hold here", "undecided"]
+OUTCOMES: tuple[Outcome, ...] = ("holds", "does not hold here", "undecided")
+
+ONE_PROCESS = "one process measured it"
+OPEN_INTERVAL = "the interval lies on both sides of the bound"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a guide says of a ratio: that it lies from `low` to `high`, both included; never mixed into measurements."""
+
+    text: str
+    source: str
+    low: float = 0.0
+    high: float = math.inf
+
+    def outcome(self, measured: Quantity | Ratio) -> Outcome:
+        """Holds where the whole interval lies inside the claim, does not where it lies outside, else undecided.
+
+        So is whatever a single process timed: runs of one process minutes apart were seen to contradict each other.
+        """
+        if measured.processes == 1:
+            return "undecided"
+        if self.low <= measured.low and measured.high <= self.high:
+            return "holds"
+        if measured.high < self.low or measured.low > self.high:
+            return "does not hold here"
+        return "undecided"
+
+    def judge(
+        self, template: str, measured: Ratio | Quantity | float, *, remedy: str = "", unit: str = "x", **values: Any
+    ) -> Verdict:
+        """The verdict on what was measured; the template tells of it as `{measured}`, a float is counted, not timed.
+
+        `remedy` says how to have more processes, where --profile standard is not the way.
+        """
+        known = quantity(exactly(measured) if isinstance(measured, float | int) else measured, unit)
+        outcome = self.outcome(known)
+        why = "" if outcome != "undecided" else ONE_PROCESS if known.processes == 1 else OPEN_INTERVAL
+        decide = "" if not why else (remedy or "--profile standard has three") if why == ONE_PROCESS else MORE_PROCESSES
+        return Verdict(self, remark(template, measured=known, **values), known, outcome, why, decide)
+
+
+MORE_PROCESSES = "more processes narrow it"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim beside what was measured here; `why` and `remedy` say what leaves it undecided and what would decide."""
+
+    claim: Claim
+    told: Remark
+    measured: Quantity
+    outcome: Outcome
+    why: str = ""
+    remedy: str = ""
+
+    @property
+    def weight(self) -> float:
+        """How large the measured effect is (see Remark)."""
+        return _weight(self.measured)
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What a column of a table is called, and the unit of its numbers; "" for names.
+
+    In a narrow terminal columns with the lowest `priority` go first.
+    """
+
+    name: str
+    unit: str = ""
+    priority: int = 1
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under named columns. A table without rows is not shown."""
+
+    title: str
+    columns: tuple[Any, ...]  # TRANSITION: Heading, or str
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line or set of points. `style` is "points" for measurements, "line" for a law, "beside" for a baseline."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: str
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+    @property
+    def predicted(self) -> bool:
+        """Whether a law says this and nobody measured it."""
+        return self.style == "line"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes; `strong_edges` and `weak_edges` are x positions worth a solid or a dotted vertical line.
+
+    Values are counted in the bases of `x_unit` and `y_unit`, as quantities are. `x_ticks` makes the x axis logarithmic
+    and names places on it.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    strong_edges: tuple[float, ...] = ()
+    weak_edges: tuple[float, ...] = ()
+    x_ticks: tuple[tuple[float, str], ...] = ()
+    x_unit: str = ""
+    y_unit: str = ""
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Values over a grid of sizes: `values[row][column]` at `y[row]` and `x[column]`, NaN where there is no such case.
+
+    `here` is the row and column of what the others are compared with, marked as that. Values of 1 are as good as it:
+    above is drawn in one colour, below in the other, both darker the further away.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    value_label: str
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]
+    here: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: its length, half the length of its error bar, and a second mark beside it; NaN is none of each.
+
+    `note` says why there is no value.
+    """
+
+    name: str
+    value: float
+    error: float = math.nan
+    mark: float = math.nan
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars from the left, the first on top. `label` names their values, `mark_label` the marks, in the legend."""
+
+    title: str
+    x_label: str
+    bars: tuple[Bar, ...]
+    label: str
+    mark_label: str = ""
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels in rows; `name` is the file's stem, `caption` says in a sentence what one sees."""
+
+    name: str
+    title: str
+    caption: str
+    rows: tuple[tuple[Panel | HeatMap | Bars, ...], ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """Text in a form that others know, to be kept as a file of that name beside the records."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Remarks and verdicts, in the order of telling, carry the conclusion; the rest shows where it is from."""
+
+    remarks: tuple[Any, ...] = ()  # TRANSITION: str as well
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    documents: tuple[Document, ...] = ()
+
+    @property
+    def sentences(self) -> tuple[str, ...]:  # TRANSITION
+        from pyperf_suite.render.text import sentence
+
+        return tuple(each if isinstance(each, str) else sentence(each) for each in self.remarks)
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts among the remarks."""
+        return [each for each in self.remarks if isinstance(each, Verdict)]
+
+    def __add__(self, other: Findings) -> Findings:
+        """These, then the others."""
+        return Findings(
+            self.remarks + other.remarks,
+            self.tables + other.tables,
+            self.figures + other.figures,
+            self.documents + other.documents,
+        )
+
+
+def findings(*parts: Remark | Verdict | Table | Figure | Document | Iterable[Any] | None) -> Findings:
+    """Whatever was found, sorted by kind; None and tables without rows are left out, what is iterable is unpacked."""
+    remarks: list[Remark | Verdict] = []
+    tables: list[Table] = []
+    figures: list[Figure] = []
+    documents: list[Document] = []
+    for part in _flat(parts):
+        if isinstance(part, Remark | Verdict):
+            remarks.append(part)
+        elif isinstance(part, Table):
+            tables += [part] if part.rows else []
+        elif isinstance(part, Figure):
+            figures.append(part)
+        else:
+            documents.append(part)
+    return Findings(tuple(remarks), tuple(tables), tuple(figures), tuple(documents))
+
+
+def _flat(parts: Iterable[Any]) -> Iterable[Any]:
+    for part in parts:
+        if part is None:
+            continue
+        if isinstance(part, Iterable):
+            yield from _flat(part)
+        else:
+            yield part

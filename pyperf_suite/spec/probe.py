@@ -1,0 +1,111 @@
+"""A probe as data: its question, its axes by profile, and the columns and claims that make findings of its records."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import replace_axes
+from pyperf_suite.spec.findings import Claim, Findings, Verdict, findings
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, table
+
+TOPICS = ("products", "attention", "network", "training", "the whole step", "laws", "the machine")
+"""What probes are about, in the order in which they are listed and shown."""
+
+
+def _every(_: Row) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """A table with a line for each row that `where` holds for."""
+
+    title: str
+    columns: Sequence[Column]
+    where: Callable[[Row], bool] = _every
+
+
+@dataclass(frozen=True)
+class RowClaim:
+    """A claim, tried on each row that `where` holds for.
+
+    `told` names in braces what a row has, `{hidden}`, or one of `values`, and `{measured}`. Rows without a ratio,
+    because what they are set beside was not measured, say nothing.
+    """
+
+    claim: Claim
+    told: str
+    ratio: Callable[[Row], Ratio | Quantity | float | None]
+    where: Callable[[Row], bool] = _every
+    values: Mapping[str, Callable[[Row], Any]] = field(default_factory=dict)
+    unit: str = "x"
+
+    def verdicts(self, rows: Iterable[Row]) -> Iterable[Verdict]:
+        """One for each row that it can be tried on."""
+        names = [name for _, name, _, _ in string.Formatter().parse(self.told) if name and name != "measured"]
+        for row in filter(self.where, rows):
+            ratio = self.ratio(row)
+            if ratio is not None:
+                told = {name: self.values[name](row) if name in self.values else getattr(row, name) for name in names}
+                yield self.claim.judge(self.told, ratio, unit=self.unit, **told)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One question to a machine. Its module in `probes/` has it as PROBE and is found by that.
+
+    `axes(profile, device)` gives a frozen dataclass of tuples, which `sweep` crosses into cases. What its records say
+    are `claims` and `tables` over rows, sorted by `order`, and what `analyse(rows)` computes of its own, which
+    comes first. `follow_up(records)` names cases worth measuring after these records, as a bisection asks for; it is
+    asked again with what they gave, until it names nothing new. A run that names no probe leaves out what is not timed;
+    pytest, what has no items.
+    """
+
+    name: str
+    question: str
+    topic: str
+    axes: Callable[[str, Device], Any]
+    sweep: Callable[[Any], Iterable[Case]]
+    title: str = ""
+    order: Callable[[Row], Any] | None = None
+    tables: Sequence[RowTable] = ()
+    claims: Sequence[RowClaim] = ()
+    analyse: Callable[[Rows], Findings] | None = None
+    follow_up: Callable[[Sequence[Record]], list[Case]] | None = None
+    group: Callable[[Case], str] = lambda case: f"{case.operator} {case.implementation}"
+    is_timed: bool = True
+    has_items: bool = True
+
+    @property
+    def heading(self) -> str:
+        """What its section is called."""
+        return self.title or self.name.replace("_", " ").capitalize()
+
+    def cases(self, profile: str, device: Device, overrides: Mapping[str, str] | None = None) -> list[Case]:
+        """The cases of a profile, with some axes replaced. Raises UserError for an axis or value that cannot be."""
+        asked = self.sweep(replace_axes(self.axes(profile, device), overrides or {}))
+        cases = list({case.case_id: case for case in asked}.values())
+        if not cases:
+            words = ", ".join(f"{name}={values}" for name, values in (overrides or {}).items())
+            raise UserError(f"{self.name} has no case with {words}: leave an axis out to get the profile's own.")
+        for case in cases:
+            case.validate()
+        return cases
+
+    def findings(self, records: Sequence[Record]) -> Findings:
+        """What the records say; records of other probes are not passed."""
+        rows = rows_of(records, self.order)
+        own = findings(
+            (claim.verdicts(rows) for claim in self.claims),
+            (table(each.title, each.columns, filter(each.where, rows)) for each in self.tables),
+        )
+        return self.analyse(rows) + own if self.analyse else own

@@ -1,0 +1,267 @@
+"""Records of a run as rows: a case, the medians over its processes, what was observed beside time; and tables of rows.
+
+The comparisons that probes make are made here once: one case beside another within each process, the mean of many
+such pairs, groups, and the case that differs from a row in named parameters alone.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Cell, Heading, Table
+from pyperf_suite.spec.quantity import Quantity, quantity
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+# Less is not worth a change of a model.
+WORTH = 1.02
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One case over all its processes, in seconds a launch.
+
+    `low` and `high` span the processes' medians; with a single process they are that process's interval of the median.
+    `by_process` has the median of each process by its number.
+    """
+
+    case: Case
+    seconds: float
+    low: float
+    high: float
+    flop: int
+    converged: bool
+    kernel: dict[str, Any]
+    by_process: dict[int, float]
+
+    @property
+    def flop_per_s(self) -> float:
+        """Useful work a second: padding of tiles is work done but does not count."""
+        return self.flop / self.seconds
+
+    @property
+    def tflop_per_s(self) -> float:
+        """Useful work in units of 1e12 FLOP a second."""
+        return self.flop_per_s / 1e12
+
+    @property
+    def time(self) -> Quantity:
+        """Seconds with their bounds."""
+        return Quantity(self.seconds, "ms", self.low, self.high, len(self.by_process))
+
+
+def readings(records: Iterable[Record]) -> list[Reading]:
+    """One reading for each case that was measured; failed and unsupported visits take no part."""
+    by_case: dict[str, list[Record]] = {}
+    for record in records:
+        if record.kind == "timing" and record.outcome == "ok":
+            by_case.setdefault(record.case_id, []).append(record)
+    return [_reading(visits) for visits in by_case.values()]
+
+
+def _reading(visits: list[Record]) -> Reading:
+    # A resumed run may hold a second visit of the same process; the later one stands.
+    latest = list({record.process: record for record in visits}.values())
+    times = [record.metrics["time"] for record in latest]
+    medians = [time.value for time in times]
+    alone = len(times) == 1
+    return Reading(
+        case=latest[0].parsed_case(),
+        seconds=statistics.median(medians),
+        low=times[0].low if alone else min(medians),
+        high=times[0].high if alone else max(medians),
+        flop=latest[0].work["flop"],
+        converged=all(record.quality["converged"] for record in latest),
+        kernel=dict(latest[0].kernel),
+        by_process={record.process: record.metrics["time"].value for record in latest},
+    )
+
+
+def observed(records: Iterable[Record], metric: str) -> dict[str, float]:
+    """That metric's median over the processes that measured it, by case id; cases that lack it are left out."""
+    return {case_id: told[metric] for case_id, told in all_observed(records).items() if metric in told}
+
+
+def all_observed(records: Iterable[Record]) -> dict[str, Mapping[str, float]]:
+    """By case id, the median over processes of every metric but time, in the unit of its record."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        if record.outcome == "ok":
+            seen = values.setdefault(record.case_id, {})
+            for name, metric in record.metrics.items():
+                if name != "time":
+                    seen.setdefault(name, []).append(metric.value)
+    return {case_id: {name: statistics.median(each) for name, each in seen.items()} for case_id, seen in values.items()}
+
+
+def wins(ratio: Ratio) -> bool:
+    """Whether it is faster beyond its interval, and by enough to act on."""
+    return ratio.low > 1 and ratio.value >= WORTH
+
+
+def is_settled(ratio: Ratio) -> bool:
+    """Whether it is told apart from, or shown to be below, what is worth acting on."""
+    return wins(ratio) or ratio.high < WORTH
+
+
+def speedup(slow: Reading, fast: Reading) -> Ratio | None:
+    """Time of `slow` over time of `fast`: above 1 where the second is faster. None where no process measured both."""
+    return mean_speedup([(slow, fast)])
+
+
+def mean_speedup(pairs: Sequence[tuple[Reading, Reading]]) -> Ratio | None:
+    """The geometric mean over (slow, fast) pairs, each taken within a process; a process counts once, as its mean.
+
+    None where there is no pair, or no process that measured them all.
+    """
+    measured = [set(reading.by_process) for pair in pairs for reading in pair]
+    processes = sorted(set.intersection(*measured)) if measured else []
+    if not processes:
+        return None
+    ratios = [
+        math.exp(math.fsum(math.log(slow.by_process[p] / fast.by_process[p]) for slow, fast in pairs) / len(pairs))
+        for p in processes
+    ]
+    # Errors of single readings are independent: they add as squares, and a mean over pairs has less of them.
+    squares = math.fsum(_half_width(reading) ** 2 for pair in pairs for reading in pair)
+    return ratio_over_processes(ratios, math.sqrt(squares) / len(pairs))
+
+
+def _half_width(reading: Reading) -> float:
+    return (reading.high - reading.low) / (2 * reading.seconds)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured case. Names of its parameters are its own: `row.hidden` is `row.reading.case.parameters.hidden`.
+
+    `seen` has what was observed beside time, by metric; `rows` are all rows of the run, itself among them.
+    """
+
+    reading: Reading
+    seen: Mapping[str, float]
+    rows: Rows = field(repr=False, compare=False)
+
+    def __getattr__(self, name: str) -> Any:
+        """A parameter of the case, its implementation or mode, or something of the reading."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        case = self.reading.case
+        if hasattr(case.parameters, name):
+            return getattr(case.parameters, name)
+        return getattr(case, name) if name in ("implementation", "mode", "operator") else getattr(self.reading, name)
+
+    @property
+    def parameters(self) -> Any:
+        """Of its case."""
+        return self.reading.case.parameters
+
+    def key(self, *but: str) -> tuple[Any, ...]:
+        """What the case is, apart from the named parameters: equal for rows that differ in those alone."""
+        case = self.reading.case
+        what = {"operator": case.operator, "implementation": case.implementation, "mode": case.mode}
+        return tuple((name, value) for name, value in (what | vars(case.parameters)).items() if name not in but)
+
+    def like(self, **changed: Any) -> Row | None:
+        """The row that differs from this one in the named parameters alone, and has these values of them."""
+        for row in self.rows.alike(self, *changed):
+            if all(getattr(row, name) == value for name, value in changed.items()):
+                return row
+        return None
+
+    def against(self, **base: Any) -> Ratio | None:
+        """How many times as fast it is as the row that differs in the named parameters alone; None without another."""
+        other = self.like(**base)
+        return None if other is None or other is self else self.faster_than(other)
+
+    def faster_than(self, other: Row) -> Ratio | None:
+        """The other's time over its own, over the processes that measured both."""
+        return speedup(other.reading, self.reading)
+
+
+class Rows(list[Row]):
+    """The rows of a run, in order; `records` are all that they were made from, those of failed cases too."""
+
+    records: Sequence[Record] = ()
+
+    def where(self, is_wanted: Callable[[Row], bool] | None = None, **values: Any) -> Rows:
+        """Those that a condition and these values of parameters hold for."""
+        return Rows(
+            row
+            for row in self
+            if (is_wanted is None or is_wanted(row)) and all(getattr(row, name) == v for name, v in values.items())
+        )
+
+    def alike(self, row: Row, *but: str) -> list[Row]:
+        """Those that differ from a row in the named parameters at most."""
+        # Grouped once for each set of names: probes ask for every row.
+        if not hasattr(self, "_alike"):
+            self._alike: dict[tuple[str, ...], dict[Any, list[Row]]] = {}
+        if but not in self._alike:
+            self._alike[but] = grouped(self, lambda each: each.key(*but))
+        return self._alike[but].get(row.key(*but), [])
+
+    def groups(self, *but: str) -> list[Rows]:
+        """Rows that differ in the named parameters alone, group by group."""
+        return [Rows(group) for group in grouped(self, lambda row: row.key(*but)).values()]
+
+    def first(self, **values: Any) -> Row | None:
+        """The first with these values of its parameters."""
+        return next(iter(self.where(**values)), None)
+
+
+def rows_of(records: Sequence[Record], order: Callable[[Row], Any] | None = None) -> Rows:
+    """A row for each case that was measured, in the order of measuring or as `order` sorts."""
+    seen, rows = all_observed(records), Rows()
+    rows += [Row(reading, seen[reading.case.case_id], rows) for reading in readings(records)]
+    rows.records = records
+    if order is not None:
+        rows.sort(key=order)
+    return rows
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by key, in the order of the first of each."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+@dataclass(frozen=True)
+class Column:
+    """A quantity of each row, or of each item of another kind: what it is called, how an item has it, its unit.
+
+    `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known.
+    """
+
+    name: str
+    value: Callable[[Any], Any]
+    unit: str = ""
+    priority: int = 1
+
+    def cell(self, item: Any) -> Cell:
+        """What the item has, as a cell."""
+        value = self.value(item)
+        if value is None or isinstance(value, str | Quantity):
+            return value
+        if isinstance(value, int | float | Ratio) and (self.unit or not isinstance(value, int)):
+            return quantity(value, self.unit)
+        return value if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def table(title: str, columns: Sequence[Column], items: Iterable[Any]) -> Table:
+    """One row an item."""
+    return Table(
+        title,
+        tuple(Heading(column.name, column.unit, column.priority) for column in columns),
+        tuple(tuple(column.cell(item) for column in columns) for item in items),
+    )
