@@ -6,7 +6,7 @@ Whoever changes those types changes this module, and neither the golden files no
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,7 +69,7 @@ class Map(NamedTuple):
     values: list[list[float]]
 
 
-@lru_cache(maxsize=None)
+@cache
 def findings_by_probe(records: Path) -> Mapping[str, Findings]:
     """The findings of each probe in a journal."""
     return findings_of(read_journal(records))

@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def changes() -> list[dict[str, Any]]:
     return tomllib.loads((HERE / "changed.toml").read_text(encoding="utf-8")).get("changed", [])
 
 
-@lru_cache(maxsize=None)
+@cache
 def golden(name: str) -> Mapping[str, Any]:
     """A golden file, with the accepted differences in it."""
     kept = json.loads(GOLDEN[name].read_text(encoding="utf-8"))
