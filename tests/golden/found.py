@@ -125,8 +125,12 @@ def heat_maps(findings: Findings) -> list[Map]:
 
 
 def numbers(findings: Findings) -> list[float]:
-    """Every number that is said in prose, in the unit it is said in (39 for 39 %), whatever its precision."""
-    return [number.value for sentence in findings.sentences for number in numbers_said(sentence)]
+    """Every number said in prose, as often as it is said and in its unit (39 for 39 %); not those of a claim's text."""
+    said = []
+    for sentence in findings.sentences:
+        claim = judged(sentence)
+        said += numbers_said(claim.measured if claim else sentence)
+    return [number.value for number in said]
 
 
 def documents(findings: Findings) -> Mapping[str, str]:

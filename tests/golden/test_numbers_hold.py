@@ -214,13 +214,21 @@ def in_order(wanted: Sequence[Written], values: Sequence[float]) -> bool:
 
 
 def lost_numbers(kept: Sequence[Any], values: Sequence[float]) -> Iterator[str]:
-    """Each number of a golden sentence that is not among the values."""
-    for sentence in kept:
-        for text in sentence["numbers"]:
-            one = Written(text)
-            if not any(one.covers(value) for value in values):
-                nearest = min(values, key=lambda value: abs(value - one.value), default=None)
-                yield f"golden {text} of {sentence['text']!r} is not found; the nearest number is {nearest}"
+    """Each number of a golden sentence that is not among the values; measured ones as often as golden says them.
+
+    Those have decimals or a percent; sizes and counts have neither, and need not be repeated.
+    """
+    said = [(Written(text), sentence["text"]) for sentence in kept for text in sentence["numbers"]]
+    unused = sorted(values)
+    # By upper ends, each takes the lowest value it covers: so all find one wherever that is possible.
+    for one, sentence in sorted(said, key=lambda each: each[0].value + each[0].half_a_unit):
+        measured = "." in one.text or "%" in one.text
+        match = next((value for value in (unused if measured else values) if one.covers(value)), None)
+        if match is None:
+            nearest = min(unused if measured else values, key=lambda value: abs(value - one.value), default=None)
+            yield f"golden {one.text} of {sentence!r} is not found; the nearest number left is {nearest}"
+        elif measured:
+            unused.remove(match)
 
 
 def lost_series(kept: Sequence[Any], series: Sequence[found.Series]) -> Iterator[str]:
@@ -384,3 +392,9 @@ def test_a_writing_with_more_digits_is_the_same_and_another_value_is_not(kept, c
 def test_a_comparison_sees_one_value_that_differs(compare: Callable[..., Iterator[str]], kept, held, other):
     assert list(compare(kept, [held])) == []
     assert len(list(compare(kept, [other]))) == 1
+
+
+def test_a_measured_number_is_found_as_often_as_it_was_said_and_a_size_once():
+    kept = [{"text": "t", "numbers": ["1.2", "1.25", "32"]}, {"text": "u", "numbers": ["1.2", "32"]}]
+    assert list(lost_numbers(kept, [32.0, 1.2, 1.24, 1.25])) == []
+    assert len(list(lost_numbers(kept, [32.0, 1.2, 1.25]))) == 1

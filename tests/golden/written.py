@@ -10,23 +10,23 @@ _SIGN = r"(?:(?<![^\s(\[,=:±])[+\-−])?"  # a hyphen after a letter or a digit
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+(?![\w]))?"
 _NUMBER = re.compile(_SIGN + _DIGITS)
 # Said in prose: digits that belong to a name (float32, sm_80, ZeRO-1) are none, those of a size (4x1024) are.
-_SAID = re.compile(rf"(?:(?<![A-Za-z_.\d])(?<![A-Za-z]-)|(?<=\dx)){_SIGN}{_DIGITS}(?P<percent>\s?%)?")
+_SAID = re.compile(rf"(?:(?<![A-Za-z_.\d])(?<![A-Za-z]-)|(?<=\dx)){_SIGN}{_DIGITS}(?:\s?%)?")
 
 
 class Written(NamedTuple):
-    """A number as it stands in a text."""
+    """A number as it stands in a text, said in prose with its sign of percent."""
 
     text: str
 
     @property
     def value(self) -> float:
         """The number, without its sign of percent and its thousands separators."""
-        return float(self.text.replace(",", "").replace("−", "-"))
+        return float(self.text.rstrip("%").replace(",", "").replace("−", "-"))
 
     @property
     def half_a_unit(self) -> float:
         """Half a unit of its last digit."""
-        mantissa, _, exponent = self.text.lower().partition("e")
+        mantissa, _, exponent = self.text.rstrip("%").lower().partition("e")
         return 0.5 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
 
     def covers(self, other: float) -> bool:
@@ -45,8 +45,8 @@ def numbers_said(sentence: str) -> list[Written]:
     Single digits without a sign, a decimal or a percent count things (2 ranks, 1 of 3) and are left out: they could be
     said as words.
     """
-    found = [(Written(match.group().rstrip(" %")), match["percent"]) for match in _SAID.finditer(sentence)]
-    return [number for number, percent in found if percent or not re.fullmatch(r"\d", number.text)]
+    found = [Written(re.sub(r"\s", "", match.group())) for match in _SAID.finditer(sentence)]
+    return [number for number in found if not re.fullmatch(r"\d", number.text)]
 
 
 def words_in(cell: str) -> list[str]:
