@@ -14,6 +14,7 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "s": ("s", 1.0),
     "ms": ("s", 1e-3),
     "us": ("s", 1e-6),
+    "ns": ("s", 1e-9),
     "duration": ("s", 1.0),
     "B": ("B", 1.0),
     "MB": ("B", 1e6),
