@@ -78,13 +78,12 @@ def _run_folder(run: Path | None, results: Path, device: str) -> RunFolder:
     from pyperf_suite.advise.calibrate.results import newest_run
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.identity import identity
-    from pyperf_suite.probes.calibration.steps import StepCalibration
     from pyperf_suite.runner.results import open_run
 
     if run is not None:
         return open_run(run)
     machine = identity(resolve(device))
-    return newest_run(results, machine.slug, StepCalibration.name if machine.kind == "cpu" else "calibration")
+    return newest_run(results, machine.slug, "step_calibration" if machine.kind == "cpu" else "calibration")
 
 
 def _from_run(console: Console, folder: RunFolder, gpu: str | None, output: Path | None) -> None:

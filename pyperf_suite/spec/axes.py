@@ -13,12 +13,13 @@ import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import offer
 
 Axes = TypeVar("Axes")
+Numbers = TypeVar("Numbers", bound="Dimensions")
 
 # nccl-tests means powers of 1024 by K, M and G; units of 1000 would only be mistaken for them.
 BYTES = {"": 1, "B": 1, "K": 2**10, "KIB": 2**10, "M": 2**20, "MIB": 2**20, "G": 2**30, "GIB": 2**30}
@@ -129,23 +130,31 @@ NO, YES = Flag(False), Flag(True)
 
 
 @dataclass(frozen=True)
-class Shape:
+class Dimensions:
+    """The whole numbers of a frozen dataclass as an axis is written: `4x16x32`. `form` says how, with an example."""
+
+    form: ClassVar[str]
+
+    def __str__(self) -> str:
+        return "x".join(str(value) for value in vars(self).values())
+
+    @classmethod
+    def parse(cls: type[Numbers], text: str) -> Numbers:
+        """The inverse of `str`. Raises UserError for anything else."""
+        parts = [part.strip() for part in text.split("x")]
+        if len(parts) != len(dataclasses.fields(cls)) or not all(re.fullmatch("[0-9]{1,12}", part) for part in parts):
+            raise UserError(f"{text[:80]!r} is not {cls.form}.")
+        return cls(*map(int, parts))
+
+
+@dataclass(frozen=True)
+class Shape(Dimensions):
     """M x N x K of one product."""
 
+    form = "a shape: write MxNxK, as in 512x4096x1024"
     m: int
     n: int
     k: int
-
-    def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}"
-
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        """The inverse of `str`. Raises UserError for anything else."""
-        parts = text.split("x")
-        if len(parts) != 3 or not all(re.fullmatch("-?[0-9]{1,12}", part.strip()) for part in parts):
-            raise UserError(f"{text[:80]!r} is not a shape: write MxNxK, as in 512x4096x1024.")
-        return cls(*(int(part) for part in parts))
 
 
 @dataclass(frozen=True)

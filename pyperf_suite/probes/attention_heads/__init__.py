@@ -17,7 +17,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.operators.attention import AttentionParameters
-from pyperf_suite.probes.attention_heads.findings import TWO_PRODUCTS, analyse
+from pyperf_suite.probes.attention_heads.findings import TABLES, analyse
 from pyperf_suite.probes.attention_heads.law import OWN
 from pyperf_suite.probes.attention_heads.sweeps import setting
 from pyperf_suite.runner.case import Case
@@ -252,7 +252,7 @@ PROBE = Probe(
     axes=axes,
     sweep=sweep,
     order=lambda row: (*setting(row), row.hidden, row.heads, row.backward),
-    tables=(TWO_PRODUCTS,),
+    tables=TABLES,
     analyse=analyse,
     group=group,
 )

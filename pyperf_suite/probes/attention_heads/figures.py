@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from pyperf_suite.laws.attention.law import FittedLaw
 from pyperf_suite.probes.attention_heads.law import law_key, tiled
-from pyperf_suite.probes.attention_heads.sweeps import BACKWARD, FORWARD, Sweep, kv_ratio, what
+from pyperf_suite.probes.attention_heads.sweeps import HELD, kv_ratio, pass_of, sweeps_of, what
 from pyperf_suite.spec.findings import Figure, Panel, Series
-from pyperf_suite.spec.rows import grouped
+from pyperf_suite.spec.rows import Row, Rows, grouped
 
 # Two points are a table's row, not a picture.
 FEWEST_SIZES = 3
@@ -17,53 +17,53 @@ FEWEST_SIZES = 3
 BUCKETS = (64, 96, 128, 192, 256)
 
 
-def figures_of(sweeps: Iterable[Sweep], laws: Mapping[str, FittedLaw]) -> Iterator[Figure]:
+def figures(rows: Rows, along: str, laws: Mapping[str, FittedLaw]) -> Iterator[Figure]:
     """One figure for each dtype, way of measuring and number fixed: a panel a pass, a series an implementation."""
     drawn = grouped(
-        (sweep for sweep in sweeps if len(sweep.sizes) >= FEWEST_SIZES),
-        lambda sweep: (sweep.along, sweep.fixed, sweep.row.mode, sweep.row.dtype, sweep.row.workers, what(sweep.row)),
+        (sweep for sweep in sweeps_of(rows, along) if len(sweep) >= FEWEST_SIZES),
+        lambda sweep: (getattr(sweep[0], HELD[along]), sweep[0].mode, sweep[0].dtype, sweep[0].workers, what(sweep[0])),
     )
-    for (along, size, mode, dtype, workers, computed), members in drawn.items():
-        row = members[0].row
-        fixed = f"hidden {size}" if along == "heads" else f"{size} heads"
+    for (held, mode, dtype, workers, computed), sweeps in drawn.items():
+        row = sweeps[0][0]
+        fixed, title = (
+            (f"hidden_{held}", f"number of heads: hidden {held}")
+            if along == "heads"
+            else (f"{held}_heads", f"head dimension: {held} heads")
+        )
         mask = "causal" if row.causal else "full"
-        panels = [_panel(members, name, laws) for name in (FORWARD, BACKWARD)]
         yield Figure(
-            name=f"attention_{along}_{fixed.replace(' ', '_')}_{mode}_{dtype}_w{workers}"
+            name=f"attention_{along}_{fixed}_{mode}_{dtype}_w{workers}"
             f"_b{row.batch}_q{row.seq_q}_k{row.keys}_{mask}_kv{kv_ratio(row)}",
-            title=f"Attention by {'number of heads' if along == 'heads' else 'head dimension'}: {fixed}, {dtype}, "
-            f"{computed}",
+            title=f"Attention by {title}, {dtype}, {computed}",
             caption="Points: measured, bars span the processes; line: the law of our own kernel. Padding does not "
             "count as work." + (" Dotted: the buckets of head_dim." if along == "head_dim" else ""),
-            rows=(tuple(panel for panel in panels if panel.series),),
+            rows=(
+                tuple(_panel(each, along, laws) for each in grouped(sweeps, lambda each: each[0].backward).values()),
+            ),
         )
 
 
-def _panel(sweeps: Sequence[Sweep], name: str, laws: Mapping[str, FittedLaw]) -> Panel:
-    measured = [sweep for sweep in sweeps if name in sweep.passes]
-    sizes = [size for sweep in measured for size in sweep.passes[name]]
-    edges = [float(bucket) for bucket in BUCKETS if sizes and min(sizes) <= bucket <= max(sizes)]
+def _panel(sweeps: list[list[Row]], along: str, laws: Mapping[str, FittedLaw]) -> Panel:
+    head_dims = [row.head_dim for sweep in sweeps for row in sweep]
+    edges = tuple(float(bucket) for bucket in BUCKETS if min(head_dims) <= bucket <= max(head_dims))
     return Panel(
-        title=name,
-        x_label=sweeps[0].along,
+        title=pass_of(sweeps[0][0]),
+        x_label=along,
         y_label="throughput",
-        series=tuple(series for sweep in measured for series in _series(sweep, name, laws)),
-        weak_edges=tuple(edges) if sweeps[0].along == "head_dim" else (),
+        series=tuple(series for sweep in sweeps for series in _series(sweep, along, laws)),
+        weak_edges=edges if along == "head_dim" else (),
         y_unit="TFLOP/s",
     )
 
 
-def _series(sweep: Sweep, name: str, laws: Mapping[str, FittedLaw]) -> Iterator[Series]:
+def _series(sweep: list[Row], along: str, laws: Mapping[str, FittedLaw]) -> Iterator[Series]:
     """What was measured, and the law where the kernel has one."""
-    rows = sweep.passes[name]
-    label = f"{sweep.row.implementation} {sweep.row.blocks or ''}".rstrip()
-    rates = [row.flop_per_s for row in rows.values()]
-    low = [row.flop / row.high for row in rows.values()]
-    high = [row.flop / row.low for row in rows.values()]
-    yield Series(label, list(rows), rates, "points", low, high)
-    cases = {size: case for size, row in rows.items() if (case := tiled(row)) is not None}
-    fitted = laws.get(law_key(sweep.row))
-    if fitted is not None and cases:
-        seconds = fitted.law.seconds(list(cases.values())).tolist()
-        predicted = [rows[size].flop / second for size, second in zip(cases, seconds, strict=True)]
-        yield Series(f"law of {label}", list(cases), predicted, "line")
+    label = f"{sweep[0].implementation} {sweep[0].blocks or ''}".rstrip()
+    sizes = [getattr(row, along) for row in sweep]
+    low, high = [row.flop / row.high for row in sweep], [row.flop / row.low for row in sweep]
+    yield Series(label, sizes, [row.flop_per_s for row in sweep], "points", low, high)
+    fitted = laws.get(law_key(sweep[0]))
+    cases = [case for row in sweep if (case := tiled(row)) is not None]
+    if fitted is not None and len(cases) == len(sweep):
+        seconds = fitted.law.seconds(cases).tolist()
+        yield Series(f"law of {label}", sizes, [row.flop / s for row, s in zip(sweep, seconds, strict=True)], "line")
