@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -35,6 +35,9 @@ CHOSEN = "chosen"
 
 # These compute no gradients.
 FORWARD_ONLY = ("native",)
+
+SDPA = ("sdpa_default", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
+BESIDE = ("sdpa_math", "flex", "two_gemm", "two_gemm_products")
 
 # Just at and past each bucket of the known implementations (FlashAttention-3's tile_size.h: 64, 96, 128, 192, 256).
 BUCKET_EDGES = (64, 72, 80, 96, 104, 112, 128, 136, 160, 192, 200, 256)
@@ -70,77 +73,69 @@ class AttentionHeadsAxes:
     mode: tuple[str, ...] = ("burst",)
 
 
+# Each profile adds to the one before it.
+CPU_PROFILES: dict[str, dict[str, Any]] = {
+    "quick": {},
+    "standard": {
+        "beside": ("two_gemm", "two_gemm_products"),
+        "heads": (12, 6, 8, 16),
+        "head_dim": (72, 136),
+        "mask": ("full", "causal"),
+        "seq": (256, 512),
+    },
+    "full": {
+        "implementation": ("native", *SDPA[:2], "sdpa_math", "flex", "two_gemm", "two_gemm_products"),
+        "beside": (),
+        "heads": (12, 8, 6, 16, 4, 24),
+        "head_dim": BUCKET_EDGES,
+        "kv_ratio": ("1", "4", ALL),
+        "phase": PHASES,
+        "seq": (512, 1024, 2048),
+        "dtype": ("float32", "bfloat16"),
+        "varied_splits": (2,),
+    },
+}
+# Causal first, as models are trained; 40 and 64 heads of 5120 are the two that have been built most.
+CUDA_PROFILES: dict[str, dict[str, Any]] = {
+    "quick": {
+        "workers": (1,),
+        "implementation": ("triton", "sdpa_default"),
+        "hidden": (5120,),
+        "heads": (40, 64),
+        "heads_of_head_dim": (32,),
+        "mask": ("causal",),
+        "seq": (4096,),
+        "batch": (2,),
+        "dtype": ("bfloat16",),
+    },
+    "standard": {
+        "implementation": ("triton", *SDPA),
+        "beside": BESIDE,
+        "heads": (40, 64, 20, 32, 80, 160),
+        "head_dim": BUCKET_EDGES,
+        "kv_ratio": ("1", "4", "8", ALL),
+        "mask": ("causal", "full"),
+        "phase": PHASES,
+        "seq": (4096, 1024, 16384),
+        "varied_splits": (2,),
+    },
+    "full": {
+        "implementation": ("triton", *SDPA, *BESIDE),
+        "beside": (),
+        "heads_of_head_dim": (32, 33),  # with 4 blocks of queries 33 heads fill the 132 multiprocessors of an H200
+        "seq": (4096, 512, 1024, 2048, 8192, 16384),
+        "dtype": ("bfloat16", "float16"),
+    },
+}
+
+
 def axes(profile: str, device: Device) -> AttentionHeadsAxes:
     """Small models on a CPU; on a GPU the splits of hidden size 5120, and head_dim over every bucket."""
-    return _cuda_axes(profile) if device.kind == "cuda" else _cpu_axes(profile)
-
-
-def _cpu_axes(profile: str) -> AttentionHeadsAxes:
-    """A small model: the products of a block and their softmax fill caches as a large one's do."""
-    quick = AttentionHeadsAxes(workers=(cpu.detect().usable_cores,))
-    if profile == "quick":
-        return quick
-    standard = replace(
-        quick,
-        beside=("two_gemm", "two_gemm_products"),
-        heads=(12, 6, 8, 16),
-        head_dim=(72, 136),
-        mask=("full", "causal"),
-        seq=(256, 512),
-    )
-    if profile == "standard":
-        return standard
-    return replace(
-        standard,
-        implementation=("native", "sdpa_default", "sdpa_flash", "sdpa_math", "flex", "two_gemm", "two_gemm_products"),
-        beside=(),
-        heads=(12, 8, 6, 16, 4, 24),
-        head_dim=BUCKET_EDGES,
-        kv_ratio=("1", "4", ALL),
-        phase=PHASES,
-        seq=(512, 1024, 2048),
-        dtype=("float32", "bfloat16"),
-        varied_splits=(2,),
-    )
-
-
-def _cuda_axes(profile: str) -> AttentionHeadsAxes:
-    """Causal first, as models are trained; 40 and 64 heads of 5120 are the two that have been built most."""
-    quick = AttentionHeadsAxes(
-        workers=(1,),
-        implementation=("triton", "sdpa_default"),
-        hidden=(5120,),
-        heads=(40, 64),
-        heads_of_head_dim=(32,),
-        mask=("causal",),
-        seq=(4096,),
-        batch=(2,),
-        dtype=("bfloat16",),
-    )
-    if profile == "quick":
-        return quick
-    standard = replace(
-        quick,
-        implementation=("triton", "sdpa_default", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient"),
-        beside=("sdpa_math", "flex", "two_gemm", "two_gemm_products"),
-        heads=(40, 64, 20, 32, 80, 160),
-        head_dim=BUCKET_EDGES,
-        kv_ratio=("1", "4", "8", ALL),
-        mask=("causal", "full"),
-        phase=PHASES,
-        seq=(4096, 1024, 16384),
-        varied_splits=(2,),
-    )
-    if profile == "standard":
-        return standard
-    return replace(
-        standard,
-        implementation=(*standard.implementation, *standard.beside),
-        beside=(),
-        heads_of_head_dim=(32, 33),  # with 4 blocks of queries 33 heads fill the 132 multiprocessors of an H200
-        seq=(4096, 512, 1024, 2048, 8192, 16384),
-        dtype=("bfloat16", "float16"),
-    )
+    profiles = CUDA_PROFILES if device.kind == "cuda" else CPU_PROFILES
+    chosen = AttentionHeadsAxes(workers=(cpu.detect().usable_cores,))
+    for name in itertools.takewhile(lambda each: each != profile, profiles):
+        chosen = replace(chosen, **profiles[name])
+    return replace(chosen, **profiles[profile])
 
 
 def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
@@ -167,41 +162,34 @@ def _variations(axes: AttentionHeadsAxes) -> Iterator[dict[str, Any]]:
 def _cases(
     axes: AttentionHeadsAxes,
     split: tuple[int, int],
-    variation: dict[str, Any],
-    implementations: tuple[str, ...],
-    phases: tuple[str, ...],
+    variation: Mapping[str, Any],
+    implementations: Sequence[str],
+    phases: Sequence[str],
 ) -> Iterator[Case]:
+    heads, head_dim = split
+    key_heads = _key_heads(heads, variation["kv_ratio"])
     for implementation, phase, dtype, workers in itertools.product(implementations, phases, axes.dtype, axes.workers):
         if phase == "backward" and implementation in FORWARD_ONLY:
             continue
+        decoding = phase == "decode"
+        parameters = AttentionParameters(
+            batch=variation["batch"],
+            heads=heads,
+            head_dim=head_dim,
+            seq_q=1 if decoding else variation["seq"],
+            seq_k=variation["seq"] if decoding else 0,
+            kv_heads=0 if key_heads == heads else key_heads,
+            # A single query sees all keys, masked or not.
+            causal=variation["mask"] == "causal" and not decoding,
+            backward=phase == "backward",
+            dtype=dtype,
+            workers=workers,
+        )
         # A library chooses its blocks itself.
         asked = axes.blocks if implementation in OWN else (CHOSEN,)
         for blocks, mode in itertools.product(asked, axes.mode):
-            parameters = replace(
-                _parameters(*split, phase, **variation),
-                dtype=dtype,
-                workers=workers,
-                blocks=None if blocks == CHOSEN else Blocks.parse(blocks),
-            )
-            yield Case("attention", parameters, implementation, mode=mode)
-
-
-def _parameters(
-    heads: int, head_dim: int, phase: str, kv_ratio: str, mask: str, seq: int, batch: int
-) -> AttentionParameters:
-    decoding = phase == "decode"
-    key_heads = _key_heads(heads, kv_ratio)
-    return AttentionParameters(
-        batch=batch,
-        heads=heads,
-        head_dim=head_dim,
-        seq_q=1 if decoding else seq,
-        seq_k=seq if decoding else 0,
-        kv_heads=0 if key_heads == heads else key_heads,
-        # A single query sees all keys, masked or not.
-        causal=mask == "causal" and not decoding,
-        backward=phase == "backward",
-    )
+            own = replace(parameters, blocks=None if blocks == CHOSEN else Blocks.parse(blocks))
+            yield Case("attention", own, implementation, mode=mode)
 
 
 def _head_dim(hidden: int, heads: int) -> int:

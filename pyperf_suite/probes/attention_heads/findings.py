@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pyperf_suite.laws.attention.law import FittedLaw, causes
@@ -16,6 +17,7 @@ from pyperf_suite.probes.attention_heads.law import law_key, laws_of, tiled
 from pyperf_suite.probes.attention_heads.sweeps import (
     HELD,
     ends,
+    is_swept,
     kernel,
     pass_of,
     relative_rate,
@@ -45,8 +47,10 @@ CAUSES = {
 def analyse(rows: Rows) -> Findings:
     """The recommendation first, then cliffs, what torch picks, the law, and pictures of both kinds of sweep."""
     laws, by_heads = laws_of(rows), sweeps_of(rows, "heads")
+    longest = max(map(len, by_heads), default=0)
     return findings(
-        (advice(sweep, laws.get(law_key(sweep[0]))) for sweep in widest(by_heads)),
+        # Of masks, key heads and lengths with a few splits only the table tells.
+        (advice(sweep, laws.get(law_key(sweep[0]))) for sweep in by_heads if 2 * len(sweep) > longest),
         map(cliff, sweeps_of(rows, "head_dim")),
         picks(rows),
         (told_law(key, law) for key, law in laws.items()),
@@ -55,15 +59,6 @@ def analyse(rows: Rows) -> Findings:
         figures(rows, "heads", laws),
         figures(rows, "head_dim", laws),
     )
-
-
-def widest(sweeps: list[list[Row]]) -> list[list[Row]]:
-    """The sweeps of each kernel with most splits: what torch picks by itself first, decoding last."""
-    chosen = []
-    for members in grouped(sweeps, lambda sweep: (law_key(sweep[0]), sweep[0].hidden, sweep[0].backward)).values():
-        most = max(map(len, members))
-        chosen += [sweep for sweep in members if len(sweep) == most]
-    return sorted(chosen, key=lambda sweep: (sweep[0].seq_q == 1, sweep[0].implementation != DEFAULT))
 
 
 def place(row: Row, held: str) -> str:
@@ -208,27 +203,27 @@ def filled(row: Row) -> float | None:
 
 
 IMPLEMENTATION, WHAT, PASS = Column("implementation", kernel), Column("what", what, priority=0), Column("pass", pass_of)
-SPLIT = Column("heads x head_dim", split, priority=2)
+SPLIT, RATE = Column("heads x head_dim", split, priority=2), Column("rate", lambda row: row.flop_per_s, "TFLOP/s", 2)
+
+
+def in_pass(column: Column, backward: bool) -> Column:
+    """The column of that pass, whichever of the two a row is."""
+
+    def value(row: Row) -> Any:
+        timed = row if row.backward == backward else row.like(backward=backward)
+        return None if timed is None else column.value(timed)
+
+    return replace(column, value=value)
 
 
 def by_size(title: str, along: str) -> RowTable:
     """A line for each size of each sweep, both passes in it."""
 
-    def in_pass(row: Row, backward: bool) -> Row | None:
-        return row if row.backward == backward else row.like(backward=backward)
+    def beside_best(row: Row) -> Ratio | str | None:
+        best = max(sweep_of(row, along), key=lambda each: each.flop_per_s)
+        return "best" if best is row else relative_rate(row, best)
 
-    def rate(backward: bool) -> Callable[[Row], float | None]:
-        return lambda row: (timed := in_pass(row, backward)) and timed.flop_per_s
-
-    def beside_best(backward: bool) -> Callable[[Row], Ratio | str | None]:
-        def found(row: Row) -> Ratio | str | None:
-            timed = in_pass(row, backward)
-            sweep = sweep_of(timed, along) if timed is not None else []
-            best = max(sweep, key=lambda each: each.flop_per_s, default=None)
-            return "best" if best is timed is not None else best and relative_rate(timed, best)
-
-        return found
-
+    beside = Column("beside the best", beside_best, "x")
     return RowTable(
         title,
         (
@@ -236,12 +231,10 @@ def by_size(title: str, along: str) -> RowTable:
             Column(HELD[along], lambda row: getattr(row, HELD[along]), priority=0),
             SPLIT,
             Column("computed as", lambda row: (case := tiled(row)) and case.padded_head_dim, priority=0),
-            Column("forward", rate(False), "TFLOP/s", 2),
-            Column("beside the best", beside_best(False), "x"),
-            Column("backward", rate(True), "TFLOP/s", 2),
-            Column("beside the best", beside_best(True), "x"),
+            *(replace(in_pass(RATE, False), name="forward"), in_pass(beside, False)),
+            *(replace(in_pass(RATE, True), name="backward"), in_pass(beside, True)),
         ),
-        where=lambda row: bool(sweep_of(row, along)) and not (row.backward and in_pass(row, False)),
+        where=lambda row: is_swept(row, along) and not (row.backward and row.like(backward=False)),
     )
 
 
@@ -253,9 +246,9 @@ TABLES = (
         (
             *(IMPLEMENTATION, WHAT, SPLIT, PASS),
             Column("time", lambda row: row.seconds, "us"),
-            Column("rate", lambda row: row.flop_per_s, "TFLOP/s", 2),
+            RATE,
         ),
-        where=lambda row: not any(sweep_of(row, along) for along in HELD),
+        where=lambda row: not any(is_swept(row, along) for along in HELD),
     ),
     RowTable(
         "Two products with a softmax between them",

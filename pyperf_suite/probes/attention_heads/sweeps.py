@@ -55,16 +55,20 @@ def setting(row: Row) -> tuple[Any, ...]:
 
 
 def sweep_of(row: Row, along: str) -> list[Row]:
-    """The sweep that a row belongs to; empty where it is too short to compare."""
+    """The sweep that a row belongs to."""
     held = HELD[along]
     alike = row.rows.alike(row, "heads", "head_dim", "kv_heads")
-    found = [each for each in alike if getattr(each, held) == getattr(row, held) and kv_ratio(each) == kv_ratio(row)]
-    return found if len(found) >= FEWEST[along] else []
+    return [each for each in alike if getattr(each, held) == getattr(row, held) and kv_ratio(each) == kv_ratio(row)]
+
+
+def is_swept(row: Row, along: str) -> bool:
+    """Whether its sweep is long enough to compare."""
+    return len(sweep_of(row, along)) >= FEWEST[along]
 
 
 def sweeps_of(rows: Rows, along: str) -> list[list[Row]]:
     """All sweeps along an axis; a row may belong to one of each kind."""
-    swept = (row for row in rows if sweep_of(row, along))
+    swept = (row for row in rows if is_swept(row, along))
     return list(grouped(swept, lambda row: (setting(row), getattr(row, HELD[along]), row.backward)).values())
 
 

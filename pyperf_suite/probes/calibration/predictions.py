@@ -58,11 +58,13 @@ def _asked_together(case: Case) -> tuple[object, ...]:
 
 
 def _one_call(gpu: GpuSpec | Calibration | str, cases: Sequence[Case]) -> ArrayLike:
-    def sizes(*names: str) -> list[NDArray[np.int64]]:
-        return [np.array([getattr(case.parameters, name) for case in cases], dtype=np.int64) for name in names]
-
     p, dtype, mode = cases[0].parameters, law_dtype(cases[0]), cases[0].mode
     if cases[0].operator == "matmul":
-        return laws.gemm_time(gpu, *sizes("m", "n", "k"), dtype=dtype, layout=p.layout, mode=mode)
-    asked = sizes("batch", "seq_q", "keys", "heads", "key_heads", "head_dim")
-    return laws.attention_time(gpu, *asked, causal=p.causal, dtype=dtype, backward=p.backward)
+        m, n, k = _sizes(cases, "m", "n", "k")
+        return laws.gemm_time(gpu, m, n, k, dtype=dtype, layout=p.layout, mode=mode)
+    b, q, k, h, kv, d = _sizes(cases, "batch", "seq_q", "keys", "heads", "key_heads", "head_dim")
+    return laws.attention_time(gpu, b, q, k, h, kv, d, causal=p.causal, dtype=dtype, backward=p.backward)
+
+
+def _sizes(cases: Sequence[Case], *names: str) -> list[NDArray[np.int64]]:
+    return [np.array([getattr(case.parameters, name) for case in cases], dtype=np.int64) for name in names]
