@@ -33,6 +33,17 @@ EXTENT = Extent(m=(64, 1024), nk=(64, 1024), flop=4e8, elements=2e6)
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_receive")
 # The least there is: what it takes is the host's and the engine's, not the kernels'.
 LEAST = ParallelStepParameters(hidden=16, heads=2, layers=4, seq=8, vocab=32, tied=False)
+ATTENTIONS = ("1x4x4x32x64", "4x4x4x32x64", "2x4x4x64x128", "1x8x8x32x256")
+MODELS = ("16x4x8x1x32", "16x8x8x1x32", "96x3x64x2x256", "192x2x96x1x384", "64x6x128x1x1024")
+ENGINES = (
+    "micro_batches=2",
+    "data=2;micro_batches=2",
+    "data=2;zero_stage=1;micro_batches=2",
+    "data=2;zero_stage=2;micro_batches=2",
+    "data=2;zero_stage=3;micro_batches=2",
+    "tensor=2;micro_batches=2",
+    "pipeline=2;micro_batches=4",
+)
 CUTS = ("data", "tensor", "pipeline", "zero_stage", "micro_batches")
 
 
@@ -58,17 +69,6 @@ class Engine:
         return cls(replace(LEAST, **values))
 
 
-ENGINES = (
-    "micro_batches=2",
-    "data=2;micro_batches=2",
-    "data=2;zero_stage=1;micro_batches=2",
-    "data=2;zero_stage=2;micro_batches=2",
-    "data=2;zero_stage=3;micro_batches=2",
-    "tensor=2;micro_batches=2",
-    "pipeline=2;micro_batches=4",
-)
-
-
 @dataclass(frozen=True)
 class Model(Dimensions):
     """A small GPT and its batch."""
@@ -85,18 +85,18 @@ class Model(Dimensions):
 class StepCalibrationAxes:
     """What is measured of each kind: shapes of products, attentions and passes, sizes, ranks, models, engines."""
 
-    shape: tuple[Shape, ...]
-    layout: tuple[str, ...]
-    attention: tuple[AttentionShape, ...]
-    attention_implementation: tuple[str, ...]
-    layer: tuple[str, ...]
-    tokens: tuple[int, ...]
-    tensors: tuple[TensorSet, ...]
-    op: tuple[str, ...]
-    size: tuple[Sizes, ...]
-    ranks: tuple[int, ...]
-    model: tuple[Model, ...]
-    engine: tuple[Engine, ...]
+    shape: tuple[Shape, ...] = spread_products(6, EXTENT)
+    layout: tuple[str, ...] = ("TN", "NN", "NT")
+    attention: tuple[AttentionShape, ...] = tuple(map(AttentionShape.parse, ATTENTIONS))
+    attention_implementation: tuple[str, ...] = ("sdpa_flash", "sdpa_math")
+    layer: tuple[str, ...] = ("layer_norm", "gelu", "copy")
+    tokens: tuple[int, ...] = (64, 256, 1024)
+    tensors: tuple[TensorSet, ...] = tuple(map(TensorSet.parse, ("64x16x16", "8x256x256", "4x512x512")))
+    op: tuple[str, ...] = OPERATIONS
+    size: tuple[Sizes, ...] = (Sizes.parse("1KiB..4MiB:8"),)
+    ranks: tuple[int, ...] = (2, 4)
+    model: tuple[Model, ...] = tuple(map(Model.parse, MODELS))
+    engine: tuple[Engine, ...] = tuple(map(Engine.parse, ENGINES))
 
 
 def axes(profile: str, device: Device) -> StepCalibrationAxes:
@@ -104,21 +104,7 @@ def axes(profile: str, device: Device) -> StepCalibrationAxes:
     del profile
     if device.kind != "cpu":
         raise UserError("step_calibration measures CPUs: GPUs are calibrated by `pyperf-suite run calibration`.")
-    models = ("16x4x8x1x32", "16x8x8x1x32", "96x3x64x2x256", "192x2x96x1x384", "64x6x128x1x1024")
-    return StepCalibrationAxes(
-        shape=spread_products(6, EXTENT),
-        layout=("TN", "NN", "NT"),
-        attention=tuple(map(AttentionShape.parse, ("1x4x4x32x64", "4x4x4x32x64", "2x4x4x64x128", "1x8x8x32x256"))),
-        attention_implementation=("sdpa_flash", "sdpa_math"),
-        layer=("layer_norm", "gelu", "copy"),
-        tokens=(64, 256, 1024),
-        tensors=tuple(map(TensorSet.parse, ("64x16x16", "8x256x256", "4x512x512"))),
-        op=OPERATIONS,
-        size=(Sizes.parse("1KiB..4MiB:8"),),
-        ranks=(2, 4),
-        model=tuple(map(Model.parse, models)),
-        engine=tuple(map(Engine.parse, ENGINES)),
-    )
+    return StepCalibrationAxes()
 
 
 def sweep(axes: StepCalibrationAxes) -> Iterator[Case]:

@@ -61,9 +61,10 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def place(row: Row, held: str) -> str:
-    """`hidden 768 (native, float32, 1 x 256 tokens)`."""
-    return f"{held} {getattr(row, held)} ({kernel(row)}, {what(row)})"
+def of(row: Row) -> dict[str, Any]:
+    """What a remark can name of a row."""
+    names = {"kernel": kernel(row), "what": what(row), "split": split(row), "of_pass": pass_of(row)}
+    return names | {"hidden": row.hidden, "heads": row.heads, "head_dim": row.head_dim}
 
 
 def advice(sweep: list[Row], fitted: FittedLaw | None) -> Iterator[Remark]:
@@ -74,14 +75,14 @@ def advice(sweep: list[Row], fitted: FittedLaw | None) -> Iterator[Remark]:
         return
     # Heads of K and V get narrower with those of Q; where all share one, it has other parameters.
     parameters = "" if fast.key_heads == 1 else ", with the same parameters"
-    shared: dict[str, Any] = {"place": place(fast, "hidden"), "slow": split(slow), "fast": split(fast)}
-    template = "{place}: {fast} is {faster} as fast as {slow} in {of_pass}" + parameters
-    yield remark(template, effect="faster", faster=faster, of_pass=pass_of(fast), **shared)
+    template = "{kernel}, {what}, hidden {hidden}: {split} is {faster} as fast as {slow} in {of_pass}" + parameters
+    yield remark(template, effect="faster", faster=faster, slow=split(slow), **of(fast))
     bad, good = tiled(slow), tiled(fast)
     if bad is not None and good is not None and wins(faster):
         law = None if fitted is None else fitted.law
         for cause in causes(bad, good, slow.seconds / fast.seconds, law):
-            yield remark("{place}: {slow} is slower than {fast}: {cause}", cause=CAUSES[cause], **shared)
+            template = "{kernel}, {what}, hidden {hidden}: {split} is slower than {fast}: {cause}"
+            yield remark(template, fast=split(fast), cause=CAUSES[cause], **of(slow))
 
 
 def cliff(sweep: list[Row]) -> Remark | None:
@@ -92,15 +93,14 @@ def cliff(sweep: list[Row]) -> Remark | None:
         return None
     drop, before, after = min(drops, key=lambda step: step[0].value)
     return remark(
-        "{place}, {of_pass}: throughput falls most from head_dim {before} to {after}, {rate} to {then} ({drop})",
+        "{kernel}, {what}, {heads} heads: throughput of {of_pass} falls most from head_dim {head_dim} to {after}, from "
+        "{rate} to {then} ({drop})",
         effect="drop",
-        place=place(before, "heads"),
-        of_pass=pass_of(before),
-        before=before.head_dim,
         after=after.head_dim,
-        rate=Quantity(before.flop_per_s, "TFLOP/s"),
-        then=Quantity(after.flop_per_s, "TFLOP/s"),
+        rate=RATE.cell(before),
+        then=RATE.cell(after),
         drop=drop,
+        **of(before),
     )
 
 
@@ -116,17 +116,12 @@ def picks(rows: Rows) -> Iterator[Remark]:
         faster = [(ratio, other) for ratio, other in ratios if ratio is not None and wins(ratio)]
         if faster:
             ratio, best = max(faster, key=lambda each: each[0].value)
-            yield remark(
-                "{kernel}: {other} is {faster} as fast at {split} in {of_pass} ({what}), the most of {count} cases",
-                effect="faster",
-                kernel=key,
-                other=best.implementation,
-                faster=ratio,
-                split=split(best),
-                of_pass=pass_of(best),
-                what=what(best),
-                count=len({str(other.parameters) for _, other in faster}),
+            count = len({str(other.parameters) for _, other in faster})
+            template = (
+                "{kernel} is {faster} as fast as what torch picks at {split} in {of_pass} ({what}), the most of "
+                "{count} cases where another backend is faster"
             )
+            yield remark(template, effect="faster", faster=ratio, count=count, **of(best))
 
 
 def told_law(key: str, fitted: FittedLaw) -> Remark:
