@@ -209,6 +209,14 @@ class Rows(list[Row]):
             self._alike[but] = grouped(self, lambda each: each.key(*but))
         return self._alike[but].get(row.key(*but), [])
 
+    def sharing(self, row: Row, key: Callable[[Row], Hashable]) -> list[Row]:
+        """Those that a key function gives the same of as of a row; rows are grouped once for each function."""
+        if not hasattr(self, "_sharing"):
+            self._sharing: dict[Callable[[Row], Hashable], dict[Any, list[Row]]] = {}
+        if key not in self._sharing:
+            self._sharing[key] = grouped(self, key)
+        return self._sharing[key].get(key(row), [])
+
     def groups(self, *but: str) -> list[Rows]:
         """Rows that differ in the named parameters alone, group by group."""
         return [Rows(group) for group in grouped(self, lambda row: row.key(*but)).values()]

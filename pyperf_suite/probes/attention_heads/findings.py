@@ -12,13 +12,13 @@ from typing import Any
 from pyperf_suite.laws.attention.law import FittedLaw, causes
 from pyperf_suite.laws.matmul.tiling import Tile, tile_efficiency
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.probes.attention_heads.figures import figures
 from pyperf_suite.probes.attention_heads.law import law_key, laws_of, tiled
 from pyperf_suite.probes.attention_heads.sweeps import (
     HELD,
     ends,
     is_swept,
     kernel,
+    kv_ratio,
     pass_of,
     relative_rate,
     split,
@@ -26,7 +26,7 @@ from pyperf_suite.probes.attention_heads.sweeps import (
     sweeps_of,
     what,
 )
-from pyperf_suite.spec.findings import Findings, Remark, Table, findings, remark
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, Table, findings, remark
 from pyperf_suite.spec.probe import RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, table, wins
@@ -35,6 +35,12 @@ DEFAULT = "sdpa_default"
 
 # What a user can have instead of the default without a kernel of their own.
 CHOICES = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math", "flex")
+
+# Two points are a table's row, not a picture.
+FEWEST_SIZES = 3
+
+# Where implementations change their kernel: head dimensions beyond these take the next one's (FlashAttention-3).
+BUCKETS = (64, 96, 128, 192, 256)
 
 CAUSES = {
     "padding": "head_dim is padded to the next bucket",
@@ -165,7 +171,6 @@ def computed(rows: Rows, laws: Mapping[str, FittedLaw]) -> Table:
         Column("pairs that count", lambda line: line[1].tile_efficiency, "%"),
         Column("tiles", lambda line: line[1].tiles),
         Column("slots", lambda line: line[1].slots),
-        Column("busy slots", lambda line: line[1].slot_efficiency, "%"),
         Column("softmax", lambda line: line[2] and 1 - line[2].law.product_share(line[1].padded_head_dim), "%"),
     )
     return table("What the forward kernels compute", columns, lines)
@@ -195,6 +200,58 @@ def filled(row: Row) -> float | None:
     """Share of what P·V computes that is its result: poor tiles are the saw-tooth of the two-product form."""
     tile = tile_of_values(row)
     return None if tile is None else float(tile_efficiency(row.seq_q * row.group, row.head_dim, tile))
+
+
+def figures(rows: Rows, along: str, laws: Mapping[str, FittedLaw]) -> Iterator[Figure]:
+    """One figure for each dtype, way of measuring and number fixed: a panel a pass, a series an implementation."""
+    drawn = grouped(
+        (sweep for sweep in sweeps_of(rows, along) if len(sweep) >= FEWEST_SIZES),
+        lambda sweep: (getattr(sweep[0], HELD[along]), sweep[0].mode, sweep[0].dtype, sweep[0].workers, what(sweep[0])),
+    )
+    for (held, mode, dtype, workers, computed), sweeps in drawn.items():
+        row = sweeps[0][0]
+        fixed, title = (
+            (f"hidden_{held}", f"number of heads: hidden {held}")
+            if along == "heads"
+            else (f"{held}_heads", f"head dimension: {held} heads")
+        )
+        mask = "causal" if row.causal else "full"
+        yield Figure(
+            name=f"attention_{along}_{fixed}_{mode}_{dtype}_w{workers}"
+            f"_b{row.batch}_q{row.seq_q}_k{row.keys}_{mask}_kv{kv_ratio(row)}",
+            title=f"Attention by {title}, {dtype}, {computed}",
+            caption="Points: measured, bars span the processes; line: the law of our own kernel. Padding does not "
+            "count as work." + (" Dotted: the buckets of head_dim." if along == "head_dim" else ""),
+            rows=(
+                tuple(_panel(each, along, laws) for each in grouped(sweeps, lambda each: each[0].backward).values()),
+            ),
+        )
+
+
+def _panel(sweeps: list[list[Row]], along: str, laws: Mapping[str, FittedLaw]) -> Panel:
+    head_dims = [row.head_dim for sweep in sweeps for row in sweep]
+    edges = tuple(float(bucket) for bucket in BUCKETS if min(head_dims) <= bucket <= max(head_dims))
+    return Panel(
+        title=pass_of(sweeps[0][0]),
+        x_label=along,
+        y_label="throughput",
+        series=tuple(series for sweep in sweeps for series in _series(sweep, along, laws)),
+        weak_edges=edges if along == "head_dim" else (),
+        y_unit="TFLOP/s",
+    )
+
+
+def _series(sweep: list[Row], along: str, laws: Mapping[str, FittedLaw]) -> Iterator[Series]:
+    """What was measured, and the law where the kernel has one."""
+    label = f"{sweep[0].implementation} {sweep[0].blocks or ''}".rstrip()
+    sizes = [getattr(row, along) for row in sweep]
+    low, high = [row.flop / row.high for row in sweep], [row.flop / row.low for row in sweep]
+    yield Series(label, sizes, [row.flop_per_s for row in sweep], "points", low, high)
+    fitted = laws.get(law_key(sweep[0]))
+    cases = [case for row in sweep if (case := tiled(row)) is not None]
+    if fitted is not None and len(cases) == len(sweep):
+        seconds = fitted.law.seconds(cases).tolist()
+        yield Series(f"law of {label}", sizes, [row.flop / s for row, s in zip(sweep, seconds, strict=True)], "line")
 
 
 IMPLEMENTATION, WHAT, PASS = Column("implementation", kernel), Column("what", what, priority=0), Column("pass", pass_of)

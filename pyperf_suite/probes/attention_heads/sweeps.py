@@ -6,6 +6,7 @@ heads, growing.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from pyperf_suite.measure.ratio import Ratio
@@ -54,11 +55,20 @@ def setting(row: Row) -> tuple[Any, ...]:
     return (*who, row.batch, row.seq_q, row.keys, kv_ratio(row), row.causal)
 
 
+def _at_one_hidden_size(row: Row) -> Hashable:
+    return (setting(row), row.hidden, row.backward)
+
+
+def _at_one_number_of_heads(row: Row) -> Hashable:
+    return (setting(row), row.heads, row.backward)
+
+
+SWEEPS = {"heads": _at_one_hidden_size, "head_dim": _at_one_number_of_heads}
+
+
 def sweep_of(row: Row, along: str) -> list[Row]:
     """The sweep that a row belongs to."""
-    held = HELD[along]
-    alike = row.rows.alike(row, "heads", "head_dim", "kv_heads")
-    return [each for each in alike if getattr(each, held) == getattr(row, held) and kv_ratio(each) == kv_ratio(row)]
+    return row.rows.sharing(row, SWEEPS[along])
 
 
 def is_swept(row: Row, along: str) -> bool:
@@ -67,9 +77,8 @@ def is_swept(row: Row, along: str) -> bool:
 
 
 def sweeps_of(rows: Rows, along: str) -> list[list[Row]]:
-    """All sweeps along an axis; a row may belong to one of each kind."""
-    swept = (row for row in rows if is_swept(row, along))
-    return list(grouped(swept, lambda row: (setting(row), getattr(row, HELD[along]), row.backward)).values())
+    """All sweeps along an axis that are long enough to compare; a row may belong to one of each kind."""
+    return [sweep for sweep in grouped(rows, SWEEPS[along]).values() if len(sweep) >= FEWEST[along]]
 
 
 def ends(sweep: list[Row]) -> tuple[Row, Row]:

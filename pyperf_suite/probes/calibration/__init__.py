@@ -92,29 +92,6 @@ def sweep(axes: CalibrationAxes) -> Iterator[Case]:
         yield Case("attention", attention, implementation, mode=mode)
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One row and its prediction in seconds."""
-
-    row: Row
-    predicted_s: float
-
-    @property
-    def ratio(self) -> float:
-        """Above 1 where the law takes this machine for slower than it is."""
-        return self.predicted_s / self.row.seconds
-
-
-COLUMNS = (
-    Column("what", lambda each: what(each.row), priority=2),
-    Column("dtype", lambda each: each.row.dtype, priority=0),
-    Column("measured", lambda each: each.row.seconds, "us"),
-    Column("predicted", lambda each: Quantity(each.predicted_s, "us", predicted=True)),
-    Column("predicted / measured", lambda each: each.ratio, "x", 2),
-    Column("rate", lambda each: each.row.flop_per_s, "TFLOP/s"),
-)
-
-
 def analyse(rows: Rows) -> Findings:
     """Rates, the errors of the shipped laws, and where those miss most; rates alone where no law is for the device."""
     if not rows:
@@ -125,24 +102,37 @@ def analyse(rows: Rows) -> Findings:
     if spec is None:
         none = "No law is shipped for this device: these rates are all there is to say"
         return findings(rates, remark(none, kind="caution"))
-    compared: dict[str, list[Compared]] = {}
+    predicted: dict[str, float] = {}
     refused: dict[str, Remark] = {}
-    for kind, members in kinds.items():
+    for members in kinds.values():
         try:
             seconds = predicted_seconds(spec, [row.case for row in members]).tolist()
         except UserError as reason:
             refused[str(reason)] = remark("{reason}", kind="caution", reason=str(reason))
         else:
-            compared[kind] = list(map(Compared, members, seconds))
-    errors = [told_error(spec.name, kind, members) for kind, members in compared.items()]
+            predicted |= {row.case.case_id: each for row, each in zip(members, seconds, strict=True)}
+
+    def ratio(row: Row) -> float:
+        # Above 1 where the law takes this machine for slower than it is.
+        return predicted[row.case.case_id] / row.seconds
+
+    columns = (
+        Column("what", what, priority=2),
+        Column("dtype", lambda row: row.dtype, priority=0),
+        Column("measured", lambda row: row.seconds, "us"),
+        Column("predicted", lambda row: Quantity(predicted[row.case.case_id], "us", predicted=True), "us"),
+        Column("predicted / measured", ratio, "x", 2),
+        Column("rate", lambda row: row.flop_per_s, "TFLOP/s"),
+    )
+    known = [row for row in itertools.chain(*kinds.values()) if row.case.case_id in predicted]
+    worst = sorted(known, key=lambda row: -abs(math.log(ratio(row))))
     advice = "`pyperf-suite calibrate` fits the laws to these records and states the error on held-out ones"
-    worst = sorted(itertools.chain(*compared.values()), key=lambda each: -abs(math.log(each.ratio)))
     return findings(
         rates,
-        errors,
+        (told_error(spec.name, kind, [*map(ratio, members)]) for kind, members in grouped(known, kind_of).items()),
         refused.values(),
-        remark(advice) if compared else None,
-        table("Where the shipped laws miss most", COLUMNS, worst[:MOST_ROWS]),
+        remark(advice) if known else None,
+        table("Where the shipped laws miss most", columns, worst[:MOST_ROWS]),
     )
 
 
@@ -172,16 +162,15 @@ def told_rates(kind: str, rows: Sequence[Row]) -> Remark:
     )
 
 
-def told_error(gpu: str, kind: str, compared: Sequence[Compared]) -> Remark:
+def told_error(gpu: str, kind: str, ratios: Sequence[float]) -> Remark:
     """How far the shipped law is off, and to which side."""
-    ratios = [each.ratio for each in compared]
     errors = [abs(ratio - 1) for ratio in ratios]
     return remark(
         "The law shipped for {gpu} predicts these {count} {kind_of} with an error of {mean} (median {median}); "
         "predicted / measured is {ratio} at the median",
         kind="law",
         gpu=gpu,
-        count=len(compared),
+        count=len(ratios),
         kind_of=kind,
         mean=Quantity(statistics.mean(errors), "%"),
         median=Quantity(statistics.median(errors), "%"),
