@@ -49,6 +49,9 @@ CAUSES = {
     "softmax": "more heads have more softmax",
 }
 
+IMPLEMENTATION, WHAT, PASS = Column("implementation", kernel), Column("what", what, priority=0), Column("pass", pass_of)
+SPLIT, RATE = Column("heads x head_dim", split, priority=2), Column("rate", lambda row: row.flop_per_s, "TFLOP/s", 2)
+
 
 def analyse(rows: Rows) -> Findings:
     """The recommendation first, then cliffs, what torch picks, the law, and pictures of both kinds of sweep."""
@@ -80,7 +83,7 @@ def advice(sweep: list[Row], fitted: FittedLaw | None) -> Iterator[Remark]:
     if faster is None:
         return
     # Heads of K and V get narrower with those of Q; where all share one, it has other parameters.
-    parameters = "" if fast.key_heads == 1 else ", with the same parameters"
+    parameters = "" if kv_ratio(fast) == "all" else ", with the same parameters"
     template = "{kernel}, {what}, hidden {hidden}: {split} is {faster} as fast as {slow} in {of_pass}" + parameters
     yield remark(template, effect="faster", faster=faster, slow=split(slow), **of(fast))
     bad, good = tiled(slow), tiled(fast)
@@ -162,18 +165,21 @@ EXTREMES = (
 
 def computed(rows: Rows, laws: Mapping[str, FittedLaw]) -> Table:
     """What the forward kernels compute beside what is asked of them: where splits lose time."""
-    lines = [(row, case, laws.get(law_key(row))) for row in rows if (case := tiled(row)) is not None]
+    cases = {row.case.case_id: case for row in rows if (case := tiled(row)) is not None}
+
+    def softmax(row: Row) -> Quantity | None:
+        fitted, head_dim = laws.get(law_key(row)), cases[row.case.case_id].padded_head_dim
+        return None if fitted is None else Quantity(1 - fitted.law.product_share(head_dim), "%", predicted=True)
+
     columns = (
-        Column("implementation", lambda line: kernel(line[0])),
-        Column("what", lambda line: what(line[0]), priority=0),
-        Column("heads x head_dim", lambda line: split(line[0]), priority=2),
-        Column("padding", lambda line: 1 - line[1].padding_efficiency, "%"),
-        Column("pairs that count", lambda line: line[1].tile_efficiency, "%"),
-        Column("tiles", lambda line: line[1].tiles),
-        Column("slots", lambda line: line[1].slots),
-        Column("softmax", lambda line: line[2] and 1 - line[2].law.product_share(line[1].padded_head_dim), "%"),
+        *(IMPLEMENTATION, WHAT, SPLIT),
+        Column("padding", lambda row: 1 - cases[row.case.case_id].padding_efficiency, "%"),
+        Column("pairs that count", lambda row: cases[row.case.case_id].tile_efficiency, "%"),
+        Column("tiles", lambda row: cases[row.case.case_id].tiles),
+        Column("slots", lambda row: row.kernel["details"].get("slots")),
+        Column("softmax", softmax, "%"),
     )
-    return table("What the forward kernels compute", columns, lines)
+    return table("What the forward kernels compute", columns, rows.where(lambda row: row.case.case_id in cases))
 
 
 def softmax_share(row: Row) -> Quantity | None:
@@ -210,21 +216,17 @@ def figures(rows: Rows, along: str, laws: Mapping[str, FittedLaw]) -> Iterator[F
     )
     for (held, mode, dtype, workers, computed), sweeps in drawn.items():
         row = sweeps[0][0]
-        fixed, title = (
-            (f"hidden_{held}", f"number of heads: hidden {held}")
-            if along == "heads"
-            else (f"{held}_heads", f"head dimension: {held} heads")
-        )
+        fixed = f"hidden {held}" if along == "heads" else f"{held} heads"
         mask = "causal" if row.causal else "full"
+        panels = grouped(sweeps, lambda sweep: sweep[0].backward).values()
         yield Figure(
-            name=f"attention_{along}_{fixed}_{mode}_{dtype}_w{workers}"
+            name=f"attention_{along}_{fixed.replace(' ', '_')}_{mode}_{dtype}_w{workers}"
             f"_b{row.batch}_q{row.seq_q}_k{row.keys}_{mask}_kv{kv_ratio(row)}",
-            title=f"Attention by {title}, {dtype}, {computed}",
+            title=f"Attention by {'number of heads' if along == 'heads' else 'head dimension'}: {fixed}, {dtype}, "
+            f"{computed}",
             caption="Points: measured, bars span the processes; line: the law of our own kernel. Padding does not "
             "count as work." + (" Dotted: the buckets of head_dim." if along == "head_dim" else ""),
-            rows=(
-                tuple(_panel(each, along, laws) for each in grouped(sweeps, lambda each: each[0].backward).values()),
-            ),
+            rows=(tuple(_panel(each, along, laws) for each in panels),),
         )
 
 
@@ -252,10 +254,6 @@ def _series(sweep: list[Row], along: str, laws: Mapping[str, FittedLaw]) -> Iter
     if fitted is not None and len(cases) == len(sweep):
         seconds = fitted.law.seconds(cases).tolist()
         yield Series(f"law of {label}", sizes, [row.flop / s for row, s in zip(sweep, seconds, strict=True)], "line")
-
-
-IMPLEMENTATION, WHAT, PASS = Column("implementation", kernel), Column("what", what, priority=0), Column("pass", pass_of)
-SPLIT, RATE = Column("heads x head_dim", split, priority=2), Column("rate", lambda row: row.flop_per_s, "TFLOP/s", 2)
 
 
 def in_pass(column: Column, backward: bool) -> Column:
@@ -295,11 +293,7 @@ TABLES = (
     by_size("Throughput by head dimension at a fixed number of heads", "head_dim"),
     RowTable(
         "Other masks, key heads and lengths",
-        (
-            *(IMPLEMENTATION, WHAT, SPLIT, PASS),
-            Column("time", lambda row: row.seconds, "us"),
-            RATE,
-        ),
+        (IMPLEMENTATION, WHAT, SPLIT, PASS, Column("time", lambda row: row.seconds, "us"), RATE),
         where=lambda row: not any(is_swept(row, along) for along in HELD),
     ),
     RowTable(

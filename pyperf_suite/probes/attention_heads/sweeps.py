@@ -6,7 +6,7 @@ heads, growing.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from pyperf_suite.measure.ratio import Ratio
@@ -55,15 +55,10 @@ def setting(row: Row) -> tuple[Any, ...]:
     return (*who, row.batch, row.seq_q, row.keys, kv_ratio(row), row.causal)
 
 
-def _at_one_hidden_size(row: Row) -> Hashable:
-    return (setting(row), row.hidden, row.backward)
-
-
-def _at_one_number_of_heads(row: Row) -> Hashable:
-    return (setting(row), row.heads, row.backward)
-
-
-SWEEPS = {"heads": _at_one_hidden_size, "head_dim": _at_one_number_of_heads}
+SWEEPS: Mapping[str, Callable[[Row], Hashable]] = {
+    "heads": lambda row: (setting(row), row.hidden, row.backward),
+    "head_dim": lambda row: (setting(row), row.heads, row.backward),
+}
 
 
 def sweep_of(row: Row, along: str) -> list[Row]:
