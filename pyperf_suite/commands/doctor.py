@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyperf_suite.commands.options import json_option, results_option
+
 if TYPE_CHECKING:
     from pyperf_suite.doctor.check import Group
 
@@ -21,16 +23,9 @@ SUMMARIES = {
 
 
 @click.command()
-@click.option(
-    "--results",
-    default="bench_results",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Where results would be kept.",
-)
+@results_option("Where results would be kept.")
 @click.option("--all", "show_all", is_flag=True, help="Also what does not apply to this machine.")
-@click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
+@json_option("Print every check as JSON.")
 def doctor(results: Path, show_all: bool, as_json: bool) -> None:
     """Say whether this machine is fit for measuring, and what you could do about what is not.
 

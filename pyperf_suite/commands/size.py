@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite.commands.model_options import asked_gpu, asked_model, gpu_options, model_options
+from pyperf_suite.commands.options import (
+    Percent,
+    device_option,
+    json_option,
+    path_option,
+    profile_option,
+    results_option,
+)
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,23 +43,23 @@ DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32", "int8")
     "--vary", metavar="NAME,...", help="Only these: hidden, heads, kv_heads, ffn, vocab, layers, micro_batch, tp."
 )
 @click.option(
-    "--parameter-change", type=float, default=2.0, show_default=True, metavar="PERCENT", help="Of parameters, at most."
+    "--parameter-change",
+    type=Percent(0, 100),
+    default=2.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Of parameters, at most.",
 )
-@click.option("--reach", type=float, default=15.0, show_default=True, metavar="PERCENT", help="Of each width, at most.")
+@click.option(
+    "--reach", type=Percent(0, 100), default=15.0, show_default=True, metavar="PERCENT", help="Of each width, at most."
+)
 @click.option("--head-dims", metavar="N,...", help="Head dimensions that candidates may have.")
 @click.option("--measure", is_flag=True, help="Run the best candidates beside the model on the GPU in this machine.")
-@click.option("--profile", default="standard", show_default=True, metavar="NAME", help="How thoroughly to measure.")
-@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="Where to measure: auto or cuda:N.")
-@click.option(
-    "--results",
-    default="bench_results",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="For the records of what is measured.",
-)
-@click.option("--output", type=click.Path(path_type=Path), metavar="FOLDER", help="For the heat maps and a page.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+@profile_option("How thoroughly to measure.", "standard")
+@device_option("Where to measure: auto or cuda:N.")
+@results_option("For the records of what is measured.")
+@path_option("--output", metavar="FOLDER", help="For the heat maps and a page.")
+@json_option()
 def size(
     config: Path | None,
     gpu: str | None,
@@ -168,7 +176,7 @@ def _present(
 @click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True)
 @click.option("--layout", default="TN", show_default=True, metavar="XY", help="TN fprop, NN dgrad, NT wgrad, or TT.")
 @gpu_options
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+@json_option()
 def explain(
     m: int, n: int, k: int, dtype: str, layout: str, gpu: str | None, calibration: Path | None, as_json: bool
 ) -> None:
@@ -210,9 +218,6 @@ def _bounds(spec: GpuSpec, vary: str | None, parameter_change: float, reach: flo
     from pyperf_suite.advise.sizing.candidates import AXES, HEAD_DIMS, Bounds
     from pyperf_suite.laws.training.memory import USABLE_SHARE
 
-    for option, percent in (("--parameter-change", parameter_change), ("--reach", reach)):
-        if not 0 <= percent <= 100:
-            raise UserError(f"{option} has to lie between 0 and 100 %, but {percent:g} was asked for.")
     return Bounds(
         vary=AXES if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(",")),
         parameter_change=parameter_change / 100,
