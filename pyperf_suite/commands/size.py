@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,15 +171,13 @@ def _present(
 
 
 @click.command()
-@click.argument("m", type=int)
-@click.argument("n", type=int)
-@click.argument("k", type=int)
+@click.argument("sizes", nargs=-1, required=True, metavar="M N K")
 @click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True)
 @click.option("--layout", default="TN", show_default=True, metavar="XY", help="TN fprop, NN dgrad, NT wgrad, or TT.")
 @gpu_options
 @json_option()
 def explain(
-    m: int, n: int, k: int, dtype: str, layout: str, gpu: str | None, calibration: Path | None, as_json: bool
+    sizes: tuple[str, ...], dtype: str, layout: str, gpu: str | None, calibration: Path | None, as_json: bool
 ) -> None:
     """Explain the time of one product C[M,N] = A[M,K] B[K,N]: tiles, waves, alignment, bound, better sizes nearby.
 
@@ -198,6 +197,7 @@ def explain(
     from pyperf_suite.advise.product.likely_tile import likely_tile
     from pyperf_suite.report.terminal import print_findings
 
+    m, n, k = _sizes(sizes)
     spec, laws = asked_gpu(gpu, calibration)
     check_product(m, n, k, layout.upper())
     tiled = likely_tile(laws, dtype, m, n, k)
@@ -206,6 +206,16 @@ def explain(
         click.echo(json.dumps(product_as_json(product), indent=2))
     else:
         print_findings(Console(), {"explain": findings_of_product(product)}, [])
+
+
+def _sizes(words: tuple[str, ...]) -> tuple[int, int, int]:
+    """M, N and K, also where they are written as one word: 4096x50257x2560."""
+    parts = words[0].lower().split("x") if len(words) == 1 else words
+    if len(parts) != 3 or not all(re.fullmatch("-?[0-9]{1,12}", part.strip()) for part in parts):
+        raise UserError(
+            f"{' '.join(words)[:80]!r} is no product: write M N K, as in 4096 50257 2560 or 4096x50257x2560."
+        )
+    return int(parts[0]), int(parts[1]), int(parts[2])
 
 
 def _prices(laws: GpuSpec | Calibration, dtype: str) -> LawPrices:
