@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from pyperf_suite.errors import UserError
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_RESULTS = "bench_results"
@@ -52,13 +54,20 @@ class Share(click.ParamType):
             self.fail(f"{reason}.", param, ctx)
 
 
-class Percent(Finite):
-    """A number of percent, written with or without its sign: `2%` or `2`."""
+class Percent(click.ParamType):
+    """From 0 to 100 percent, written with or without the sign: `2%` or `2`."""
 
     name = "percent"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        return super().convert(value.strip().removesuffix("%") if isinstance(value, str) else value, param, ctx)
+        try:
+            number = float(str(value).strip().removesuffix("%"))
+        except ValueError:
+            self.fail(f"{value!r} is no number of percent: write it as 2 or 2%.", param, ctx)
+        if not 0 <= number <= 100:
+            option = param.opts[0] if param else "It"
+            raise UserError(f"{option} has to lie between 0 and 100 %, but {number:g} was asked for.")
+        return number
 
 
 class Gibibytes(click.ParamType):
@@ -67,14 +76,14 @@ class Gibibytes(click.ParamType):
     name = "memory"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"([-+]?\d+(?:\.\d+)?(?:e\d+)?)\s*(gib|gb)?", str(value).strip().lower())
-        if match is None:
+        text = str(value).strip().lower()
+        scale = 1e9 / 2**30 if text.endswith("gb") else 1.0
+        try:
+            return float(text.removesuffix("gb").removesuffix("gib")) * scale
+        except ValueError:
             self.fail(
                 f"{value!r} is not a size of memory: write GiB, as in 80 or 80GiB, or GB, as in 80GB.", param, ctx
             )
-        return float(match[1]) * (1e9 / 2**30 if match[2] == "gb" else 1)
 
 
 class Age(click.ParamType):

@@ -45,14 +45,14 @@ DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32", "int8")
 )
 @click.option(
     "--parameter-change",
-    type=Percent(0, 100),
+    type=Percent(),
     default=2.0,
     show_default=True,
     metavar="PERCENT",
     help="Of parameters, at most.",
 )
 @click.option(
-    "--reach", type=Percent(0, 100), default=15.0, show_default=True, metavar="PERCENT", help="Of each width, at most."
+    "--reach", type=Percent(), default=15.0, show_default=True, metavar="PERCENT", help="Of each width, at most."
 )
 @click.option("--head-dims", metavar="N,...", help="Head dimensions that candidates may have.")
 @click.option("--measure", is_flag=True, help="Run the best candidates beside the model on the GPU in this machine.")

@@ -58,7 +58,7 @@ def is_number(table: Table, place: int) -> bool:
 def sentence(remark: Remark | Verdict) -> str:
     """A remark with its gaps filled; a verdict with the claim, its source and what would decide it."""
     if isinstance(remark, Remark):
-        return _fill(remark)
+        return f"Predicted: {_fill(remark)}" if remark.kind == "predicted" else _fill(remark)
     alone = f" by {remark.why}, {remark.remedy}" if remark.measured.processes == 1 else ""
     outcome = remark.outcome if remark.outcome != "holds" and "not" not in remark.outcome else f"claim {remark.outcome}"
     return f"{_fill(remark.told)}; {outcome}{alone} ({remark.claim.text}: {remark.claim.source})."
