@@ -49,6 +49,8 @@ def compare(
     from pyperf_suite.history.thresholds import load_thresholds
 
     thresholds = load_thresholds()
+    if old == new:
+        raise UserError(f"OLD and NEW are both {old}: name two runs, as in latest~1 latest.")
     before, after = (_chosen(find_side(name, results), pattern) for name in (old, new))
     findings, notes = _compare(before, after, thresholds, margin, results)
     uncompared = one_sided(before, after)
