@@ -197,7 +197,8 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
                 f"Update the driver, or set {wanted.override} to an NVRTC of CUDA {readings.driver_cuda}.",
             )
         # Of a single copy it is plain which one a run opens.
-        opened = f". Opened: {chosen}, {why}" if len(found) > 1 else f", {why}"
+        is_plain = [each.copy.path for each in found] == [chosen]
+        opened = f", {why}" if is_plain else f". Opened: {chosen}, {why}"
         return Check(wanted.name, "ok", f"{told}{opened}")
     broken = next((each for each in found if each.copy.found_by == wanted.override), None)
     if broken is not None:
