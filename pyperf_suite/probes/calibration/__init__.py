@@ -189,6 +189,7 @@ PROBE = Probe(
     name="calibration",
     question="How far do the shipped laws fit this machine? Records for `pyperf-suite calibrate`.",
     topic="laws",
+    title="Calibration of the laws",
     axes=axes,
     sweep=sweep,
     analyse=analyse,
