@@ -5,17 +5,19 @@ Whoever changes those types changes this module, and neither the golden files no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pyperf_suite.probes.findings import Bars, Findings, HeatMap, Panel
-from pyperf_suite.report.html.sentence import judged
-from pyperf_suite.report.run_report import findings_of
+from pyperf_suite.render.text import bare, sentence
 from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.spec.discovery import find_probe
+from pyperf_suite.spec.findings import Bars, Cell, Findings, HeatMap, Panel
+from pyperf_suite.spec.findings import Verdict as Judged
+from pyperf_suite.spec.quantity import UNITS, Quantity
 
-from .written import numbers_in, numbers_said
+from .written import numbers_said
 
 
 class Table(NamedTuple):
@@ -69,24 +71,58 @@ class Map(NamedTuple):
     values: list[list[float]]
 
 
+OUTCOMES = {"holds": "claim holds", "does not hold here": "claim does not hold here", "undecided": "undecided"}
+# Golden prose has a quantity in a unit that fitted its size.
+SCALES = (1, 100, *(10.0 ** (3 * power) for power in range(-4, 5)), *(2.0 ** (10 * power) for power in (-3, -2, -1)))
+
+
 @cache
 def findings_by_probe(records: Path) -> Mapping[str, Findings]:
     """The findings of each probe in a journal."""
-    return findings_of(read_journal(records))
+    by_probe: dict[str, list[Any]] = {}
+    for record in read_journal(records):
+        by_probe.setdefault(record.probe, []).append(record)
+    return {name: find_probe(name).findings(held) for name, held in by_probe.items() if name != "sentinel"}
 
 
 def tables(findings: Findings) -> list[Table]:
     """Every table."""
-    return [Table(table.title, list(table.columns), [list(row) for row in table.rows]) for table in findings.tables]
+    return [
+        Table(
+            table.title,
+            [getattr(column, "name", column) for column in table.columns],
+            [[cell_text(cell) for cell in row] for row in table.rows],
+        )
+        for table in findings.tables
+    ]
+
+
+def cell_text(cell: Cell) -> str:
+    """A quantity in full precision, in its unit, with its bounds where it was timed over processes."""
+    if not isinstance(cell, Quantity):
+        return "-" if cell is None else str(cell)
+    if cell.unit in ("duration", "size"):
+        return bare(cell)
+    bounds = "" if cell.processes == 0 else f" [{in_unit(cell, cell.low)!r}, {in_unit(cell, cell.high)!r}]"
+    return f"{in_unit(cell, cell.value)!r}{bounds}"
+
+
+def in_unit(quantity: Quantity, value: float) -> float:
+    """One of its values in the unit it is shown in."""
+    return value * (100 if quantity.unit in ("%", "+%") else 1 / UNITS[quantity.unit][1])
 
 
 def verdicts(findings: Findings) -> list[Verdict]:
     """Every claim that was judged, with the words of its verdict: holds, does not hold here, or undecided."""
-    claims = filter(None, map(judged, findings.sentences))
     return [
-        Verdict(each.claim, each.source, each.verdict, [number.value for number in numbers_in(each.measured)])
-        for each in claims
+        Verdict(each.claim.text, each.claim.source, OUTCOMES[each.outcome], list(_values(each.measured)))
+        for each in findings.verdicts
     ]
+
+
+def _values(quantity: Quantity) -> Iterator[float]:
+    for scale in (1 / UNITS[quantity.unit][1], 100):
+        yield from (quantity.value * scale, quantity.low * scale, quantity.high * scale)
 
 
 def points(findings: Findings) -> list[Series]:
@@ -97,18 +133,31 @@ def points(findings: Findings) -> list[Series]:
             continue
         place = (figure, panel.title)
         for series in panel.series:
-            held = (series.x, series.y, series.low, series.high)
-            found.append(Series(*place, series.label, series.style, *(list(map(float, values)) for values in held)))
+            x = [value * factor(panel.x_unit) for value in series.x]
+            held = ([v * factor(panel.y_unit) for v in values] for values in (series.y, series.low, series.high))
+            found.append(Series(*place, series.label, series.style, x, *held))
         for label, edges in (("strong edges", panel.strong_edges), ("weak edges", panel.weak_edges)):
             if edges:
-                found.append(Series(*place, "", label, list(map(float, edges)), [], [], []))
+                found.append(Series(*place, "", label, [edge * factor(panel.x_unit) for edge in edges], [], [], []))
     return found
+
+
+def factor(unit: str) -> float:
+    """By what values in the base of a unit are multiplied to be in it."""
+    return 100.0 if unit in ("%", "+%") else 1 / UNITS[unit][1]
 
 
 def bars(findings: Findings) -> list[Bar]:
     """Every bar of every figure."""
     return [
-        Bar(figure, panel.title, bar.name, bar.value, bar.error, bar.mark)
+        Bar(
+            figure,
+            panel.title,
+            bar.name,
+            bar.value * factor(panel.unit),
+            bar.error * factor(panel.unit),
+            bar.mark * factor(panel.unit),
+        )
         for figure, panel in _panels(findings)
         if isinstance(panel, Bars)
         for bar in panel.bars
@@ -125,12 +174,37 @@ def heat_maps(findings: Findings) -> list[Map]:
 
 
 def numbers(findings: Findings) -> list[float]:
-    """Every number said in prose, as often as it is said and in its unit (39 for 39 %); not those of a claim's text."""
-    said = []
-    for sentence in findings.sentences:
-        claim = judged(sentence)
-        said += numbers_said(claim.measured if claim else sentence)
-    return [number.value for number in said]
+    """Every number of remarks, verdicts, tables and figures, in each unit that prose may have; 39 for 39 %.
+
+    What golden said in a sentence may stand in a table now.
+    """
+    said: list[float] = []
+    for each in findings.remarks:
+        said += _in_text(each if isinstance(each, str) else sentence(each))
+        said += _of_cells(
+            [] if isinstance(each, str) else (each.told if isinstance(each, Judged) else each).values.values()
+        )
+    for table in findings.tables:
+        said += [number for row in table.rows for number in _of_cells(row)]
+        said += _in_text(table.title)
+    for series in points(findings):
+        said += [
+            value * scale for values in (series.y, series.low, series.high) for value in values for scale in (1, 100)
+        ]
+    return said
+
+
+def _in_text(text: str) -> list[float]:
+    return [number.value for number in numbers_said(text)]
+
+
+def _of_cells(cells: Iterable[Cell]) -> Iterator[float]:
+    for cell in cells:
+        if isinstance(cell, Quantity):
+            yield from (value * scale for value in (cell.value, cell.low, cell.high) for scale in SCALES)
+            yield 100 * (cell.value - 1)
+        elif cell is not None:
+            yield from _in_text(str(cell))
 
 
 def documents(findings: Findings) -> Mapping[str, str]:
