@@ -19,7 +19,7 @@ from pyperf_suite.operators.training.trained_shape import PRECISIONS
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Within
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings, remark
-from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
+from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, series_by, table
 from pyperf_suite.spec.sources import TRANSFORMERS
@@ -200,6 +200,7 @@ def analyse(rows: Rows) -> Findings:
     return findings(
         (_compared([row for row in group if saved(row) is not None]) for group in by_batch),
         (_alignment(odd, plain) for odd in plain.where(is_cast) if not is_aligned(odd)),
+        (_caches(row) for row in rows.where(cast_cache="nested") if row.micro_batches > 1),
         (_figures(number, group) for number, group in enumerate(plain.groups("precision", "batch"))),
         GUIDES_TABLE if len({row.batch for row in plain.where(precision=BASE)}) > 1 else None,
     )
@@ -228,31 +229,26 @@ def _compared(rows: Sequence[Row]) -> Iterator[Remark | Verdict]:
         )
 
 
-def freed(row: Row) -> float:
-    """Bytes of activations less than in float32."""
-    base = row.like(precision=BASE) or row
-    return base.seen["activations"] - row.seen["activations"]
-
-
 def _saved_by_autocast(rows: Sequence[Row], told: Mapping[str, Any]) -> Iterator[Remark | Verdict]:
     """What of the activations is kept, and from which batch on that is more than copies of weights take."""
     row = rows[-1]
-    kept, less, first = row.seen["activations"], freed(row), freed(rows[0])
+    bases = [base for each in rows if (base := each.like(precision=BASE)) is not None]
+    freed = [base.seen["activations"] - each.seen["activations"] for base, each in zip(bases, rows, strict=True)]
     yield NOT_HALF.judge(
         "{precision} keeps {measured} the activations of float32 at batch {batch} ({model})",
-        kept / (kept + less),
+        row.seen["activations"] / bases[-1].seen["activations"],
         **told,
     )
     if len(rows) == 1:
         return
     yield GROWS.judge(
         "{precision} frees {measured} the activations at batch {batch} that it frees at batch {smallest}",
-        less / first if first > 0 else 0.0,
+        freed[-1] / freed[0] if freed[0] > 0 else 0.0,
         smallest=rows[0].batch,
         **told,
     )
-    if less > 0:
-        copies, of_one = row.seen["weight_copies"], less / row.batch
+    if freed[-1] > 0:
+        copies, of_one = row.seen["weight_copies"], freed[-1] / row.batch
         yield remark(
             "{precision} saves {of_one} a sequence and keeps {copies} of copies of weights: up to batch {break_even} "
             "it needs more memory than float32",
@@ -292,52 +288,35 @@ def _figures(number: int, rows: Rows) -> Iterator[Figure]:
             yield Figure(f"precision_{name}_{number}", f"{name.title()} of a step by precision", caption, ((panel,),))
 
 
-def is_whole(row: Row) -> bool:
-    """Whether one context of autocast spans several micro-batches."""
-    return bool(row.micro_batches > 1 and row.cast_cache == "nested")
-
-
-def casts_lost(row: Row) -> float | None:
-    """Casts with a context around each forward pass, as multiples of one set of casts a micro-batch."""
-    cut = row.like(cast_cache="iteration")
-    return None if cut is None else cut.seen["casts"] / (row.micro_batches * row.seen["casts"])
+def _caches(nested: Row) -> Iterator[Verdict]:
+    """Casts of weights and time with one context of autocast around several micro-batches, and without."""
+    told = {"micro_batches": nested.micro_batches, "batch": nested.batch}
+    cut = nested.like(cast_cache="iteration")
+    if cut is not None:
+        yield CACHE_LASTS.judge(
+            "A context around each forward pass casts weights {measured} as often for each of {micro_batches} "
+            "micro-batches as one context around the step does in all",
+            cut.seen["casts"] / (nested.micro_batches * nested.seen["casts"]),
+            **told,
+        )
+    for cache, other in (("off", "no cache"), ("iteration", "one around each")):
+        if (faster := nested.against(cast_cache=cache)) is not None:
+            yield CACHE_IS_FASTER.judge(
+                "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other}",
+                faster,
+                other=other,
+                **told,
+            )
 
 
 PROBE = Probe(
     name="precision",
     question="What do half precisions win in time and memory, and from which batch size on?",
     topic="training",
-    title="Training: precisions",
+    title="Training: precision",
     axes=axes,
     sweep=sweep,
-    order=lambda row: (
-        not is_aligned(row),
-        model(row),
-        row.batch,
-        PRECISIONS.index(row.precision),
-        CAST_CACHES.index(row.cast_cache),
-    ),
-    claims=(
-        RowClaim(
-            CACHE_LASTS,
-            "A context around each forward pass casts weights {measured} as often for each of {micro_batches} "
-            "micro-batches as one context around the step does in all",
-            ratio=casts_lost,
-            where=is_whole,
-        ),
-        RowClaim(
-            CACHE_IS_FASTER,
-            "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as no cache",
-            ratio=lambda row: row.against(cast_cache="off"),
-            where=is_whole,
-        ),
-        RowClaim(
-            CACHE_IS_FASTER,
-            "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as one around each",
-            ratio=lambda row: row.against(cast_cache="iteration"),
-            where=is_whole,
-        ),
-    ),
+    order=lambda row: (not is_aligned(row), model(row), row.batch, PRECISIONS.index(row.precision), row.cast_cache),
     tables=(
         RowTable(
             "A training step by precision and batch",

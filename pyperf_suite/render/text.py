@@ -13,7 +13,7 @@ from pyperf_suite.spec.findings import Cell, Heading, Remark, Table, Verdict
 from pyperf_suite.spec.quantity import Quantity
 
 NOT_KNOWN = "-"
-SUFFIX = {"x": "×", "count": "", "+%": "", "%": ""}
+SUFFIX = {"x": "×", "count": "", "+%": "%", "%": "%"}
 DURATIONS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 POWERS_OF_1024 = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
 

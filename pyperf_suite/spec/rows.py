@@ -85,6 +85,12 @@ def _reading(visits: list[Record]) -> Reading:
     )
 
 
+def _counted(record: Record) -> Reading:
+    """Of a case that is not timed."""
+    unknown = (math.nan, math.nan, math.nan)
+    return Reading(record.parsed_case(), *unknown, flop=0, converged=True, kernel=dict(record.kernel), by_process={})
+
+
 def observed(records: Iterable[Record], metric: str) -> dict[str, float]:
     """That metric's median over the processes that measured it, by case id; cases that lack it are left out."""
     return {case_id: told[metric] for case_id, told in all_observed(records).items() if metric in told}
@@ -219,9 +225,10 @@ class Rows(list[Row]):
 
 
 def rows_of(records: Sequence[Record], order: Callable[[Row], Any] | None = None) -> Rows:
-    """A row for each case that was measured, in the order of measuring or as `order` sorts."""
+    """A row for each case that was timed, or counted as bytes are, in the order of measuring or as `order` sorts."""
     seen, rows = all_observed(records), Rows()
-    rows += [Row(reading, seen[reading.case.case_id], rows) for reading in readings(records)]
+    counted = {each.case_id: _counted(each) for each in records if each.kind == "static" and each.outcome == "ok"}
+    rows += [Row(reading, seen[reading.case.case_id], rows) for reading in (*readings(records), *counted.values())]
     rows.records = records
     if order is not None:
         rows.sort(key=order)
@@ -240,13 +247,15 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 class Column:
     """A quantity of each row, or of each item of another kind: what it is called, how an item has it, its unit.
 
-    `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known.
+    `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known; where
+    its numbers are `predicted`, a law says them.
     """
 
     name: str
     value: Callable[[Any], Any]
     unit: str = ""
     priority: int = 1
+    predicted: bool = False
 
     def cell(self, item: Any) -> Cell:
         """What the item has, as a cell."""
@@ -254,7 +263,7 @@ class Column:
         if value is None or isinstance(value, str | Quantity):
             return value
         if isinstance(value, int | float | Ratio) and (self.unit or not isinstance(value, int)):
-            return quantity(value, self.unit)
+            return quantity(value, self.unit, self.predicted)
         return value if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.activations import kept_bytes
+from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.operators.training.saved_memory import TrainingMemory, TrainingMemoryParameters
-from pyperf_suite.probes.training.memory import Memory
-from pyperf_suite.probes.training.memory_findings import BYTES_A_PARAMETER
+from pyperf_suite.operators.training.shape import Checkpointing
+from pyperf_suite.probes.memory import ANATOMY, BYTES_A_PARAMETER, EIGHTEEN, FORMULA, PROBE, RULE
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.findings import Claim, Findings, Verdict
+from pyperf_suite.spec.quantity import Quantity
 
 torch = pytest.importorskip("torch")
 
@@ -40,8 +45,6 @@ def test_the_peak_holds_the_state_and_no_more_than_all_four_and_what_is_at_work(
 
 
 def test_checkpointing_lowers_the_peak():
-    from pyperf_suite.operators.training.shape import Checkpointing
-
     plain, dropped = (read(layers=6, batch=16, checkpointing=Checkpointing(kind)) for kind in ("none", "every"))
     assert dropped["peak"] < 0.7 * plain["peak"]
 
@@ -61,7 +64,7 @@ def test_a_case_without_a_gpu_is_unsupported_with_the_reason():
 
 
 def test_the_standard_sweep_crosses_more_than_forty_configurations():
-    cases = Memory().cases("standard", CPU)
+    cases = PROBE.cases("standard", CPU)
     assert len(cases) >= 40
     assert len({case.case_id for case in cases}) == len(cases)
     assert {case.parameters.checkpointing.kind for case in cases} == {"none", "every", "selective"}
@@ -83,33 +86,82 @@ def record(parameters, **changed):
     )
 
 
-def test_eighteen_bytes_a_parameter_hold_or_do_not_by_what_was_counted():
-    mixed = TrainingMemoryParameters(**{**vars(SMALL), "precision": "autocast_bfloat16"})
+def cells(table):
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
+MIXED = replace(SMALL, precision="autocast_bfloat16")
+
+
+def judged(claim: Claim, *records: Record) -> Verdict:
+    (found,) = (each for each in PROBE.findings(records).verdicts if each.claim == claim)
+    return found
+
+
+@pytest.mark.parametrize(("copies", "bytes_each", "outcome"), [(2000, 18, "holds"), (0, 16, "does not hold here")])
+def test_eighteen_bytes_a_parameter_hold_or_do_not_by_what_was_counted(copies, bytes_each, outcome):
     assert BYTES_A_PARAMETER == 18
-    holds = [s for s in Memory().findings([record(mixed)]).sentences if "bytes a parameter" in s]
-    assert "18.00" in holds[0]
-    assert "claim holds" in holds[0]
-    fails = [s for s in Memory().findings([record(mixed, weight_copies=0)]).sentences if "bytes a parameter" in s]
-    assert "16.00" in fails[0]
-    assert "does not hold here" in fails[0]
+    found = judged(EIGHTEEN, record(MIXED, weight_copies=copies))
+    assert (found.measured, found.outcome) == (Quantity(bytes_each, "B", bytes_each, bytes_each), outcome)
 
 
-def test_a_law_that_is_off_is_said_to_be_and_where():
-    first = Memory().findings([record(SMALL, activations=1)]).sentences[0]
-    assert "furthest off: gpt, sdpa, float32, 2 x 16" in first
+def test_the_peak_is_compared_with_the_sum_of_the_parts_and_their_shares_are_told():
+    found = judged(ANATOMY, record(MIXED))
+    assert (found.measured.value, found.outcome) == (pytest.approx(20 / 23), "holds")
+    shares = {name: found.told.values[name].value for name in ("weights", "gradients", "optimizer", "activations")}
+    assert shares == pytest.approx({"weights": 6 / 23, "gradients": 4 / 23, "optimizer": 8 / 23, "activations": 5 / 23})
 
 
-def test_what_is_counted_has_no_interval():
-    mixed = TrainingMemoryParameters(**{**vars(SMALL), "precision": "autocast_bfloat16"})
-    assert not [s for s in Memory().findings([record(mixed)]).sentences if "[" in s]
+def test_the_rule_of_the_share_is_what_activations_take_of_the_rest():
+    # Of 1000 parameters: 18000 bytes are 75 %, so 6000 are left.
+    found = judged(RULE, record(SMALL, activations=7500))
+    assert (found.measured.value, found.told.values["tokens"], found.outcome) == (1.25, 32, "does not hold here")
+
+
+def test_the_formula_is_tried_where_scores_are_written_out_with_dropout_in_16_bits():
+    whole = replace(SMALL, attention="explicit", dropout=0.1, precision="bfloat16")
+    formula = float(activation_bytes(whole.dimensions, whole.batch, whole.seq, recompute="nothing"))
+    found = judged(FORMULA, record(whole, activations=1.02 * formula), record(replace(whole, attention="sdpa")))
+    assert (found.measured.value, found.told.values["path"], found.outcome) == (pytest.approx(1.02), "cpu", "holds")
+    (row,) = (row for row in cells(PROBE.findings([record(whole, activations=2 * formula)]).tables[0]))
+    assert row["of the 16-bit formula"].value == pytest.approx(2)
+
+
+def test_the_first_gpt_and_the_first_llama_are_judged():
+    llama = replace(MIXED, gated=True)
+    verdicts = PROBE.findings([record(llama), record(MIXED), record(replace(MIXED, batch=4))]).verdicts
+    told = [each.told.values["configuration"] for each in verdicts if each.claim == EIGHTEEN]
+    assert told == ["gpt, sdpa, autocast_bfloat16, 2 x 16", "llama, sdpa, autocast_bfloat16, 2 x 16"]
+
+
+def test_the_laws_error_is_that_of_the_worst_configuration():
+    law = kept_bytes(SMALL.dimensions, 2, 16, SMALL.keeping("cpu")).total
+    right, half = record(replace(SMALL, batch=2), activations=law), record(replace(SMALL, batch=4), activations=law)
+    told = PROBE.findings([right, half]).remarks[0]
+    assert told.kind == "law"
+    assert (told.values["error"].value, told.values["configurations"]) == (pytest.approx(1, rel=0.1), 2)
+    assert told.values["worst"] == "gpt, sdpa, float32, 4 x 16"
+
+
+def test_checkpointing_keeps_a_share_of_the_activations():
+    policies = {"none": 5000, "every:1": 1000, "selective": 4000}
+    found = PROBE.findings(
+        [
+            record(replace(SMALL, checkpointing=Checkpointing.parse(each)), activations=kept)
+            for each, kept in policies.items()
+        ]
+    )
+    (row,) = cells(found.tables[1])
+    assert row["configuration"] == "gpt, sdpa, float32, 2 x 16"
+    assert (row["every:1"].value, row["every:2"], row["selective"].value) == (0.2, None, 0.8)
 
 
 def test_batches_are_drawn_as_points_on_the_law():
-    batches = [TrainingMemoryParameters(**{**vars(SMALL), "batch": batch}) for batch in (4, 1, 2)]
+    batches = [replace(SMALL, batch=batch) for batch in (4, 1, 2)]
     laws = [kept_bytes(p.dimensions, p.batch, p.seq, p.keeping("cpu")).total for p in batches]
     counted = [record(p, activations=law) for p, law in zip(batches, laws, strict=True)]
-    other = TrainingMemoryParameters(**{**vars(SMALL), "precision": "autocast_bfloat16"})  # stands first in the table
-    (figure,) = Memory().findings([record(other), *counted]).figures
+    (figure,) = PROBE.findings([record(MIXED), *counted]).figures  # that stands first in the table
     (panel,) = figure.rows[0]
     law, points = panel.series
     assert list(points.x) == [1, 2, 4]
@@ -117,32 +169,40 @@ def test_batches_are_drawn_as_points_on_the_law():
     assert [drawn[x] for x in points.x] == pytest.approx(points.y)
 
 
+def test_panels_of_one_model_are_told_apart_by_their_titles():
+    sizes = [replace(SMALL, **changed) for changed in ({}, {"batch": 4}, {"seq": 32})]
+    (figure,) = PROBE.findings([record(p) for p in sizes]).figures
+    titles = [panel.title for panel in figure.rows[0]]
+    assert titles == ["gpt, sdpa, float32, seq 16", "gpt, sdpa, float32, batch 2"]
+
+
 def test_one_size_alone_is_not_drawn():
-    assert Memory().findings([record(SMALL)]).figures == ()
+    assert PROBE.findings([record(SMALL)]).figures == ()
 
 
 def test_ranks_and_recomputing_lower_the_need_by_the_law():
-    table = next(t for t in Memory().findings([record(SMALL)]).tables if "TP" in t.columns)
-    needs = {row[:3]: float(row[-1]) for row in table.rows}
+    (table,) = (each for each in PROBE.findings([record(SMALL)]).tables if "tensor-parallel" in each.title)
+    assert all(row[-1].predicted for row in table.rows)
+    needs = {row[:3]: row[-1].value for row in table.rows}
     assert len(needs) == 9
-    for cut in (("1", "no"), ("8", "no"), ("8", "yes")):
+    for cut in ((1, "no"), (8, "no"), (8, "yes")):
         by_dropped = [need for key, need in needs.items() if key[:2] == cut]
         assert by_dropped == sorted(by_dropped, reverse=True)
     for dropped in {key[2] for key in needs}:
-        assert needs["1", "no", dropped] > needs["8", "no", dropped] > needs["8", "yes", dropped]
+        assert needs[1, "no", dropped] > needs[8, "no", dropped] > needs[8, "yes", dropped]
 
 
 def test_a_block_there_is_not_is_refused():
     with pytest.raises(UserError, match="block=bert was asked for: choose from gpt, llama"):
-        Memory().cases("quick", CPU, {"block": "bert"})
+        PROBE.cases("quick", CPU, {"block": "bert"})
 
 
 def test_nothing_is_said_of_no_records():
-    assert Memory().findings([]).sentences == ()
+    assert PROBE.findings([]) == Findings()
 
 
-def test_every_row_of_every_table_has_a_figure_under_each_heading():
-    tables = Memory().findings([record(SMALL)]).tables
+def test_every_row_of_every_table_has_a_cell_under_each_heading():
+    tables = PROBE.findings([record(SMALL)]).tables
     assert len(tables) == 4
     for table in tables:
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
