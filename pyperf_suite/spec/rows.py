@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
@@ -262,9 +263,11 @@ class Column:
         value = self.value(item)
         if value is None or isinstance(value, str | Quantity):
             return value
-        if isinstance(value, int | float | Ratio) and (self.unit or not isinstance(value, int)):
+        # Those of numpy are numbers too.
+        is_whole = isinstance(value, Integral)
+        if isinstance(value, Real | Ratio) and (self.unit or not is_whole):
             return quantity(value, self.unit, self.predicted)
-        return value if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        return int(value) if is_whole and not isinstance(value, bool) else str(value)
 
 
 def table(title: str, columns: Sequence[Column], items: Iterable[Any]) -> Table:
