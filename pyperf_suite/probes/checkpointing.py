@@ -35,8 +35,8 @@ REPAYS = Claim("the larger batch that then fits raises throughput overall", BEKM
 CONTEXT_BYTES = 1 << 30
 
 TRAINS = (
-    "{checkpointing} trains at {measured} the rate of none ({by_flop} by FLOPs alone) and keeps {kept} of {whole} for "
-    "backward, batch {batch} ({model})"
+    "Checkpointing {checkpointing} trains at {measured} the rate without ({by_flop} by FLOPs alone) and keeps {kept} of "
+    "{whole} for backward, batch {batch} ({model})"
 )
 
 NONE, SELECTIVE, BLOCK, *_ = POLICIES = tuple(map(Checkpointing.parse, ("none", "selective", "every:1", "every:2")))
@@ -258,7 +258,8 @@ def _repaid(rows: Rows) -> Iterator[Remark | Verdict]:
     ratio, best = max(compared, key=lambda each: each[0].value)
     told = {"model": transformer(plain), "checkpointing": str(best.checkpointing), "batch": best.batch}
     yield REPAYS.judge(
-        "{checkpointing} with batch {batch} trains {measured} the tokens a second of none with batch {plain} ({model})",
+        "Checkpointing {checkpointing} with batch {batch} trains {measured} the tokens a second of none with batch "
+        "{plain} ({model})",
         ratio,
         plain=plain.batch,
         **told,
@@ -266,7 +267,7 @@ def _repaid(rows: Rows) -> Iterator[Remark | Verdict]:
     if ratio.low > 1 or ratio.high < 1:
         fastest = best if ratio.low > 1 else plain
         yield remark(
-            "Fastest within {budget}: {checkpointing} with batch {batch} ({model})",
+            "Fastest within {budget}: checkpointing {checkpointing} with batch {batch} ({model})",
             budget=Quantity(plain.budget_bytes, "MB"),
             **told | {"checkpointing": str(fastest.checkpointing), "batch": fastest.batch},
         )

@@ -15,15 +15,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.model_flops import Recompute
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
-from pyperf_suite.laws.training.memory import (
-    GRADIENT_BYTES,
-    LAST_STAGE,
-    OPTIMIZER_BYTES,
-    WEIGHT_BYTES,
-    MemoryNeed,
-    activation_bytes,
-    training_memory,
-)
+from pyperf_suite.laws.training.engine_memory import MIXED
+from pyperf_suite.laws.training.memory import LAST_STAGE, MemoryNeed, activation_bytes, training_memory
 from pyperf_suite.laws.transformer import Sharding
 from pyperf_suite.operators.training.saved_memory import TrainingMemoryParameters
 from pyperf_suite.operators.training.shape import Checkpointing
@@ -36,7 +29,7 @@ from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by, table
 from pyperf_suite.spec.sources import BEKMAN, BIGSCIENCE, TRANSFORMERS
 
 KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models"
-BYTES_A_PARAMETER = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES
+BYTES_A_PARAMETER = MIXED.weight + MIXED.gradient + MIXED.state
 # The rule of the share: what is left of a memory that weights, gradients and states may fill to that share.
 SHARE = 0.75
 LEFT_BYTES_A_PARAMETER = BYTES_A_PARAMETER * (1 - SHARE) / SHARE
@@ -56,11 +49,7 @@ KNOWN = {
 KNOWN_SEQ = 2048
 # Which of them tables of several ranks are about, and over how many it is cut there.
 SHARED, RANKS = "GPT-3 1.3B", 8
-RECOMPUTED: Mapping[Recompute, str] = {
-    "nothing": "nothing",
-    "attention": "attention (selective)",
-    "layers": "all (full)",
-}
+RECOMPUTED: dict[Recompute, str] = {"nothing": "nothing", "attention": "attention (selective)", "layers": "all (full)"}
 FORMULA_OF: Mapping[str, Recompute] = {"none": "attention", "selective": "attention", "every": "layers"}
 NEEDS = {part.name: part.name for part in fields(MemoryNeed)}
 NEEDS |= {"optimizer": "AdamW", "gathered": "gathered layers", "total": "all"}
@@ -165,7 +154,7 @@ def law(row: Row, **changed: int) -> float:
 
 
 def law_error(row: Row) -> float:
-    """By how much the law is off."""
+    """The law's activations compared with those counted, as a change."""
     return law(row) / row.seen["activations"] - 1
 
 
@@ -207,7 +196,7 @@ def analyse(rows: Rows) -> Findings:
     return findings(
         remark(
             "The law of what torch keeps for backward is at most {error} off what was counted in {configurations} "
-            "configurations ({worst})",
+            "configurations (furthest in {worst})",
             kind="law",
             error=Quantity(abs(law_error(worst)), "%"),
             configurations=len(rows),
@@ -257,7 +246,7 @@ def _tables_by_law() -> Iterator[Table]:
         KNOWN.items(),
     )
     need = partial(training_memory, KNOWN[SHARED], 1, KNOWN_SEQ)
-    parts = [Column(title, partial(_bytes_of, part=part), "GB", predicted=True) for part, title in NEEDS.items()]
+    parts = [Column(title, partial(need_of, part=part), "GB", predicted=True) for part, title in NEEDS.items()]
     yield table(
         f"By the law, GB a rank of {RANKS} for {SHARED}, one sequence of {KNOWN_SEQ}",
         (Column("ZeRO stage", lambda item: item[0]), *parts),
@@ -276,7 +265,8 @@ def _tables_by_law() -> Iterator[Table]:
     )
 
 
-def _bytes_of(item: tuple[Any, ...], part: str) -> float:
+def need_of(item: tuple[Any, ...], part: str) -> float:
+    """Bytes of one part of the need that stands last."""
     return float(getattr(item[-1], part))
 
 
