@@ -14,6 +14,7 @@ OPERATORS = {
     "matmul": "matmul.product:Matmul",
     "attention": "attention.attention:Attention",
     "collective": "collective.collective:Collective",
+    "grouped_matmul": "grouped_matmul:GroupedMatmul",
     "compiled_kernel": "compiled_kernel:CompiledKernel",
     "training_step": "training.training_step:TrainingStep",
     "topology": "training.topology:Topology",
