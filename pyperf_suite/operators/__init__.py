@@ -37,14 +37,14 @@ def find_operator(name: str) -> Subject[Any]:
     """The operator, or other subject of cases, of that name. Raises UserError that names those there are."""
     if name in OPERATORS:
         module, _, kind = OPERATORS[name].partition(":")
-        found: Subject[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
-        return found
-    own = importlib.import_module(f"{__name__}.{name}") if name.isidentifier() and _is_module(name) else None
-    if not hasattr(own, "OPERATOR"):
+        made: Subject[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
+        return made
+    found: Subject[Any] | None
+    found = getattr(importlib.import_module(f"{__name__}.{name}"), "OPERATOR", None) if _is_module(name) else None
+    if found is None:
         raise UserError(f"Unknown operator {name!r}: choose from {', '.join(sorted(OPERATORS))}.")
-    found = own.OPERATOR
     return found
 
 
 def _is_module(name: str) -> bool:
-    return importlib.util.find_spec(f"{__name__}.{name}") is not None
+    return name.isidentifier() and importlib.util.find_spec(f"{__name__}.{name}") is not None
