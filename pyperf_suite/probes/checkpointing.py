@@ -35,8 +35,8 @@ REPAYS = Claim("the larger batch that then fits raises throughput overall", BEKM
 CONTEXT_BYTES = 1 << 30
 
 TRAINS = (
-    "Checkpointing {checkpointing} trains at {measured} the rate without ({by_flop} by FLOPs alone) and keeps {kept} of "
-    "{whole} for backward, batch {batch} ({model})"
+    "Checkpointing {checkpointing} trains at {measured} the rate without ({by_flop} by FLOPs alone) and keeps {kept} "
+    "of {whole} for backward, batch {batch} ({model})"
 )
 
 NONE, SELECTIVE, BLOCK, *_ = POLICIES = tuple(map(Checkpointing.parse, ("none", "selective", "every:1", "every:2")))
