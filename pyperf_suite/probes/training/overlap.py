@@ -14,7 +14,7 @@ from pyperf_suite.operators.training.overlap import RUNS, OverlapParameters
 from pyperf_suite.probes.collectives.sizes import readable
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.training.claims import BEKMAN, Claim
-from pyperf_suite.probes.training.launched import ranks_here, require_launched
+from pyperf_suite.ranks.environment import ranks_here, require_launched
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import YES, Flag, Sizes

@@ -13,7 +13,7 @@ from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.operators.training.data_parallel import DataParallelParameters
 from pyperf_suite.probes.probe import Probe
 from pyperf_suite.probes.training.data_parallel.findings import explain
-from pyperf_suite.probes.training.launched import ranks_here, require_launched
+from pyperf_suite.ranks.environment import ranks_here, require_launched
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
