@@ -13,13 +13,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training import host_memory
-from pyperf_suite.operators.training.disk_reads import BLOCK_BYTES
 from pyperf_suite.operators.training.host_memory import ANY_NODE
 from pyperf_suite.operators.training.transfer_parameters import TransferParameters
 from pyperf_suite.runner.case import Case
@@ -71,15 +69,6 @@ class TransferAxes:
     memory: Annotated[tuple[str, ...], OneOf(MEMORY)]
     numa_node: tuple[int, ...] = (ANY_NODE,)
     folder: tuple[str, ...] = (RESULTS,)
-
-    def __post_init__(self) -> None:
-        """Raise UserError for a piece of a file that no disk reads."""
-        for size_bytes in _ladder(self.disk_size):
-            if "disk_direct" in self.way and size_bytes % BLOCK_BYTES:
-                raise UserError(
-                    f"disk_size={size_bytes} was asked for, but O_DIRECT reads whole blocks: take a multiple of "
-                    f"{BLOCK_BYTES}, or leave disk_direct out of way."
-                )
 
 
 def axes(profile: str, device: Device) -> TransferAxes:

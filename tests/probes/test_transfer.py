@@ -205,7 +205,7 @@ def test_axes_are_replaced_by_name():
     [
         ({"way": "pigeon"}, "choose from memcpy"),
         ({"memory": "wet"}, "choose from pinned, pageable"),
-        ({"disk_size": "5000"}, "multiple of 4096"),
+        ({"disk_size": "5000"}, "blocks of 4096 bytes, but 5000 were asked for"),
         ({"size": "0"}, "is not a size"),
         ({"numa_node": "4096"}, "NUMA node 4096"),
         ({"way": "torch"}, "transfer has no case with way=torch"),

@@ -1,24 +1,20 @@
-"""A training step on several ranks: DDP's options beside a step without exchange, and the all_reduces it is made of."""
+"""Which steps are measured: models by exchange, DDP's options, and the all_reduces that the law is read off."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.collective import CollectiveParameters
-from pyperf_suite.operators.training.data_parallel import DataParallelParameters
-from pyperf_suite.probes.probe import Probe
-from pyperf_suite.probes.training.data_parallel.findings import explain
-from pyperf_suite.ranks.environment import ranks_here, require_launched
-from pyperf_suite.ranks.environment import rank_environment
+from pyperf_suite.operators.training.data_parallel import EXCHANGES, DataParallelParameters
+from pyperf_suite.ranks.environment import rank_environment, ranks_here, require_launched
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.axes import NO, YES, Flag, Sizes
-from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes
 
 HEAD_DIM = 64
 # By which torch.distributed's own all_reduce is measured, over the library that the steps use.
@@ -40,7 +36,7 @@ class DataParallelAxes:
     layers: tuple[int, ...]
     seq: tuple[int, ...]
     batch: tuple[int, ...]
-    exchange: tuple[str, ...]
+    exchange: Annotated[tuple[str, ...], OneOf(EXCHANGES)]
     bucket: tuple[Sizes, ...]
     vocab: tuple[int, ...] = (0,)
     accumulate: tuple[int, ...] = (1,)
@@ -50,37 +46,10 @@ class DataParallelAxes:
     all_reduce: tuple[Sizes, ...] = ()
 
 
-class DataParallelProbe(Probe):
-    """DDP against DP, against no overlap and against no exchange, and the law of a step's time."""
-
-    name = "data_parallel"
-    question = "What does exchanging gradients cost a training step here, and what hides it?"
-
-    def axes(self, profile: str, device: Device) -> DataParallelAxes:
-        """Models of a few layers on a CPU; on GPUs layers of 4096, all GPUs, and NCCL without direct copies too."""
-        axes = _cuda_axes(profile) if device.kind == "cuda" else _cpu_axes(profile)
-        return replace(axes, ranks=ranks_here(axes.ranks))
-
-    def sweep(self, axes: DataParallelAxes) -> list[Case]:
-        """Steps, then the all_reduces. Raises UserError for other ranks than a launcher started, and for DP on CPUs."""
-        require_launched(axes.ranks)
-        if "dp" in axes.exchange and "nccl" not in axes.implementation:
-            asked = ", ".join(axes.implementation)
-            raise UserError(
-                f"exchange=dp is one process that drives GPUs, but only {asked} was asked for: leave it out."
-            )
-        cases: dict[str, Case] = {}
-        for case in itertools.chain(_steps(axes), _all_reduces(axes)):
-            cases.setdefault(case.case_id, case)
-        return list(cases.values())
-
-    def findings(self, records: Sequence[Record]) -> Findings:
-        """What the exchange costs, what hides it, the guides' claims, and the law with its held-out error."""
-        return explain(records)
-
-    def group(self, case: Case) -> str:
-        """One table for steps and one for all_reduces, by ranks."""
-        return f"data_parallel {case.operator} {case.implementation} {case.parameters.ranks} ranks"
+def axes(profile: str, device: Device) -> DataParallelAxes:
+    """Models of a few layers on a CPU; on GPUs layers of 4096, all GPUs, and NCCL without direct copies too."""
+    axes = _cuda_axes(profile) if device.kind == "cuda" else _cpu_axes(profile)
+    return replace(axes, ranks=ranks_here(axes.ranks))
 
 
 def _cpu_axes(profile: str) -> DataParallelAxes:
@@ -152,6 +121,31 @@ def _cuda_axes(profile: str) -> DataParallelAxes:
     )
 
 
+def sweep(axes: DataParallelAxes) -> Iterator[Case]:
+    """Steps, then the all_reduces. Raises UserError for other ranks than a launcher started, and for DP on CPUs."""
+    require_launched(axes.ranks)
+    if "dp" in axes.exchange and "nccl" not in axes.implementation:
+        asked = ", ".join(axes.implementation)
+        raise UserError(f"exchange=dp is one process that drives GPUs, but only {asked} was asked for: leave it out.")
+    for implementation, ranks, direct in itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer):
+        for number, model in enumerate(_models(axes)):
+            plain = replace(model, ranks=ranks, peer_to_peer=direct.value)
+            for exchange in axes.exchange:
+                steps = [replace(plain, exchange=exchange)]
+                if exchange == "ddp":
+                    steps = list(_ddp(axes, steps[0], first=number == 0))
+                elif exchange == "dp" and not _has_dp(implementation, plain):
+                    steps = []
+                way = "dp" if exchange == "dp" else implementation
+                yield from (Case("data_parallel", parameters, way) for parameters in steps)
+    yield from _all_reduces(axes)
+
+
+def _has_dp(implementation: str, plain: DataParallelParameters) -> bool:
+    """One process for all GPUs is none of a launcher's, and copies between them are not NCCL's to forbid."""
+    return implementation == "nccl" and plain.peer_to_peer and not rank_environment().launched
+
+
 def _models(axes: DataParallelAxes) -> Iterator[DataParallelParameters]:
     """Each model without an exchange, in the order of the axes."""
     sizes = itertools.product(axes.hidden, axes.layers, axes.seq, axes.batch, axes.vocab, axes.dtype)
@@ -162,47 +156,19 @@ def _models(axes: DataParallelAxes) -> Iterator[DataParallelParameters]:
         )
 
 
-def _steps(axes: DataParallelAxes) -> Iterator[Case]:
-    buckets = list(dict.fromkeys(size for ladder in axes.bucket for size in ladder.ladder()))
-    places = itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer)
-    for implementation, ranks, direct in places:
-        for number, model in enumerate(_models(axes)):
-            plain = replace(model, ranks=ranks, peer_to_peer=direct.value)
-            for exchange in axes.exchange:
-                yield from _exchanges(axes, plain, exchange, implementation, buckets, first=number == 0)
-
-
-def _exchanges(
-    axes: DataParallelAxes,
-    plain: DataParallelParameters,
-    exchange: str,
-    implementation: str,
-    buckets: Sequence[int],
-    first: bool,
-) -> Iterator[Case]:
-    """One model's steps with one exchange; of the first model with DDP's other options as well."""
-    if exchange == "dp":
-        # One process for all GPUs is none of a launcher's, and copies between them are not NCCL's to forbid.
-        if implementation == "nccl" and plain.peer_to_peer and not rank_environment().launched:
-            yield Case("data_parallel", replace(plain, exchange=exchange), "dp")
-        return
-    if exchange != "ddp":
-        yield Case("data_parallel", replace(plain, exchange=exchange), implementation)
-        return
-    usual = [replace(plain, exchange=exchange, bucket_bytes=size) for size in buckets]
-    if not first:
-        yield from (Case("data_parallel", each, implementation) for each in usual)
-        return
-    for each, graph in itertools.product(usual[:1], axes.static_graph):
-        for accumulate in axes.accumulate:
+def _ddp(axes: DataParallelAxes, plain: DataParallelParameters, first: bool) -> Iterator[DataParallelParameters]:
+    """One model's steps with each bucket; of the first model with DDP's other options as well."""
+    buckets = dict.fromkeys(size for ladder in axes.bucket for size in ladder.ladder())
+    usual = [replace(plain, bucket_bytes=size) for size in buckets]
+    if first:
+        for graph, accumulate in itertools.product(axes.static_graph, axes.accumulate):
             # DDP takes no static graph with several micro-batches.
             if accumulate == 1:
-                yield Case("data_parallel", replace(each, static_graph=graph.value), implementation)
+                yield replace(usual[0], static_graph=graph.value)
             elif not graph.value:
-                for no_sync in (True, False):
-                    parameters = replace(each, accumulate=accumulate, no_sync=no_sync)
-                    yield Case("data_parallel", parameters, implementation)
-    yield from (Case("data_parallel", each, implementation) for each in usual[1:])
+                yield replace(usual[0], accumulate=accumulate, no_sync=True)
+                yield replace(usual[0], accumulate=accumulate, no_sync=False)
+    yield from usual[1:] if first else usual
 
 
 def _all_reduces(axes: DataParallelAxes) -> Iterator[Case]:

@@ -1,0 +1,291 @@
+"""What the steps say: the cost of the exchange, each claim of the guides beside its ratio, and the law."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors
+from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.operators.training.data_parallel import BUCKET_BYTES
+from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import Sizes
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, table
+from pyperf_suite.spec.sources import BEKMAN, TRANSFORMERS
+
+LI = "Li et al. 2020, PyTorch Distributed"
+OVERLAP = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)
+BUCKETS = Claim("gradients are exchanged in buckets, so that it can begin before the last is there", LI, low=1.0)
+NO_SYNC = Claim("skipping the exchange of all micro-batches but the last saves time", LI, low=1.0)
+# 200 steps of GPT-2 on 2 x TITAN RTX: DP over NVLink 110 s, DDP over NVLink 101 s, DDP without NVLink 131 s.
+DDP_BEATS_DP = Claim("DDP is typically faster than DP: 101 s against 110 s over NVLink", TRANSFORMERS, low=1.0)
+LINKS_MATTER = Claim("DDP is slower over slow links: 131 s without NVLink, 101 s with it", TRANSFORMERS, low=1.0)
+DP_BEATS_UNLINKED = Claim("DP over NVLink is faster than DDP without it: 110 s against 131 s", TRANSFORMERS, low=1.0)
+
+# What the law is wanted to keep to, as a median over steps that it has not seen.
+WANTED_ERROR = 0.10
+FEWEST_BUCKETS = 3
+# Of fewer steps each that is left out takes too much away from two constants.
+FEWEST_STEPS = 4
+FEWEST_SIZES = 2
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The law in one setting; by case what it predicts, and by how much it misses the step when that is left out."""
+
+    law: DataParallelLaw
+    predicted_s: Mapping[str, float]
+    held_out: Mapping[str, float]
+
+
+def setting_of(row: Row) -> str:
+    """Where steps and all_reduces belong together."""
+    library = "gloo" if row.implementation == "gloo" else "NCCL"
+    direct = "" if row.peer_to_peer else " without direct copies between GPUs"
+    return f"{row.ranks} rank{'' if row.ranks == 1 else 's'} over {library}{direct}, {row.dtype}"
+
+
+def other(step: Row, exchange: str, **changed: Any) -> Row | None:
+    """The step of the same model with another exchange."""
+    library = "nccl" if step.implementation == "dp" else step.implementation
+    return step.like(
+        implementation="dp" if exchange == "dp" else library,
+        exchange=exchange,
+        bucket_bytes=BUCKET_BYTES,
+        accumulate=1,
+        no_sync=True,
+        static_graph=False,
+        **changed,
+    )
+
+
+def fastest(steps: Iterable[Row]) -> Row:
+    """The one of the least time."""
+    return min(steps, key=lambda step: float(step.seconds))
+
+
+def buckets_of(step: Row) -> tuple[float, ...]:
+    """Bytes of the buckets of one exchange, in order; none without exchange."""
+    return tuple(map(float, step.kernel.get("details", {}).get("buckets", ())))
+
+
+def described(step: Row) -> str:
+    """The model in words."""
+    vocab = f", vocabulary {step.vocab}" if step.vocab else ""
+    return f"{step.layers} x {step.hidden}{vocab}, {step.batch} x {step.seq} tokens"
+
+
+def exchanged(step: Row) -> str:
+    """The exchange in words."""
+    if step.exchange != "ddp":
+        return {"after": "after backward", "none": "none", "dp": "DataParallel"}[step.exchange]
+    words = ["DDP", written(step.bucket_bytes)]
+    words += ["static graph"] if step.static_graph else []
+    words += [f"{step.accumulate} micro-batches"] if step.accumulate > 1 else []
+    words += [] if step.no_sync else ["each exchanged"]
+    return ", ".join(words)
+
+
+def written(size_bytes: int) -> str:
+    """A size as the axes have it."""
+    return str(Sizes(size_bytes, size_bytes))
+
+
+def analyse(rows: Rows) -> Findings:
+    """What the exchange costs, what hides it, the guides' claims, and the law with its held-out error."""
+    last_rank_s = _last_rank_s(rows.records)
+    found: list[Any] = []
+    for setting, members in grouped(rows.where(operator="data_parallel"), setting_of).items():
+        steps = Rows(members)
+        # DDP's steps with nothing but their buckets chosen, model by model.
+        ddp = steps.where(exchange="ddp", accumulate=1, static_graph=False).groups("bucket_bytes")
+        all_reduces = [row for row in rows.where(operator="collective") if setting_of(row) == setting]
+        fitted = _fitted(steps, all_reduces, last_rank_s)
+        found += [_costs(setting, steps, ddp), _verdicts(setting, steps, ddp), _law(setting, fitted)]
+        found += [_table(setting, steps, fitted), _figure(setting, ddp, fitted)]
+    correct = "In all {trials} trials the gradients are those of a single process, the same bits on ranks that exchange"
+    trials = [each for each in rows.records if each.outcome == "ok" and each.case.get("operator") == "data_parallel"]
+    return findings(found, remark(correct, trials=len(trials)) if found else None)
+
+
+def _last_rank_s(records: Sequence[Record]) -> dict[str, float]:
+    """By case, an iteration's time on the rank that is last in it, for ranks that exchange wait for each other.
+
+    The median over iterations of the largest of the ranks' times; of many ranks, the largest of their medians.
+    """
+    seconds: dict[str, list[float]] = {}
+    for record in records:
+        samples = record.sampling.get("rank_samples_s")
+        medians = [median for median in record.sampling.get("rank_median_s", ()) if median is not None]
+        if record.outcome == "ok" and (samples or medians):
+            last = statistics.median(map(max, zip(*samples, strict=True))) if samples else max(medians)
+            seconds.setdefault(record.case_id, []).append(last)
+    return {case_id: statistics.median(each) for case_id, each in seconds.items()}
+
+
+def _fitted(steps: Rows, all_reduces: Sequence[Row], last_rank_s: Mapping[str, float]) -> Fitted | None:
+    """None where too few steps or all_reduces were measured."""
+    pairs = [(step, none) for step in steps if step.exchange in ("ddp", "after") and (none := other(step, "none"))]
+    if len(pairs) < FEWEST_STEPS or len(all_reduces) < FEWEST_SIZES:
+        return None
+    curve = PiecewiseAlphaBeta.fit([row.message_bytes for row in all_reduces], [row.seconds for row in all_reduces])
+
+    def all_reduce_s(size_bytes: float) -> float:
+        return float(curve.seconds(size_bytes))
+
+    exchanges = [
+        Exchange(
+            # The step computes until the last rank has.
+            compute_s=step.accumulate * last_rank_s.get(none.case.case_id, none.seconds),
+            buckets_bytes=buckets_of(step),
+            overlapped=step.exchange == "ddp",
+            micro_batches=step.accumulate,
+            every_micro_batch=not step.no_sync,
+        )
+        for step, none in pairs
+    ]
+    measured_s, cases = [step.seconds for step, _ in pairs], [step.case.case_id for step, _ in pairs]
+    law = fit(all_reduce_s, exchanges, measured_s)
+    errors = held_out_errors(all_reduce_s, exchanges, measured_s, cases).tolist()
+    predicted_s = dict(zip(cases, map(law.seconds, exchanges), strict=True))
+    return Fitted(law, predicted_s, dict(zip(cases, errors, strict=True)))
+
+
+def _costs(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Remark]:
+    """What the exchange adds to each model's step, with the best of its buckets; what a static graph saves."""
+    for best in map(fastest, ddp):
+        none = other(best, "none")
+        if none is not None and (longer := none.faster_than(best)) is not None:
+            told = "{model} on {setting}: DDP with buckets of {bucket} takes {longer} the step without exchange"
+            bucket = Quantity(best.bucket_bytes, "size")
+            yield remark(told, effect="longer", model=described(best), setting=setting, bucket=bucket, longer=longer)
+    for row in steps.where(static_graph=True):
+        if (faster := row.against(static_graph=False)) is not None:
+            told = "With {setting}, a static graph is {faster} as fast as DDP's usual one"
+            yield remark(told, effect="faster", setting=setting, faster=faster)
+
+
+def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Verdict]:
+    """Each claim on the mean over (slow, fast) steps, where a process measured them all."""
+    best = [fastest(group) for group in ddp]
+    unlinked = steps.where(exchange="ddp", peer_to_peer=False)
+    tried: tuple[tuple[Claim, str, list[tuple[Row | None, Row | None]]], ...] = (
+        (
+            OVERLAP,
+            "With {setting}, exchanging while backward goes on is {measured} as fast as after it (models: {models})",
+            [(other(step, "after"), step) for step in best],
+        ),
+        (
+            BUCKETS,
+            "With {setting}, the best of several buckets are {measured} as fast as a single one (models: {models})",
+            [_single_and_several(group) for group in ddp],
+        ),
+        (
+            DDP_BEATS_DP,
+            "With {setting}, DDP is {measured} as fast as DP (models: {models})",
+            [(other(step, "dp"), step) for step in best],
+        ),
+        (
+            LINKS_MATTER,
+            "DDP on {setting} takes {measured} the time with them",
+            [(step, step.like(peer_to_peer=True)) for step in unlinked],
+        ),
+        (
+            DP_BEATS_UNLINKED,
+            "DP with direct copies is {measured} as fast as DDP on {setting} (models: {models})",
+            [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.peer_to_peer],
+        ),
+    )
+    for claim, told, compared in tried:
+        pairs = [(slow.reading, fast.reading) for slow, fast in compared if slow and fast]
+        ratio = mean_speedup(pairs)
+        if ratio is not None:
+            yield claim.judge(told, ratio, setting=setting, models=len(pairs))
+
+
+def _single_and_several(steps: Rows) -> tuple[Row | None, Row | None]:
+    """With room for all, any size makes the same bucket: the smallest that does. And the best of several buckets."""
+    single = [step for step in steps if len(buckets_of(step)) == 1]
+    several = [step for step in steps if len(buckets_of(step)) > 1]
+    smallest = min(single, key=lambda step: int(step.bucket_bytes), default=None)
+    return smallest, fastest(several) if several else None
+
+
+def _law(setting: str, fitted: Fitted | None) -> Remark | None:
+    if fitted is None:
+        return None
+    errors = fitted.held_out.values()
+    return remark(
+        "Law on {setting}: {hidden} of what is exchanged during backward is hidden, an all_reduce takes {slowdown} as "
+        "long in a step as alone; steps held out are missed by {error} (median of {steps}, wanted {wanted}) and "
+        "at worst by {worst}",
+        kind="law",
+        setting=setting,
+        hidden=Quantity(fitted.law.hidden, "%"),
+        slowdown=Quantity(fitted.law.slowdown, "x"),
+        error=Quantity(statistics.median(errors), "%"),
+        steps=len(errors),
+        worst=Quantity(max(errors), "%"),
+        wanted=Quantity(WANTED_ERROR, "%"),
+    )
+
+
+def _table(setting: str, steps: Rows, fitted: Fitted | None) -> Table:
+    columns = (
+        Column("model", described),
+        Column("exchange", exchanged, priority=2),
+        Column("step", lambda step: step.reading.time, "ms", priority=2),
+        Column("over no exchange", _over_none, "x"),
+        Column("buckets", lambda step: len(buckets_of(step)) or None),
+        Column("sent by a rank", lambda step: step.kernel.get("details", {}).get("wire_bytes") or None, "MB"),
+        Column("law", lambda step: fitted and fitted.predicted_s.get(step.case.case_id), "ms", 0, predicted=True),
+        Column("law off where left out", lambda step: fitted and fitted.held_out.get(step.case.case_id), "%", 0),
+    )
+    return table(f"Data-parallel steps on {setting}", columns, sorted(steps, key=_order))
+
+
+def _over_none(step: Row) -> Ratio | None:
+    """Its time over that without exchange."""
+    none = other(step, "none")
+    return None if none is None or step.exchange == "none" else none.faster_than(step)
+
+
+def _order(step: Row) -> tuple[object, ...]:
+    """Models together, without exchange first, then by bucket and micro-batches."""
+    size = (step.hidden, step.layers, step.seq, step.batch, step.vocab)
+    exchange = ("none", "ddp", "after", "dp").index(step.exchange)
+    return (*size, exchange, step.accumulate, step.static_graph, step.no_sync, step.bucket_bytes)
+
+
+def _figure(setting: str, ddp: Sequence[Rows], fitted: Fitted | None) -> Figure | None:
+    panels = tuple(_panel(steps, fitted) for steps in ddp if len(steps) >= FEWEST_BUCKETS)
+    if not panels:
+        return None
+    of = ddp[0][0]
+    library = "gloo" if of.implementation == "gloo" else "NCCL"
+    return Figure(
+        name=f"data_parallel_{library}_{of.ranks}_ranks_{of.dtype}{'' if of.peer_to_peer else '_no_p2p'}",
+        title=f"A data-parallel step over the size of gradient buckets: {setting}",
+        caption="Points: measured, bars span the processes. Line: compute + exposed communication. Dashed: without "
+        f"exchange. torch's own buckets are {written(BUCKET_BYTES)}.",
+        rows=(panels,),
+    )
+
+
+def _panel(steps: Rows, fitted: Fitted | None) -> Panel:
+    ordered = sorted(steps, key=lambda step: int(step.bucket_bytes))
+    sizes, none = [step.bucket_bytes for step in ordered], other(ordered[0], "none")
+    low, high = [step.low for step in ordered], [step.high for step in ordered]
+    series = [Series("DDP", sizes, [step.seconds for step in ordered], "points", low, high)]
+    if fitted and none:
+        series.append(Series("law", sizes, [fitted.predicted_s[step.case.case_id] for step in ordered], "line"))
+    if none:
+        series.append(Series("no exchange", [sizes[0], sizes[-1]], [none.seconds] * 2, "beside"))
+    ticks = tuple((float(size), written(size)) for size in sizes)
+    return Panel(described(ordered[0]), "bucket", "step", tuple(series), x_ticks=ticks, x_unit="size", y_unit="ms")
