@@ -13,7 +13,7 @@ from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.overlap import RUNS, OverlapParameters
 from pyperf_suite.ranks.environment import ranks_here, require_launched
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import YES, Flag, Sizes
+from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, written
 from pyperf_suite.spec.findings import Claim, Findings, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
@@ -61,11 +61,9 @@ def axes(profile: str, device: Device) -> OverlapAxes:
 def sweep(axes: OverlapAxes) -> Iterator[Case]:
     """Every product with every message in every run. Raises UserError for other ranks than a launcher started."""
     require_launched(axes.ranks)
-    messages = sorted({size for ladder in axes.message for size in ladder.ladder()})
-    settings = itertools.product(
-        axes.implementation, axes.ranks, axes.peer_to_peer, axes.dtype, axes.size, messages, axes.run
-    )
-    for implementation, ranks, direct, dtype, size, message, run in settings:
+    places = itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer, axes.dtype)
+    settings = itertools.product(places, axes.size, every_size(axes.message), axes.run)
+    for (implementation, ranks, direct, dtype), size, message, run in settings:
         yield Case("overlap", OverlapParameters(size, message, ranks, run, dtype, direct.value), implementation)
 
 
@@ -73,7 +71,7 @@ def what(row: Row) -> str:
     """The product, the message, and where they ran."""
     direct = "" if row.peer_to_peer else " without direct copies"
     place = f"{row.ranks} rank{'' if row.ranks == 1 else 's'}, {row.implementation}{direct}"
-    return f"{row.size}³ {row.dtype} beside an all_reduce of {Sizes(row.bytes, row.bytes)} ({place})"
+    return f"{row.size}³ {row.dtype} beside an all_reduce of {written(row.bytes)} ({place})"
 
 
 def seconds(run: str) -> Callable[[Row], float | None]:

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from pyperf_suite.operators.training import host_memory
 from pyperf_suite.operators.training.host_memory import ANY_NODE
 from pyperf_suite.operators.training.transfer_parameters import TransferParameters
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import OneOf, Sizes
+from pyperf_suite.spec.axes import OneOf, Sizes, every_size, written
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
@@ -72,30 +72,22 @@ class TransferAxes:
 
 
 def axes(profile: str, device: Device) -> TransferAxes:
-    """From below the level-1 cache to beyond all caches; on a GPU both directions over its bus as well."""
-    return _cuda_axes(profile) if device.kind == "cuda" else _cpu_axes(profile)
-
-
-def _cpu_axes(profile: str) -> TransferAxes:
-    cores = cpu.detect().usable_cores
-    quick = TransferAxes(
-        way=("memcpy", *ON_DISK),
-        size=(Sizes(64 * KIB, 64 * KIB), Sizes(16 * MIB, 16 * MIB)),
-        torch_size=(),
-        disk_size=(Sizes(1 * MIB, 1 * MIB),),
-        workers=(),
-        memory=(),
-    )
+    """From below the level-1 cache to beyond all caches; on a GPU both directions over its bus, and first."""
+    bus = OVER_BUS if device.kind == "cuda" else ()
+    memory = MEMORY if bus else ()
     if profile == "quick":
-        return quick
+        # What is measured in host memory does not change with the GPU.
+        ways, sizes = (bus, "64MiB") if bus else (("memcpy", *ON_DISK), "64KiB..16MiB:256")
+        return TransferAxes(ways, (Sizes.parse(sizes),), (), (Sizes.parse("1MiB"),), (), memory)
+    cores = cpu.detect().usable_cores
     several = tuple(node for node in host_memory.nodes() if len(host_memory.nodes()) > 1)
-    standard = replace(
-        quick,
-        way=(*IN_HOST, *ON_DISK),
+    standard = TransferAxes(
+        way=(*bus, *IN_HOST, *ON_DISK),
         size=(Sizes(2 * KIB, 64 * MIB, 8),),
         torch_size=(Sizes(16 * MIB, 16 * MIB),),
         disk_size=(Sizes(4 * KIB, 16 * MIB, 64),),
         workers=tuple(sorted({1, cores})),
+        memory=memory,
         numa_node=several or (ANY_NODE,),
     )
     if profile == "standard":
@@ -109,15 +101,6 @@ def _cpu_axes(profile: str) -> TransferAxes:
     )
 
 
-def _cuda_axes(profile: str) -> TransferAxes:
-    """The bus first: what is measured in host memory does not change with the GPU."""
-    quick = replace(_cpu_axes("quick"), way=OVER_BUS, size=(Sizes(64 * MIB, 64 * MIB),), memory=MEMORY)
-    if profile == "quick":
-        return quick
-    host = _cpu_axes(profile)
-    return replace(host, way=(*OVER_BUS, *host.way), memory=MEMORY)
-
-
 def sweep(axes: TransferAxes) -> Iterator[Case]:
     """Every way at its sizes, in each kind of memory that it has."""
     for way in axes.way:
@@ -127,19 +110,15 @@ def sweep(axes: TransferAxes) -> Iterator[Case]:
 
 def _parameters(way: str, axes: TransferAxes) -> Iterator[TransferParameters]:
     if way == "torch":
-        for size_bytes, workers in itertools.product(_ladder(axes.torch_size), axes.workers):
+        for size_bytes, workers in itertools.product(every_size(axes.torch_size), axes.workers):
             yield TransferParameters(size_bytes, workers)
     elif way in ON_DISK:
-        for size_bytes, folder in itertools.product(_ladder(axes.disk_size), axes.folder):
+        for size_bytes, folder in itertools.product(every_size(axes.disk_size), axes.folder):
             yield TransferParameters(size_bytes, folder="" if folder == RESULTS else folder)
     else:
         memory = axes.memory if way in OVER_BUS else ("pageable",)
-        for size_bytes, kind, node in itertools.product(_ladder(axes.size), memory, axes.numa_node):
+        for size_bytes, kind, node in itertools.product(every_size(axes.size), memory, axes.numa_node):
             yield TransferParameters(size_bytes, pinned=kind == "pinned", numa_node=node)
-
-
-def _ladder(sizes: Sequence[Any]) -> list[int]:
-    return sorted({size_bytes for each in sizes for size_bytes in each.ladder()})
 
 
 @dataclass(frozen=True)
@@ -315,7 +294,7 @@ def _figure(curves: Sequence[Curve]) -> Figure | None:
     sizes = sorted({row.size_bytes for curve in curves if curve.law for row in curve.rows})
     if not sizes:
         return None
-    ticks = tuple((float(size), str(Sizes(size, size))) for size in sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
+    ticks = tuple((float(size), written(size)) for size in sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
     panel = Panel("Transfers", "size", "rate", tuple(series), x_ticks=ticks, x_unit="size", y_unit="GB/s")
     caption = "Points: measured, bars span the processes; line: latency + bytes / bandwidth. The payload counts once."
     return Figure("transfer", "Rate of transfers by size", caption, ((panel,),))

@@ -165,8 +165,8 @@ class Sizes:
 
     def __str__(self) -> str:
         if self.smallest == self.largest:
-            return _written(self.smallest)
-        return f"{_written(self.smallest)}..{_written(self.largest)}:{self.factor}"
+            return written(self.smallest)
+        return f"{written(self.smallest)}..{written(self.largest)}:{self.factor}"
 
     @classmethod
     def parse(cls, text: str) -> Sizes:
@@ -184,8 +184,13 @@ class Sizes:
         return sizes
 
 
-def _written(size_bytes: int) -> str:
-    """The shortest exact spelling."""
+def every_size(ladders: Iterable[Sizes]) -> list[int]:
+    """The sizes of all ladders in bytes, each once, ascending."""
+    return sorted({size_bytes for each in ladders for size_bytes in each.ladder()})
+
+
+def written(size_bytes: int) -> str:
+    """The shortest exact spelling of a size as axes take it: `64KiB`."""
     for unit in ("GiB", "MiB", "KiB"):
         if size_bytes % BYTES[unit.upper()] == 0:
             return f"{size_bytes // BYTES[unit.upper()]}{unit}"

@@ -11,16 +11,16 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange
-from pyperf_suite.probes.data_parallel import PROBE
-from pyperf_suite.probes.data_parallel.findings import (
+from pyperf_suite.probes.data_parallel import (
     BUCKETS,
     DDP_BEATS_DP,
     DP_BEATS_UNLINKED,
     LINKS_MATTER,
     NO_SYNC,
     OVERLAP,
+    PROBE,
+    DataParallelAxes,
 )
-from pyperf_suite.probes.data_parallel.sweeps import DataParallelAxes
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record

@@ -1,22 +1,34 @@
-"""What the steps say: the cost of the exchange, each claim of the guides beside its ratio, and the law."""
+"""A training step on several ranks: DDP's options beside a step without exchange, and the all_reduces it is made of."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.cuda_driver import gpus
+from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.operators.training.data_parallel import BUCKET_BYTES
+from pyperf_suite.operators.collective import CollectiveParameters
+from pyperf_suite.operators.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
+from pyperf_suite.ranks.environment import rank_environment, ranks_here, require_launched
+from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.axes import Sizes
+from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes, every_size, written
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
+from pyperf_suite.spec.probe import Probe, RowClaim
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, table
 from pyperf_suite.spec.sources import BEKMAN, TRANSFORMERS
+
+HEAD_DIM = 64
+# By which torch.distributed's own all_reduce is measured, over the library that the steps use.
+COLLECTIVE_OVER = {"gloo": "gloo", "nccl": "c10d_nccl"}
 
 LI = "Li et al. 2020, PyTorch Distributed"
 OVERLAP = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)
@@ -33,6 +45,145 @@ FEWEST_BUCKETS = 3
 # Of fewer steps each that is left out takes too much away from two constants.
 FEWEST_STEPS = 4
 FEWEST_SIZES = 2
+
+TOLD = {
+    OVERLAP: "With {setting}, exchanging while backward goes on is {measured} as fast as after it (models: {models})",
+    BUCKETS: "With {setting}, the best of several buckets are {measured} as fast as a single one (models: {models})",
+    DDP_BEATS_DP: "With {setting}, DDP is {measured} as fast as DP (models: {models})",
+    LINKS_MATTER: "DDP with {setting} takes {measured} the time with them",
+    DP_BEATS_UNLINKED: "DP with direct copies is {measured} as fast as DDP with {setting} (models: {models})",
+}
+
+
+@dataclass(frozen=True)
+class DataParallelAxes:
+    """What the probe varies.
+
+    Every model (hidden, layers, seq, batch, vocab; 0 is a stack of blocks without logits) makes its step in every
+    `exchange`: ddp with each `bucket`, after, none, dp. The first model also takes `accumulate` micro-batches, with and
+    without no_sync, and a `static_graph`, with the first bucket. `all_reduce` are the sizes that the law is read off.
+    """
+
+    implementation: tuple[str, ...]
+    ranks: tuple[int, ...]
+    hidden: tuple[int, ...]
+    layers: tuple[int, ...]
+    seq: tuple[int, ...]
+    batch: tuple[int, ...]
+    exchange: Annotated[tuple[str, ...], OneOf(EXCHANGES)]
+    bucket: tuple[Sizes, ...]
+    vocab: tuple[int, ...] = (0,)
+    accumulate: tuple[int, ...] = (1,)
+    static_graph: tuple[Flag, ...] = (NO,)
+    peer_to_peer: tuple[Flag, ...] = (YES,)
+    dtype: tuple[str, ...] = ("float32",)
+    all_reduce: tuple[Sizes, ...] = ()
+
+
+def axes(profile: str, device: Device) -> DataParallelAxes:
+    """Models of a few layers on a CPU; on GPUs layers of 4096, all GPUs, and NCCL without direct copies too.
+
+    Steps on a CPU compute about as long as they exchange over gloo: 3.2 MB of gradients a layer, 64 tokens a rank. On
+    GPUs a layer has 403 MB of gradients, sizes at which buckets and links matter.
+    """
+    gpu = device.kind == "cuda"
+    quick = DataParallelAxes(
+        implementation=("nccl" if gpu else "gloo",),
+        ranks=ranks_here((len(gpus()) if gpu else 2,)),
+        hidden=(4096 if gpu else 256,),
+        layers=(4,),
+        seq=(2048 if gpu else 64,),
+        batch=(1,),
+        exchange=("none", "ddp"),
+        bucket=_sizes("25MiB" if gpu else "4MiB"),
+        dtype=("bfloat16" if gpu else "float32",),
+    )
+    if profile == "quick":
+        return quick
+    standard = replace(
+        quick,
+        exchange=("none", "ddp", "after", *(("dp",) if gpu else ())),
+        bucket=_sizes("25MiB", "100MiB", "4GiB") if gpu else _sizes("4MiB", "1MiB", "25MiB"),
+        accumulate=(1, 2),
+        peer_to_peer=(YES, NO) if gpu else (YES,),
+        all_reduce=_sizes("1MiB..1GiB:4" if gpu else "64KiB..16MiB:16"),
+    )
+    if profile == "standard":
+        return standard
+    buckets = ("25MiB", "50MiB", "100MiB", "400MiB", "4GiB") if gpu else ("4MiB", "1MiB", "2MiB", "8MiB", "25MiB")
+    return replace(
+        standard,
+        ranks=standard.ranks if gpu else ranks_here((2, 4)),
+        layers=(4, 2, 8),
+        bucket=_sizes(*buckets),
+        accumulate=(1, 2, 4),
+        static_graph=(NO, YES),
+        all_reduce=_sizes("1MiB..1GiB:2" if gpu else "64KiB..32MiB:2"),
+    )
+
+
+def _sizes(*texts: str) -> tuple[Sizes, ...]:
+    return tuple(map(Sizes.parse, texts))
+
+
+def sweep(axes: DataParallelAxes) -> Iterator[Case]:
+    """Steps, then the all_reduces. Raises UserError for other ranks than a launcher started, and for DP on CPUs."""
+    require_launched(axes.ranks)
+    if "dp" in axes.exchange and "nccl" not in axes.implementation:
+        asked = ", ".join(axes.implementation)
+        raise UserError(f"exchange=dp is one process that drives GPUs, but only {asked} was asked for: leave it out.")
+    for implementation, ranks, direct in itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer):
+        for number, model in enumerate(_models(axes)):
+            plain = replace(model, ranks=ranks, peer_to_peer=direct.value)
+            for exchange in axes.exchange:
+                steps = [replace(plain, exchange=exchange)]
+                if exchange == "ddp":
+                    steps = list(_ddp(axes, steps[0], first=number == 0))
+                elif exchange == "dp" and not _has_dp(implementation, plain):
+                    steps = []
+                way = "dp" if exchange == "dp" else implementation
+                yield from (Case("data_parallel", parameters, way) for parameters in steps)
+    yield from _all_reduces(axes)
+
+
+def _has_dp(implementation: str, plain: DataParallelParameters) -> bool:
+    """One process for all GPUs is none of a launcher's, and copies between them are not NCCL's to forbid."""
+    return implementation == "nccl" and plain.peer_to_peer and not rank_environment().launched
+
+
+def _models(axes: DataParallelAxes) -> Iterator[DataParallelParameters]:
+    """Each model without an exchange, in the order of the axes."""
+    sizes = itertools.product(axes.hidden, axes.layers, axes.seq, axes.batch, axes.vocab, axes.dtype)
+    for hidden, layers, seq, batch, vocab, dtype in sizes:
+        heads = hidden // HEAD_DIM if hidden % HEAD_DIM == 0 else 1
+        yield DataParallelParameters(
+            hidden=hidden, heads=heads, layers=layers, seq=seq, batch=batch, vocab=vocab, dtype=dtype, exchange="none"
+        )
+
+
+def _ddp(axes: DataParallelAxes, plain: DataParallelParameters, first: bool) -> Iterator[DataParallelParameters]:
+    """One model's steps with each bucket; of the first model with DDP's other options as well."""
+    buckets = dict.fromkeys(size for ladder in axes.bucket for size in ladder.ladder())
+    usual = [replace(plain, bucket_bytes=size) for size in buckets]
+    if first:
+        for graph, accumulate in itertools.product(axes.static_graph, axes.accumulate):
+            # DDP takes no static graph with several micro-batches.
+            if accumulate == 1:
+                yield replace(usual[0], static_graph=graph.value)
+            elif not graph.value:
+                yield replace(usual[0], accumulate=accumulate, no_sync=True)
+                yield replace(usual[0], accumulate=accumulate, no_sync=False)
+    yield from usual[1:] if first else usual
+
+
+def _all_reduces(axes: DataParallelAxes) -> Iterator[Case]:
+    sizes = every_size(axes.all_reduce)
+    places = itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer, axes.dtype, sizes)
+    for implementation, ranks, direct, dtype, size in places:
+        parameters = CollectiveParameters(
+            "all_reduce", size, ranks, dtype=dtype, in_place=True, peer_to_peer=direct.value
+        )
+        yield Case("collective", parameters, COLLECTIVE_OVER.get(implementation, implementation))
 
 
 @dataclass(frozen=True)
@@ -70,6 +221,12 @@ def fastest(steps: Iterable[Row]) -> Row:
     return min(steps, key=lambda step: float(step.seconds))
 
 
+def over_none(step: Row) -> Ratio | None:
+    """Its time over that without exchange."""
+    none = other(step, "none")
+    return None if none is None or step.exchange == "none" else none.faster_than(step)
+
+
 def buckets_of(step: Row) -> tuple[float, ...]:
     """Bytes of the buckets of one exchange, in order; none without exchange."""
     return tuple(map(float, step.kernel.get("details", {}).get("buckets", ())))
@@ -90,11 +247,6 @@ def exchanged(step: Row) -> str:
     words += [f"{step.accumulate} micro-batches"] if step.accumulate > 1 else []
     words += [] if step.no_sync else ["each exchanged"]
     return ", ".join(words)
-
-
-def written(size_bytes: int) -> str:
-    """A size as the axes have it."""
-    return str(Sizes(size_bytes, size_bytes))
 
 
 def analyse(rows: Rows) -> Findings:
@@ -160,8 +312,7 @@ def _fitted(steps: Rows, all_reduces: Sequence[Row], last_rank_s: Mapping[str, f
 def _costs(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Remark]:
     """What the exchange adds to each model's step, with the best of its buckets; what a static graph saves."""
     for best in map(fastest, ddp):
-        none = other(best, "none")
-        if none is not None and (longer := none.faster_than(best)) is not None:
+        if (longer := over_none(best)) is not None:
             told = "{model} on {setting}: DDP with buckets of {bucket} takes {longer} the step without exchange"
             bucket = Quantity(best.bucket_bytes, "size")
             yield remark(told, effect="longer", model=described(best), setting=setting, bucket=bucket, longer=longer)
@@ -175,38 +326,18 @@ def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Verdic
     """Each claim on the mean over (slow, fast) steps, where a process measured them all."""
     best = [fastest(group) for group in ddp]
     unlinked = steps.where(exchange="ddp", peer_to_peer=False)
-    tried: tuple[tuple[Claim, str, list[tuple[Row | None, Row | None]]], ...] = (
-        (
-            OVERLAP,
-            "With {setting}, exchanging while backward goes on is {measured} as fast as after it (models: {models})",
-            [(other(step, "after"), step) for step in best],
-        ),
-        (
-            BUCKETS,
-            "With {setting}, the best of several buckets are {measured} as fast as a single one (models: {models})",
-            [_single_and_several(group) for group in ddp],
-        ),
-        (
-            DDP_BEATS_DP,
-            "With {setting}, DDP is {measured} as fast as DP (models: {models})",
-            [(other(step, "dp"), step) for step in best],
-        ),
-        (
-            LINKS_MATTER,
-            "DDP on {setting} takes {measured} the time with them",
-            [(step, step.like(peer_to_peer=True)) for step in unlinked],
-        ),
-        (
-            DP_BEATS_UNLINKED,
-            "DP with direct copies is {measured} as fast as DDP on {setting} (models: {models})",
-            [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.peer_to_peer],
-        ),
-    )
-    for claim, told, compared in tried:
-        pairs = [(slow.reading, fast.reading) for slow, fast in compared if slow and fast]
+    compared: dict[Claim, list[tuple[Row | None, Row | None]]] = {
+        OVERLAP: [(other(step, "after"), step) for step in best],
+        BUCKETS: [_single_and_several(group) for group in ddp],
+        DDP_BEATS_DP: [(other(step, "dp"), step) for step in best],
+        LINKS_MATTER: [(step, step.like(peer_to_peer=True)) for step in unlinked],
+        DP_BEATS_UNLINKED: [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.peer_to_peer],
+    }
+    for claim, found in compared.items():
+        pairs = [(slow.reading, fast.reading) for slow, fast in found if slow and fast]
         ratio = mean_speedup(pairs)
         if ratio is not None:
-            yield claim.judge(told, ratio, setting=setting, models=len(pairs))
+            yield claim.judge(TOLD[claim], ratio, setting=setting, models=len(pairs))
 
 
 def _single_and_several(steps: Rows) -> tuple[Row | None, Row | None]:
@@ -241,19 +372,13 @@ def _table(setting: str, steps: Rows, fitted: Fitted | None) -> Table:
         Column("model", described),
         Column("exchange", exchanged, priority=2),
         Column("step", lambda step: step.reading.time, "ms", priority=2),
-        Column("over no exchange", _over_none, "x"),
+        Column("over no exchange", over_none, "x"),
         Column("buckets", lambda step: len(buckets_of(step)) or None),
         Column("sent by a rank", lambda step: step.kernel.get("details", {}).get("wire_bytes") or None, "MB"),
         Column("law", lambda step: fitted and fitted.predicted_s.get(step.case.case_id), "ms", 0, predicted=True),
         Column("law off where left out", lambda step: fitted and fitted.held_out.get(step.case.case_id), "%", 0),
     )
     return table(f"Data-parallel steps on {setting}", columns, sorted(steps, key=_order))
-
-
-def _over_none(step: Row) -> Ratio | None:
-    """Its time over that without exchange."""
-    none = other(step, "none")
-    return None if none is None or step.exchange == "none" else none.faster_than(step)
 
 
 def _order(step: Row) -> tuple[object, ...]:
@@ -289,3 +414,24 @@ def _panel(steps: Rows, fitted: Fitted | None) -> Panel:
         series.append(Series("no exchange", [sizes[0], sizes[-1]], [none.seconds] * 2, "beside"))
     ticks = tuple((float(size), written(size)) for size in sizes)
     return Panel(described(ordered[0]), "bucket", "step", tuple(series), x_ticks=ticks, x_unit="size", y_unit="ms")
+
+
+PROBE = Probe(
+    name="data_parallel",
+    question="What does exchanging gradients cost a training step here, and what hides it?",
+    topic="network",
+    title="Training: data parallel",
+    axes=axes,
+    sweep=sweep,
+    claims=(
+        RowClaim(
+            NO_SYNC,
+            "With {setting}, no_sync over {accumulate} micro-batches is {measured} as fast as exchanging in each",
+            ratio=lambda row: row.against(no_sync=False),
+            where=lambda row: row.operator == "data_parallel" and row.accumulate > 1 and row.no_sync,
+            values={"setting": setting_of},
+        ),
+    ),
+    analyse=analyse,
+    group=lambda case: f"data_parallel {case.operator} {case.implementation} {case.parameters.ranks} ranks",
+)
