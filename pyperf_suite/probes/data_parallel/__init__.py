@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors
-from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.operators.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
+from pyperf_suite.probes.data_parallel.steps import (
+    Fitted,
+    buckets_of,
+    described,
+    exchanged,
+    fastest,
+    fitted_to,
+    last_rank_s,
+    other,
+    over_none,
+    setting_of,
+)
 from pyperf_suite.ranks.environment import rank_environment, ranks_here, require_launched
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes, every_size, written
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim
@@ -42,9 +50,6 @@ DP_BEATS_UNLINKED = Claim("DP over NVLink is faster than DDP without it: 110 s a
 # What the law is wanted to keep to, as a median over steps that it has not seen.
 WANTED_ERROR = 0.10
 FEWEST_BUCKETS = 3
-# Of fewer steps each that is left out takes too much away from two constants.
-FEWEST_STEPS = 4
-FEWEST_SIZES = 2
 
 TOLD = {
     OVERLAP: "With {setting}, exchanging while backward goes on is {measured} as fast as after it (models: {models})",
@@ -132,23 +137,19 @@ def sweep(axes: DataParallelAxes) -> Iterator[Case]:
     if "dp" in axes.exchange and "nccl" not in axes.implementation:
         asked = ", ".join(axes.implementation)
         raise UserError(f"exchange=dp is one process that drives GPUs, but only {asked} was asked for: leave it out.")
-    for implementation, ranks, direct in itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer):
-        for number, model in enumerate(_models(axes)):
-            plain = replace(model, ranks=ranks, peer_to_peer=direct.value)
-            for exchange in axes.exchange:
-                steps = [replace(plain, exchange=exchange)]
-                if exchange == "ddp":
-                    steps = list(_ddp(axes, steps[0], first=number == 0))
-                elif exchange == "dp" and not _has_dp(implementation, plain):
-                    steps = []
-                way = "dp" if exchange == "dp" else implementation
-                yield from (Case("data_parallel", parameters, way) for parameters in steps)
-    yield from _all_reduces(axes)
-
-
-def _has_dp(implementation: str, plain: DataParallelParameters) -> bool:
-    """One process for all GPUs is none of a launcher's, and copies between them are not NCCL's to forbid."""
-    return implementation == "nccl" and plain.peer_to_peer and not rank_environment().launched
+    places = list(itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer))
+    models = list(_models(axes))
+    for (implementation, ranks, direct), model, exchange in itertools.product(places, models, axes.exchange):
+        # One process for all GPUs is none of a launcher's, and copies between them are not NCCL's to forbid.
+        if exchange == "dp" and (implementation != "nccl" or not direct.value or rank_environment().launched):
+            continue
+        plain = replace(model, ranks=ranks, peer_to_peer=direct.value, exchange=exchange)
+        steps = _ddp(axes, plain, first=model is models[0]) if exchange == "ddp" else [plain]
+        yield from (Case("data_parallel", step, "dp" if exchange == "dp" else implementation) for step in steps)
+    settings = itertools.product(places, axes.dtype, every_size(axes.all_reduce))
+    for (implementation, ranks, direct), dtype, size in settings:
+        message = CollectiveParameters("all_reduce", size, ranks, dtype=dtype, in_place=True, peer_to_peer=direct.value)
+        yield Case("collective", message, COLLECTIVE_OVER.get(implementation, implementation))
 
 
 def _models(axes: DataParallelAxes) -> Iterator[DataParallelParameters]:
@@ -176,137 +177,21 @@ def _ddp(axes: DataParallelAxes, plain: DataParallelParameters, first: bool) -> 
     yield from usual[1:] if first else usual
 
 
-def _all_reduces(axes: DataParallelAxes) -> Iterator[Case]:
-    sizes = every_size(axes.all_reduce)
-    places = itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer, axes.dtype, sizes)
-    for implementation, ranks, direct, dtype, size in places:
-        parameters = CollectiveParameters(
-            "all_reduce", size, ranks, dtype=dtype, in_place=True, peer_to_peer=direct.value
-        )
-        yield Case("collective", parameters, COLLECTIVE_OVER.get(implementation, implementation))
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """The law in one setting; by case what it predicts, and by how much it misses the step when that is left out."""
-
-    law: DataParallelLaw
-    predicted_s: Mapping[str, float]
-    held_out: Mapping[str, float]
-
-
-def setting_of(row: Row) -> str:
-    """Where steps and all_reduces belong together."""
-    library = "gloo" if row.implementation == "gloo" else "NCCL"
-    direct = "" if row.peer_to_peer else " without direct copies between GPUs"
-    return f"{row.ranks} rank{'' if row.ranks == 1 else 's'} over {library}{direct}, {row.dtype}"
-
-
-def other(step: Row, exchange: str, **changed: Any) -> Row | None:
-    """The step of the same model with another exchange."""
-    library = "nccl" if step.implementation == "dp" else step.implementation
-    return step.like(
-        implementation="dp" if exchange == "dp" else library,
-        exchange=exchange,
-        bucket_bytes=BUCKET_BYTES,
-        accumulate=1,
-        no_sync=True,
-        static_graph=False,
-        **changed,
-    )
-
-
-def fastest(steps: Iterable[Row]) -> Row:
-    """The one of the least time."""
-    return min(steps, key=lambda step: float(step.seconds))
-
-
-def over_none(step: Row) -> Ratio | None:
-    """Its time over that without exchange."""
-    none = other(step, "none")
-    return None if none is None or step.exchange == "none" else none.faster_than(step)
-
-
-def buckets_of(step: Row) -> tuple[float, ...]:
-    """Bytes of the buckets of one exchange, in order; none without exchange."""
-    return tuple(map(float, step.kernel.get("details", {}).get("buckets", ())))
-
-
-def described(step: Row) -> str:
-    """The model in words."""
-    vocab = f", vocabulary {step.vocab}" if step.vocab else ""
-    return f"{step.layers} x {step.hidden}{vocab}, {step.batch} x {step.seq} tokens"
-
-
-def exchanged(step: Row) -> str:
-    """The exchange in words."""
-    if step.exchange != "ddp":
-        return {"after": "after backward", "none": "none", "dp": "DataParallel"}[step.exchange]
-    words = ["DDP", written(step.bucket_bytes)]
-    words += ["static graph"] if step.static_graph else []
-    words += [f"{step.accumulate} micro-batches"] if step.accumulate > 1 else []
-    words += [] if step.no_sync else ["each exchanged"]
-    return ", ".join(words)
-
-
 def analyse(rows: Rows) -> Findings:
     """What the exchange costs, what hides it, the guides' claims, and the law with its held-out error."""
-    last_rank_s = _last_rank_s(rows.records)
+    slowest_s = last_rank_s(rows.records)
     found: list[Any] = []
     for setting, members in grouped(rows.where(operator="data_parallel"), setting_of).items():
         steps = Rows(members)
         # DDP's steps with nothing but their buckets chosen, model by model.
         ddp = steps.where(exchange="ddp", accumulate=1, static_graph=False).groups("bucket_bytes")
         all_reduces = [row for row in rows.where(operator="collective") if setting_of(row) == setting]
-        fitted = _fitted(steps, all_reduces, last_rank_s)
+        fitted = fitted_to(steps, all_reduces, slowest_s)
         found += [_costs(setting, steps, ddp), _verdicts(setting, steps, ddp), _law(setting, fitted)]
         found += [_table(setting, steps, fitted), _figure(setting, ddp, fitted)]
     correct = "In all {trials} trials the gradients are those of a single process, the same bits on ranks that exchange"
     trials = [each for each in rows.records if each.outcome == "ok" and each.case.get("operator") == "data_parallel"]
     return findings(found, remark(correct, trials=len(trials)) if found else None)
-
-
-def _last_rank_s(records: Sequence[Record]) -> dict[str, float]:
-    """By case, an iteration's time on the rank that is last in it, for ranks that exchange wait for each other.
-
-    The median over iterations of the largest of the ranks' times; of many ranks, the largest of their medians.
-    """
-    seconds: dict[str, list[float]] = {}
-    for record in records:
-        samples = record.sampling.get("rank_samples_s")
-        medians = [median for median in record.sampling.get("rank_median_s", ()) if median is not None]
-        if record.outcome == "ok" and (samples or medians):
-            last = statistics.median(map(max, zip(*samples, strict=True))) if samples else max(medians)
-            seconds.setdefault(record.case_id, []).append(last)
-    return {case_id: statistics.median(each) for case_id, each in seconds.items()}
-
-
-def _fitted(steps: Rows, all_reduces: Sequence[Row], last_rank_s: Mapping[str, float]) -> Fitted | None:
-    """None where too few steps or all_reduces were measured."""
-    pairs = [(step, none) for step in steps if step.exchange in ("ddp", "after") and (none := other(step, "none"))]
-    if len(pairs) < FEWEST_STEPS or len(all_reduces) < FEWEST_SIZES:
-        return None
-    curve = PiecewiseAlphaBeta.fit([row.message_bytes for row in all_reduces], [row.seconds for row in all_reduces])
-
-    def all_reduce_s(size_bytes: float) -> float:
-        return float(curve.seconds(size_bytes))
-
-    exchanges = [
-        Exchange(
-            # The step computes until the last rank has.
-            compute_s=step.accumulate * last_rank_s.get(none.case.case_id, none.seconds),
-            buckets_bytes=buckets_of(step),
-            overlapped=step.exchange == "ddp",
-            micro_batches=step.accumulate,
-            every_micro_batch=not step.no_sync,
-        )
-        for step, none in pairs
-    ]
-    measured_s, cases = [step.seconds for step, _ in pairs], [step.case.case_id for step, _ in pairs]
-    law = fit(all_reduce_s, exchanges, measured_s)
-    errors = held_out_errors(all_reduce_s, exchanges, measured_s, cases).tolist()
-    predicted_s = dict(zip(cases, map(law.seconds, exchanges), strict=True))
-    return Fitted(law, predicted_s, dict(zip(cases, errors, strict=True)))
 
 
 def _costs(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Remark]:
