@@ -55,10 +55,9 @@ def analyse(rows: Rows) -> Findings:
         Column("rate", lambda check: check.rate, "GB/s", priority=0),
         Column("of", lambda check: check.best_rate, "GB/s", priority=0),
     )
+    told = remark("{expected} of {checks} checks are as expected", expected=expected, checks=len(checks))
     return findings(
-        remark("{expected} of {checks} checks are as expected", expected=expected, checks=len(checks))
-        if parts
-        else None,
+        told if parts else None,
         troubles(checks),
         table("What was found, against what could be", columns, checks),
         _host(host) if host else None,
@@ -121,6 +120,10 @@ def _gpus(found: Mapping[str, Any]) -> Iterator[Remark | Table]:
 
 def _paths(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Table]:
     """How many pairs have which path, nearest first."""
+    lonely = [f"GPU {mine[name]['index']}" for name in graph.gpus_without_nvlink() if name in mine]
+    if lonely:
+        told = "Other GPUs have NVLink to each other, {who} to none: not bridged, or the links are down"
+        yield remark(told, kind="caution", who=", ".join(lonely))
     pairs = grouped(combinations(mine, 2), lambda pair: graph.path(*pair))
     paths = sorted(pairs, key=lambda path: (path.distance, -path.nvlinks))
     if not pairs:
@@ -144,10 +147,6 @@ def _paths(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Table
     best = "as is best for ZeRO and TP, which talk often ({source})"
     told = f"{told}, {best}" if linked == count else f"{told}: {advice}"
     yield remark(told, linked=linked, pairs=count, source=TRANSFORMERS)
-    lonely = [f"GPU {mine[name]['index']}" for name in graph.gpus_without_nvlink() if name in mine]
-    if lonely:
-        told = "Other GPUs have NVLink to each other, {who} to none: not bridged, or the links are down"
-        yield remark(told, kind="caution", who=", ".join(lonely))
 
 
 def _network(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Table]:
