@@ -13,7 +13,7 @@ from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.overlap import RUNS, OverlapParameters
 from pyperf_suite.ranks.environment import ranks_here, require_launched
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, written
+from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, size_name
 from pyperf_suite.spec.findings import Claim, Findings, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
@@ -71,7 +71,7 @@ def what(row: Row) -> str:
     """The product, the message, and where they ran."""
     direct = "" if row.peer_to_peer else " without direct copies"
     place = f"{row.ranks} rank{'' if row.ranks == 1 else 's'}, {row.implementation}{direct}"
-    return f"{row.size}³ {row.dtype} beside an all_reduce of {written(row.bytes)} ({place})"
+    return f"{row.size}³ {row.dtype} beside an all_reduce of {size_name(row.bytes)} ({place})"
 
 
 def seconds(run: str) -> Callable[[Row], float | None]:

@@ -21,7 +21,7 @@ from pyperf_suite.operators.training import host_memory
 from pyperf_suite.operators.training.host_memory import ANY_NODE
 from pyperf_suite.operators.training.transfer_parameters import TransferParameters
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import OneOf, Sizes, every_size, written
+from pyperf_suite.spec.axes import OneOf, Sizes, every_size, size_name
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
@@ -30,7 +30,7 @@ from pyperf_suite.spec.sources import TRANSFORMERS
 
 IN_HOST, ON_DISK, OVER_BUS = ("memcpy", "torch"), ("disk_cached", "disk_direct"), ("host_to_device", "device_to_host")
 WAYS = (*IN_HOST, *ON_DISK, *OVER_BUS)
-NAMES = dict(zip(WAYS, ("memcpy", "copy_", "page cache", "O_DIRECT", "host to GPU", "GPU to host"), strict=True))
+NAMES = dict(zip(WAYS, ("memcpy", "torch copy_", "page cache", "O_DIRECT", "host to GPU", "GPU to host"), strict=True))
 MEMORY = ("pinned", "pageable")
 
 # The folder that results go to.
@@ -161,7 +161,7 @@ def curve_of(rows: Rows) -> Curve:
 
 
 def name_of(row: Row) -> str:
-    """`copy_, 2 cores`, `host to GPU, pinned, node 1`."""
+    """`torch copy_, 2 cores`, `host to GPU, pinned, node 1`."""
     words = [NAMES[row.implementation]]
     if row.implementation == "torch":
         words.append(f"{row.workers} core{'s' if row.workers > 1 else ''}")
@@ -294,7 +294,7 @@ def _figure(curves: Sequence[Curve]) -> Figure | None:
     sizes = sorted({row.size_bytes for curve in curves if curve.law for row in curve.rows})
     if not sizes:
         return None
-    ticks = tuple((float(size), written(size)) for size in sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
+    ticks = tuple((float(size), size_name(size)) for size in sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
     panel = Panel("Transfers", "size", "rate", tuple(series), x_ticks=ticks, x_unit="size", y_unit="GB/s")
     caption = "Points: measured, bars span the processes; line: latency + bytes / bandwidth. The payload counts once."
     return Figure("transfer", "Rate of transfers by size", caption, ((panel,),))

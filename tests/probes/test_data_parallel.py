@@ -249,8 +249,8 @@ def test_on_gpus_dp_and_slow_links_stand_beside_ddp():
 def test_what_a_rank_sends_is_told_in_bytes():
     (table,) = PROBE.findings(records_of(swept(AXES))).tables
     rows = {row[1]: dict(zip([column.name for column in table.columns], row, strict=True)) for row in table.rows}
-    assert rows["DDP, 4MiB"]["sent by a rank"].value == pytest.approx(12.6e6, rel=0.01)
-    assert (rows["DDP, 4MiB"]["buckets"], rows["none"]["buckets"]) == (3, None)
+    assert rows["DDP, 4 MiB"]["sent by a rank"].value == pytest.approx(12.6e6, rel=0.01)
+    assert (rows["DDP, 4 MiB"]["buckets"], rows["none"]["buckets"]) == (3, None)
 
 
 def test_records_of_nothing_say_nothing():

@@ -10,7 +10,9 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.topology import parse
+from pyperf_suite.operators.training.topology import TopologyParameters
 from pyperf_suite.probes.topology import PROBE
+from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.findings import Cell, Findings, Remark
 
@@ -58,8 +60,19 @@ def h200(**changed: dict[int, Any]) -> Any:
 
 
 def found_in(**parts: Any) -> Findings:
+    cases = {part: Case("topology", TopologyParameters(part), "system") for part in parts}
     records = [
-        Record("run", "static", {}, part, 0, 0, "", "ok", kernel={"name": "topology", "path": part, "details": details})
+        Record(
+            "run",
+            "static",
+            cases[part].to_json(),
+            cases[part].case_id,
+            0,
+            0,
+            "",
+            "ok",
+            kernel={"name": "topology", "path": part, "details": details},
+        )
         for part, details in parts.items()
     ]
     return PROBE.findings(records)

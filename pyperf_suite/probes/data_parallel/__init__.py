@@ -27,7 +27,7 @@ from pyperf_suite.probes.data_parallel.steps import (
 )
 from pyperf_suite.ranks.environment import rank_environment, ranks_here, require_launched
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes, every_size, written
+from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes, every_size, size_name
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim
 from pyperf_suite.spec.quantity import Quantity
@@ -283,7 +283,7 @@ def _figure(setting: str, ddp: Sequence[Rows], fitted: Fitted | None) -> Figure 
         name=f"data_parallel_{library}_{of.ranks}_ranks_{of.dtype}{'' if of.peer_to_peer else '_no_p2p'}",
         title=f"A data-parallel step over the size of gradient buckets: {setting}",
         caption="Points: measured, bars span the processes. Line: compute + exposed communication. Dashed: without "
-        f"exchange. torch's own buckets are {written(BUCKET_BYTES)}.",
+        f"exchange. torch's own buckets are {size_name(BUCKET_BYTES)}.",
         rows=(panels,),
     )
 
@@ -297,7 +297,7 @@ def _panel(steps: Rows, fitted: Fitted | None) -> Panel:
         series.append(Series("law", sizes, [fitted.predicted_s[step.case.case_id] for step in ordered], "line"))
     if none:
         series.append(Series("no exchange", [sizes[0], sizes[-1]], [none.seconds] * 2, "beside"))
-    ticks = tuple((float(size), written(size)) for size in sizes)
+    ticks = tuple((float(size), size_name(size)) for size in sizes)
     return Panel(described(ordered[0]), "bucket", "step", tuple(series), x_ticks=ticks, x_unit="size", y_unit="ms")
 
 

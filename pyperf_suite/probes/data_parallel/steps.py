@@ -12,7 +12,7 @@ from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, 
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.data_parallel import BUCKET_BYTES
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.axes import written
+from pyperf_suite.spec.axes import size_name
 from pyperf_suite.spec.rows import Row, Rows
 
 # Of fewer steps each that is left out takes too much away from two constants.
@@ -76,7 +76,7 @@ def exchanged(step: Row) -> str:
     """The exchange in words."""
     if step.exchange != "ddp":
         return {"after": "after backward", "none": "none", "dp": "DataParallel"}[step.exchange]
-    words = ["DDP", written(step.bucket_bytes)]
+    words = ["DDP", size_name(step.bucket_bytes)]
     words += ["static graph"] if step.static_graph else []
     words += [f"{step.accumulate} micro-batches"] if step.accumulate > 1 else []
     words += [] if step.no_sync else ["each exchanged"]
