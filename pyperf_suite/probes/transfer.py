@@ -77,8 +77,14 @@ def axes(profile: str, device: Device) -> TransferAxes:
     memory = MEMORY if bus else ()
     if profile == "quick":
         # What is measured in host memory does not change with the GPU.
-        ways, sizes = (bus, "64MiB") if bus else (("memcpy", *ON_DISK), "64KiB..16MiB:256")
-        return TransferAxes(ways, (Sizes.parse(sizes),), (), (Sizes.parse("1MiB"),), (), memory)
+        return TransferAxes(
+            way=bus or ("memcpy", *ON_DISK),
+            size=tuple(map(Sizes.parse, ("64MiB",) if bus else ("64KiB", "16MiB"))),
+            torch_size=(),
+            disk_size=(Sizes.parse("1MiB"),),
+            workers=(),
+            memory=memory,
+        )
     cores = cpu.detect().usable_cores
     several = tuple(node for node in host_memory.nodes() if len(host_memory.nodes()) > 1)
     standard = TransferAxes(
