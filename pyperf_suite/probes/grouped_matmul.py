@@ -153,17 +153,13 @@ def _figure(rows: Rows) -> Figure | None:
         ways = grouped(sorted(group, key=lambda row: row.skew), lambda row: row.implementation)
         if max(map(len, ways.values())) < 3:
             continue
-        drawn = tuple(series(way, members, lambda row: row.skew, throughput) for way, members in ways.items())
+        drawn = tuple(
+            series(way, members, lambda row: row.skew, lambda row: row.throughput) for way, members in ways.items()
+        )
         panels.append(Panel(mixture(group[0]), "skew", "throughput", drawn, y_unit="TFLOP/s"))
     caption = "Useful FLOP a second: what is computed of padding does not count. Bars span the processes."
     figures = [panels[start : start + 2] for start in range(0, len(panels), 2)]
     return Figure("grouped_matmul", "Experts of a mixture", caption, tuple(map(tuple, figures))) if panels else None
-
-
-def throughput(row: Row) -> Quantity:
-    """Useful FLOP a second, between those of the slowest and the fastest process."""
-    reading = row.reading
-    return Quantity(row.flop_per_s, "TFLOP/s", row.flop / reading.high, row.flop / reading.low, len(reading.by_process))
 
 
 def mixture(row: Row) -> str:
@@ -222,7 +218,7 @@ PROBE = Probe(
                 Column("dtype", priority=0),
                 Column("way", "implementation", priority=2),
                 Column("time", unit="ms"),
-                Column("throughput", "flop_per_s", "TFLOP/s", priority=2),
+                Column("throughput", unit="TFLOP/s", priority=2),
                 Column("beside a loop", lambda row: row.against(implementation="loop"), "x"),
                 Column("beside balanced", lambda row: row.against(skew=0.0), "x"),
                 Column("waves", waves, priority=0),

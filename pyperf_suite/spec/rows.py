@@ -58,6 +58,16 @@ class Reading:
         """Seconds with their bounds."""
         return Quantity(self.seconds, "ms", self.low, self.high, len(self.by_process))
 
+    @property
+    def throughput(self) -> Quantity:
+        """Useful FLOP a second, between those of the slowest and of the fastest process."""
+        return self.per_second(self.flop, "TFLOP/s")
+
+    def per_second(self, amount: float, unit: str) -> Quantity:
+        """So much a launch, bytes or FLOP, as a rate with its bounds."""
+        ends = (amount / self.high, amount / self.low)
+        return Quantity(amount / self.seconds, unit, *ends, len(self.by_process))
+
 
 def readings(records: Iterable[Record]) -> list[Reading]:
     """One reading for each case that was measured; failed and unsupported visits take no part."""
