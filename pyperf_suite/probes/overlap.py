@@ -14,7 +14,7 @@ from pyperf_suite.operators.training.overlap import RUNS, OverlapParameters
 from pyperf_suite.ranks.environment import ranks_here, require_launched
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, size_name
-from pyperf_suite.spec.findings import Claim, Findings, findings, remark
+from pyperf_suite.spec.findings import Claim, Findings, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows
@@ -130,7 +130,7 @@ def analyse(rows: Rows) -> Findings:
     """What the product and the all_reduce cost each other."""
     told = "{what}: the {run} takes {longer} as long as alone"
     return findings(
-        remark(told, effect="longer", what=what(row), run=row.run, longer=longer)
+        row.remark(told, effect="longer", what=what(row), longer=longer)
         for row in rows
         if row.run in ("product", "all_reduce") and (longer := longer_beside(row.run)(row)) is not None
     )
@@ -163,8 +163,8 @@ PROBE = Probe(
             "A product beside an all_reduce",
             (
                 Column("product", lambda row: f"{row.size}³ {row.dtype}", priority=2),
-                Column("message", lambda row: row.bytes, "size", priority=2),
-                Column("ranks", lambda row: row.ranks, priority=0),
+                Column("message", "bytes", "size", priority=2),
+                Column("ranks", priority=0),
                 Column("product", seconds("product"), "ms"),
                 Column("all_reduce", seconds("all_reduce"), "ms"),
                 Column("in turn", seconds("in_turn"), "ms"),

@@ -25,7 +25,7 @@ from pyperf_suite.spec.axes import OneOf, Sizes, every_size, size_name
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, table
+from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series, table
 from pyperf_suite.spec.sources import TRANSFORMERS
 
 IN_HOST, ON_DISK, OVER_BUS = ("memcpy", "torch"), ("disk_cached", "disk_direct"), ("host_to_device", "device_to_host")
@@ -180,8 +180,7 @@ def name_of(row: Row) -> str:
 
 def rate(row: Row) -> Quantity:
     """Bytes a second."""
-    size = row.size_bytes
-    return Quantity(size / row.seconds, "GB/s", size / row.high, size / row.low, len(row.by_process))
+    return row.reading.per_second(row.size_bytes, "GB/s")
 
 
 def analyse(rows: Rows) -> Findings:
@@ -273,7 +272,7 @@ def _tables(curves: Sequence[Curve]) -> Iterator[Table]:
         Column("rate", lambda curve: rate(curve.largest), "GB/s", priority=2),
         Column("best rate", lambda curve: rate(curve.fastest).value, "GB/s"),
         Column("at", lambda curve: curve.fastest.size_bytes, "size"),
-        Column("half of it from", lambda curve: curve.half_from, "size", priority=0),
+        Column("half of it from", "half_from", "size", priority=0),
         Column("latency by the law", lambda curve: curve.law and curve.law.start_s, "us"),
         Column("law off where left out", lambda curve: curve.law and curve.law.held_out_error, "%", priority=0),
         Column("law off at worst", _worst_error, "%", priority=0),
@@ -296,26 +295,19 @@ def _worst_error(curve: Curve) -> float | None:
 
 
 def _figure(curves: Sequence[Curve]) -> Figure | None:
-    series = [each for curve in curves for each in _series(curve) if curve.law]
+    drawn = [each for curve in curves for each in _series(curve) if curve.law]
     sizes = sorted({row.size_bytes for curve in curves if curve.law for row in curve.rows})
     if not sizes:
         return None
     ticks = tuple((float(size), size_name(size)) for size in sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
-    panel = Panel("Transfers", "size", "rate", tuple(series), x_ticks=ticks, x_unit="size", y_unit="GB/s")
+    panel = Panel("Transfers", "size", "rate", tuple(drawn), x_ticks=ticks, x_unit="size", y_unit="GB/s")
     caption = "Points: measured, bars span the processes; line: latency + bytes / bandwidth. The payload counts once."
     return Figure("transfer", "Rate of transfers by size", caption, ((panel,),))
 
 
 def _series(curve: Curve) -> Iterator[Series]:
-    name, rates = name_of(curve.largest), [rate(row) for row in curve.rows]
-    yield Series(
-        name,
-        [row.size_bytes for row in curve.rows],
-        [each.value for each in rates],
-        "points",
-        [each.low for each in rates],
-        [each.high for each in rates],
-    )
+    name = name_of(curve.largest)
+    yield series(name, curve.rows, x=lambda row: row.size_bytes, y=rate)
     if curve.law:
         sizes = np.geomspace(curve.rows[0].size_bytes, curve.largest.size_bytes, LAW_POINTS)
         yield Series(f"law of {name}", sizes.tolist(), (sizes / curve.law.seconds(sizes)).tolist(), "line")

@@ -28,10 +28,10 @@ from pyperf_suite.probes.data_parallel.steps import (
 from pyperf_suite.ranks.environment import rank_environment, ranks_here, require_launched
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes, every_size, size_name
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Table, Verdict, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, table
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, series, table
 from pyperf_suite.spec.sources import BEKMAN, TRANSFORMERS
 
 HEAD_DIM = 64
@@ -256,7 +256,7 @@ def _table(setting: str, steps: Rows, fitted: Fitted | None) -> Table:
     columns = (
         Column("model", described),
         Column("exchange", exchanged, priority=2),
-        Column("step", lambda step: step.reading.time, "ms", priority=2),
+        Column("step", "time", "ms", priority=2),
         Column("over no exchange", over_none, "x"),
         Column("buckets", lambda step: len(buckets_of(step)) or None),
         Column("sent by a rank", lambda step: step.kernel.get("details", {}).get("wire_bytes") or None, "MB"),
@@ -289,16 +289,20 @@ def _figure(setting: str, ddp: Sequence[Rows], fitted: Fitted | None) -> Figure 
 
 
 def _panel(steps: Rows, fitted: Fitted | None) -> Panel:
-    ordered = sorted(steps, key=lambda step: int(step.bucket_bytes))
-    sizes, none = [step.bucket_bytes for step in ordered], other(ordered[0], "none")
-    low, high = [step.low for step in ordered], [step.high for step in ordered]
-    series = [Series("DDP", sizes, [step.seconds for step in ordered], "points", low, high)]
-    if fitted and none:
-        series.append(Series("law", sizes, [fitted.predicted_s[step.case.case_id] for step in ordered], "line"))
-    if none:
-        series.append(Series("no exchange", [sizes[0], sizes[-1]], [none.seconds] * 2, "beside"))
-    ticks = tuple((float(size), size_name(size)) for size in sizes)
-    return Panel(described(ordered[0]), "bucket", "step", tuple(series), x_ticks=ticks, x_unit="size", y_unit="ms")
+    ordered = sorted(steps, key=_size)
+    none, law = other(ordered[0], "none"), fitted.predicted_s if fitted else {}
+    drawn = [
+        series("DDP", ordered, _size, lambda step: step.time),
+        series("law", ordered, _size, lambda step: law.get(step.case.case_id), "line"),
+        series("no exchange", [ordered[0], ordered[-1]], _size, lambda _: none and none.seconds, "beside"),
+    ]
+    ticks = tuple((_size(step), size_name(step.bucket_bytes)) for step in ordered)
+    shown = tuple(each for each in drawn if each.x)
+    return Panel(described(ordered[0]), "bucket", "step", shown, x_ticks=ticks, x_unit="size", y_unit="ms")
+
+
+def _size(step: Row) -> float:
+    return float(step.bucket_bytes)
 
 
 PROBE = Probe(

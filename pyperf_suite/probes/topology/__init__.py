@@ -47,13 +47,13 @@ def analyse(rows: Rows) -> Findings:
     checks = [*(host_checks(host) if host else ()), *(gpu_checks(gpus) if gpus else ())]
     expected = sum(check.verdict == EXPECTED for check in checks)
     columns = (
-        Column("part", lambda check: check.part, priority=2),
-        Column("what", lambda check: check.what, priority=2),
-        Column("found", lambda check: check.found),
-        Column("could be", lambda check: check.expected),
-        Column("verdict", lambda check: check.verdict, priority=2),
-        Column("rate", lambda check: check.rate, "GB/s", priority=0),
-        Column("of", lambda check: check.best_rate, "GB/s", priority=0),
+        Column("part", priority=2),
+        Column("what", priority=2),
+        Column("found"),
+        Column("could be", "expected"),
+        Column("verdict", priority=2),
+        Column("rate", unit="GB/s", priority=0),
+        Column("of", "best_rate", "GB/s", priority=0),
     )
     told = remark("{expected} of {checks} checks are as expected", expected=expected, checks=len(checks))
     return findings(
