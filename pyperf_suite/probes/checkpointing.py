@@ -22,10 +22,10 @@ from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import Within
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings, remark
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, all_observed, series_by, table
+from pyperf_suite.spec.rows import Column, Row, Rows, all_observed, grouped, series, table
 from pyperf_suite.spec.sources import BEKMAN
 
 COSTS = Claim("dropping what blocks made costs 20-25 % of throughput", BEKMAN, 0.75, 0.80)
@@ -176,9 +176,9 @@ def _order(row: Row | CheckpointedStepParameters) -> tuple[Any, ...]:
 
 
 def rate(row: Row) -> Quantity:
-    """Tokens a second, with bounds that span the processes."""
-    processes = len(row.by_process)
-    return Quantity(row.tokens / row.seconds, "/s", row.tokens / row.high, row.tokens / row.low, processes)
+    """Tokens a second."""
+    found: Quantity = row.reading.per_second(row.tokens, "/s")
+    return found
 
 
 def analyse(rows: Rows) -> Findings:
@@ -208,9 +208,9 @@ LARGEST = (
 )
 STEPS = (
     Column("model", transformer, priority=0),
-    Column("checkpointing", lambda row: str(row.checkpointing), priority=2),
-    Column("batch", lambda row: row.batch, priority=2),
-    Column("time", lambda row: row.seconds, "ms"),
+    Column("checkpointing", priority=2),
+    Column("batch", priority=2),
+    Column("time", "seconds", "ms"),
     Column("tokens", lambda row: rate(row).value, "/s", priority=2),
     Column("relative to none", lambda row: row.against(checkpointing=NONE), "x"),
     Column("kept", lambda row: row.seen["kept"], "MB"),
@@ -229,18 +229,16 @@ def _cost(rows: Rows) -> Iterator[Remark | Verdict]:
     # By FLOPs alone blocks are computed twice; what selective computes again is no product.
     again: Recompute = "layers" if row.checkpointing.kind == "every" else "nothing"
     size = (row.dimensions, row.batch, row.seq)
-    told = {
-        "checkpointing": str(row.checkpointing),
+    told: dict[str, Any] = {
         "by_flop": Quantity(model_flop(*size) / hardware_flop(*size, again), "x", predicted=True),
         "kept": Quantity(row.seen["kept"], "MB"),
         "whole": Quantity(plain.seen["kept"], "MB"),
-        "batch": row.batch,
         "model": transformer(row),
     }
     if row.checkpointing.kind == "every":
-        yield COSTS.judge(TRAINS, faster, **told)
+        yield row.judge(COSTS, TRAINS, faster, **told)
     else:
-        yield remark(TRAINS, effect="measured", measured=faster, **told)
+        yield row.remark(TRAINS, effect="measured", measured=faster, **told)
 
 
 def _repaid(rows: Rows) -> Iterator[Remark | Verdict]:
@@ -256,39 +254,39 @@ def _repaid(rows: Rows) -> Iterator[Remark | Verdict]:
     if not compared:
         return
     ratio, best = max(compared, key=lambda each: each[0].value)
-    told = {"model": transformer(plain), "checkpointing": str(best.checkpointing), "batch": best.batch}
-    yield REPAYS.judge(
+    yield best.judge(
+        REPAYS,
         "Checkpointing {checkpointing} with batch {batch} trains {measured} the tokens a second of none with batch "
         "{plain} ({model})",
         ratio,
         plain=plain.batch,
-        **told,
+        model=transformer(plain),
     )
     if ratio.low > 1 or ratio.high < 1:
-        fastest = best if ratio.low > 1 else plain
-        yield remark(
+        yield (best if ratio.low > 1 else plain).remark(
             "Fastest within {budget}: checkpointing {checkpointing} with batch {batch} ({model})",
             budget=Quantity(plain.budget_bytes, "MB"),
-            **told | {"checkpointing": str(fastest.checkpointing), "batch": fastest.batch},
+            model=transformer(plain),
         )
 
 
 def _figure(number: int, rows: Rows) -> Figure | None:
     """Throughput over the most that a step holds: one would be up and to the left."""
-    series = series_by(rows, lambda row: row.checkpointing, lambda row: row.seen["peak"], rate)
+    policies = grouped(rows, lambda row: str(row.checkpointing))
+    lines = [series(label, group, lambda row: row.seen["peak"], rate) for label, group in policies.items()]
     budget = rows[0].budget_bytes
     panel = Panel(
         title=transformer(rows[0]),
         x_label="held at most",
         y_label="tokens",
-        series=tuple(series),
+        series=tuple(lines),
         strong_edges=(budget,) if budget else (),
         x_unit="MB",
         y_unit="/s",
     )
     caption = "A point a batch, the larger to the right; bars span the processes. Line: the budget."
     title = "Throughput over memory by checkpointing"
-    return Figure(f"checkpointing_{number}", title, caption, ((panel,),)) if len(series) > 1 else None
+    return Figure(f"checkpointing_{number}", title, caption, ((panel,),)) if len(lines) > 1 else None
 
 
 PROBE = Probe(

@@ -25,7 +25,7 @@ from pyperf_suite.spec.axes import OneOf
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Series, Table, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by, table
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.spec.sources import BEKMAN, BIGSCIENCE, TRANSFORMERS
 
 KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models"
@@ -293,8 +293,8 @@ def _panels(row: Row) -> tuple[Panel, ...]:
             ends = getattr(alike[0], axis), getattr(alike[-1], axis)
             between = np.unique(np.linspace(*ends, LINE_POINTS).round().astype(int)).tolist()
             line = Series("law", between, [law(row, **{axis: size}) for size in between], "line")
-            counted = series_by(alike, lambda _: "counted", attrgetter(axis), lambda each: each.seen["activations"])
-            panels.append(Panel(title, label, "activations", (line, *counted), y_unit="MB"))
+            counted = series("counted", alike, attrgetter(axis), lambda each: each.seen["activations"])
+            panels.append(Panel(title, label, "activations", (line, counted), y_unit="MB"))
     return tuple(panels)
 
 

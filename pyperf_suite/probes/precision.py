@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from operator import attrgetter
+from typing import Annotated
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.ratio import Ratio
@@ -18,10 +19,10 @@ from pyperf_suite.operators.training.precision_step import CAST_CACHES, Precisio
 from pyperf_suite.operators.training.trained_shape import PRECISIONS
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Within
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings, remark
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings
 from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, series_by, table
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.spec.sources import TRANSFORMERS
 
 BASE = "float32"
@@ -211,78 +212,72 @@ def _compared(rows: Sequence[Row]) -> Iterator[Remark | Verdict]:
     if not rows:
         return
     row, faster = rows[-1], over_base(rows[-1])
-    told = {"precision": row.precision, "batch": row.batch, "model": model(row)}
     if is_cast(row):
         if faster is not None and is_aligned(row):
-            yield TWICE_AS_FAST.judge(FASTER, faster, **told)
-        yield from _saved_by_autocast(rows, told)
+            yield row.judge(TWICE_AS_FAST, FASTER, faster, model=model(row))
+        yield from _saved_by_autocast(rows)
         return
-    yield remark(FASTER, effect="measured", measured=faster, **told)
+    yield row.remark(FASTER, effect="measured", measured=faster, model=model(row))
     cast = row.like(precision=AUTOCAST + row.precision)
     if cast is not None:
-        yield remark(
+        yield row.remark(
             "{precision} needs {less} less memory than {cast} at batch {batch} and is {faster} as fast",
             less=Quantity(needed(cast) - needed(row), "MB"),
             cast=cast.precision,
             faster=row.faster_than(cast),
-            **told,
         )
 
 
-def _saved_by_autocast(rows: Sequence[Row], told: Mapping[str, Any]) -> Iterator[Remark | Verdict]:
+def _saved_by_autocast(rows: Sequence[Row]) -> Iterator[Remark | Verdict]:
     """What of the activations is kept, and from which batch on that is more than copies of weights take."""
     row = rows[-1]
     bases = [base for each in rows if (base := each.like(precision=BASE)) is not None]
     freed = [base.seen["activations"] - each.seen["activations"] for base, each in zip(bases, rows, strict=True)]
-    yield NOT_HALF.judge(
+    share = row.seen["activations"] / bases[-1].seen["activations"]
+    yield row.judge(
+        NOT_HALF,
         "{precision} keeps {measured} the activations of float32 at batch {batch} ({model})",
-        row.seen["activations"] / bases[-1].seen["activations"],
-        **told,
+        share,
+        model=model(row),
     )
     if len(rows) == 1:
         return
-    yield GROWS.judge(
+    yield row.judge(
+        GROWS,
         "{precision} frees {measured} the activations at batch {batch} that it frees at batch {smallest}",
         freed[-1] / freed[0] if freed[0] > 0 else 0.0,
         smallest=rows[0].batch,
-        **told,
     )
     if freed[-1] > 0:
         copies, of_one = row.seen["weight_copies"], freed[-1] / row.batch
-        yield remark(
+        yield row.remark(
             "{precision} saves {of_one} a sequence and keeps {copies} of copies of weights: up to batch {break_even} "
             "it needs more memory than float32",
             kind="predicted",
             of_one=Quantity(of_one, "MB"),
             copies=Quantity(copies, "MB"),
             break_even=Quantity(math.floor(copies / of_one), "count", predicted=True),
-            **told,
         )
 
 
 def _alignment(odd: Row, plain: Rows) -> Iterator[Verdict]:
     """FLOP a second with dimensions that are multiples of 8 compared with odd ones."""
+    told = "{precision} computes {measured} the FLOP a second with {even} as with {odd}, batch {batch}"
     for even in plain.where(is_aligned, batch=odd.batch, precision=odd.precision):
         if (faster := even.faster_than(odd)) is not None:
-            yield MULTIPLES_OF_8.judge(
-                "{precision} computes {measured} the FLOP a second with {even} as with {odd}, batch {batch}",
-                faster * (even.flop / odd.flop),
-                precision=odd.precision,
-                even=model(even),
-                odd=model(odd),
-                batch=odd.batch,
-            )
+            ratio = faster * (even.flop / odd.flop)
+            yield odd.judge(MULTIPLES_OF_8, told, ratio, even=model(even), odd=model(odd))
 
 
 def _figures(number: int, rows: Rows) -> Iterator[Figure]:
     """Memory and speed of one model by batch, where enough batches were measured."""
-    memory = "Weights, gradients and AdamW's moments, and what forward keeps: counted."
+    by_precision = grouped(rows, attrgetter("precision"))
     for name, y, label, unit, caption in (
-        ("memory", needed, "memory", "MB", memory),
+        ("memory", needed, "memory", "MB", "Weights, gradients and AdamW's moments, and what forward keeps: counted."),
         ("speed", over_base, "speed-up over float32", "x", "Bars are 95 % intervals over processes."),
     ):
-        series = series_by(rows, lambda row: row.precision, lambda row: row.batch, y)
-        drawn = tuple(each for each in series if len(each.x) >= FEWEST_SIZES)
+        lines = [series(each, group, attrgetter("batch"), y) for each, group in by_precision.items()]
+        drawn = tuple(each for each in lines if len(each.x) >= FEWEST_SIZES)
         if any(each.label != BASE for each in drawn):
             panel = Panel(model(rows[0]), "batch", label, drawn, y_unit=unit)
             yield Figure(f"precision_{name}_{number}", f"{name.title()} of a step by precision", caption, ((panel,),))
@@ -290,23 +285,18 @@ def _figures(number: int, rows: Rows) -> Iterator[Figure]:
 
 def _caches(nested: Row) -> Iterator[Verdict]:
     """Casts of weights and time with one context of autocast around several micro-batches, and without."""
-    told = {"micro_batches": nested.micro_batches, "batch": nested.batch}
     cut = nested.like(cast_cache="iteration")
     if cut is not None:
-        yield CACHE_LASTS.judge(
+        yield nested.judge(
+            CACHE_LASTS,
             "A context around each forward pass casts weights {measured} as often for each of {micro_batches} "
             "micro-batches as one context around the step does in all",
             cut.seen["casts"] / (nested.micro_batches * nested.seen["casts"]),
-            **told,
         )
+    told = "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other}"
     for cache, other in (("off", "no cache"), ("iteration", "one around each")):
         if (faster := nested.against(cast_cache=cache)) is not None:
-            yield CACHE_IS_FASTER.judge(
-                "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other}",
-                faster,
-                other=other,
-                **told,
-            )
+            yield nested.judge(CACHE_IS_FASTER, told, faster, other=other)
 
 
 PROBE = Probe(
@@ -322,9 +312,9 @@ PROBE = Probe(
             "A training step by precision and batch",
             (
                 Column("model", model, priority=0),
-                Column("batch", lambda row: row.batch, priority=2),
-                Column("precision", lambda row: row.precision, priority=2),
-                Column("time", lambda row: row.seconds, "ms", priority=2),
+                Column("batch", priority=2),
+                Column("precision", priority=2),
+                Column("time", "seconds", "ms", priority=2),
                 Column("speed-up over float32", over_base, "x", priority=2),
                 Column("activations", lambda row: row.seen["activations"], "MB"),
                 Column("weight copies", lambda row: row.seen["weight_copies"], "MB"),
@@ -338,9 +328,9 @@ PROBE = Probe(
             "Autocast's casts of weights in a step",
             (
                 Column("model", model, priority=0),
-                Column("micro-batches", lambda row: row.micro_batches),
-                Column("casts kept for", lambda row: row.cast_cache, priority=2),
-                Column("time", lambda row: row.seconds, "ms", priority=2),
+                Column("micro-batches", "micro_batches"),
+                Column("casts kept for", "cast_cache", priority=2),
+                Column("time", "seconds", "ms", priority=2),
                 Column("casts", lambda row: row.seen["casts"], "count"),
                 Column("cast", lambda row: row.seen["cast"], "MB"),
             ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +11,9 @@ from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.saved_memory import TrainingMemoryParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.findings import Claim
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, rows_of, series_by
+from pyperf_suite.spec.rows import Column, rows_of, series
 
 
 def counted(outcome="ok", batch=2):
@@ -66,9 +66,17 @@ def test_numbers_of_a_laws_column_are_predicted():
     assert not Column("c", float, "GB").cell(3).predicted
 
 
-def test_points_of_a_label_keep_their_intervals_and_leave_out_what_is_unknown():
-    items = [SimpleNamespace(way=way, x=x) for way, x in (("a", 1), ("b", 1), ("a", 2), ("b", 2))]
-    ys = {("a", 1): Ratio(2, 1.5, 2.5, 3), ("a", 2): 4.0, ("b", 1): None, ("b", 2): Quantity(5.0, "s")}
-    first, second = series_by(items, lambda item: item.way, lambda item: item.x, lambda item: ys[item.way, item.x])
-    assert (first.label, first.x, first.y, first.low, first.high) == ("a", [1, 2], [2, 4], [1.5, 4], [2.5, 4])
-    assert (second.label, second.x, second.y) == ("b", [2], [5])
+def test_a_row_tells_of_itself_and_of_what_it_is_given():
+    (row,) = rows_of([counted()])
+    told = row.remark("{batch} of {implementation}: {measured}, {model}", measured=2.0, model="gpt", unused=1)
+    assert told.values == {"batch": 2, "implementation": "storages", "measured": Quantity(2.0), "model": "gpt"}
+    verdict = row.judge(Claim("is 2", "a guide", 2.0, 2.0), "batch {batch}: {measured}", 2.0)
+    assert (verdict.outcome, verdict.told.values) == ("holds", {"batch": 2, "measured": verdict.measured})
+
+
+def test_points_keep_their_intervals_and_leave_out_what_is_unknown():
+    ys = {1: Ratio(2, 1.5, 2.5, 3), 2: None, 3: Quantity(5.0, "s", 4.0, 6.0, 3)}
+    timed = series("a", ys, float, ys.__getitem__)
+    assert (timed.label, timed.x, timed.y, timed.low, timed.high) == ("a", [1, 3], [2, 5], [1.5, 4], [2.5, 6])
+    exact = series("b", (1, 2), float, float)
+    assert (exact.y, exact.low, exact.high) == ([1, 2], [], [])
