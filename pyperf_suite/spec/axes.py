@@ -184,6 +184,12 @@ class Sizes:
         return sizes
 
 
+def size_name(size_bytes: int) -> str:
+    """`64 MiB`: an exact size as a name, as of a series or a tick; what is measured is a quantity."""
+    written = _written(size_bytes)
+    return f"{written[:-3]} {written[-3:]}" if written.endswith("iB") else f"{written} B"
+
+
 def _written(size_bytes: int) -> str:
     """The shortest exact spelling."""
     for unit in ("GiB", "MiB", "KiB"):

@@ -5,6 +5,7 @@ Sizes are the S of nccl-tests, so that a measured curve of time over size can be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -277,6 +278,19 @@ def verdict(traffic: Traffic, compute_s: float, seconds_of: SecondsOf) -> Verdic
         busy_s = sum(transfer.seconds(seconds_of) for transfer in traffic.transfers if transfer.behind == phase)
         exposed_s += max(0.0, busy_s - window_s)
     return Verdict(traffic.parallelism, compute_s, traffic.seconds(seconds_of), exposed_s)
+
+
+def bound_below_s(sent: Traffic, seconds_of: SecondsOf) -> float:
+    """Seconds of computing a step below which that traffic is network-bound; inf where it always is, 0 where never."""
+    low, high = 1e-7, 1e7
+    if verdict(sent, high, seconds_of).network_bound:
+        return math.inf
+    if not verdict(sent, low, seconds_of).network_bound:
+        return 0.0
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if verdict(sent, middle, seconds_of).network_bound else (low, middle)
+    return high
 
 
 def _buckets(total_bytes: int) -> tuple[float, int]:
