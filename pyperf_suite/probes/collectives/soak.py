@@ -82,10 +82,10 @@ COLUMNS = (
     Column("worst trial", lambda each: float(each.relative.max()), "x"),
     Column("p99 / p50", lambda each: each.point.tail, "x"),
     Column("drift", lambda each: each.drift.by, "+%", 2),
-    Column("by chance", lambda each: each.drift.chance, "%", 0),
+    Column("drift by chance", lambda each: each.drift.chance, "%", 0),
     Column("change", lambda each: each.change.by, "+%", 2),
     Column("at", lambda each: each.change.at_s, "min"),
-    Column("by chance", lambda each: each.change.chance, "%", 0),
+    Column("change by chance", lambda each: each.change.chance, "%", 0),
 )
 
 

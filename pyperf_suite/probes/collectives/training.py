@@ -158,10 +158,9 @@ def judged(curves: Sequence[Curve], training: Training) -> Iterator[Remark | Tab
             tokens=training.tokens,
             largest=max((curve.largest.size for curve in plain(curves)), key=lambda size: size.value),
         )
-    for reason, named in grouped(unjudged, lambda each: each[1]).items():
-        yield remark(
-            "Not judged: {ways} ({reason})", kind="caution", ways=", ".join(n for n, _ in named), reason=reason
-        )
+    for why, each in grouped(unjudged, lambda each: each[1]).items():
+        names = ", ".join(name for name, _ in each)
+        yield remark("Not judged: {ways} ({why})", kind="caution", ways=names, why=why)
     yield table("Ways to train in parallel (predicted)", COLUMNS, ways)
 
 
