@@ -6,7 +6,7 @@ Sizes are the S of nccl-tests, so that a measured curve of time over size can be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -223,6 +223,19 @@ def expert_parallel(model: ModelDimensions, work: Workload, ranks: int, capacity
             Transfer("their gradients", "all_to_all", calls, size, ranks),
         ),
     )
+
+
+WAYS: Mapping[str, Callable[[ModelDimensions, Workload, int], Traffic]] = {
+    "DDP": ddp,
+    "ZeRO-1": zero_1,
+    "ZeRO-2": zero_2,
+    "ZeRO-3": zero_3,
+    "TP": tensor_parallel,
+    "TP+SP": tensor_and_sequence_parallel,
+    "PP": pipeline_parallel,
+    "EP": expert_parallel,
+}
+"""Each way to train over all ranks; it raises UserError where a model cannot be spread so."""
 
 
 @dataclass(frozen=True)

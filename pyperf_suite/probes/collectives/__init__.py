@@ -72,9 +72,8 @@ def axes(profile: str, device: Device) -> CollectivesAxes:
 
 def _cpu_axes(profile: str) -> CollectivesAxes:
     """Sizes by 16 show both ends of the curve; above 16 MiB a copy through memory tells nothing new."""
-    quick = CollectivesAxes(
-        op=TRAINING, size=(Sizes(16, 16 * 2**20, 16),), dtype=("float32",), ranks=(2,), implementation=("gloo",)
-    )
+    sizes = (Sizes(16, 16 * 2**20, 16),)
+    quick = CollectivesAxes(op=TRAINING, size=sizes, dtype=("float32",), ranks=(2,), implementation=("gloo",))
     if profile == "quick":
         return quick
     standard = replace(quick, op=(*TRAINING, "send_receive", "all_to_all"), size=(Sizes(64, 16 * 2**20, 8),))
@@ -88,13 +87,9 @@ def _cuda_axes(profile: str, device: Device) -> CollectivesAxes:
     """Our path, torch's and graph replay beside each other; float32 as nccl-tests has it, then what is trained in."""
     present = gpus()
     largest = min(LARGEST_BYTES, present[device.index].memory_bytes // (2 * BUFFERS))
-    quick = CollectivesAxes(
-        op=TRAINING,
-        size=(Sizes(8, min(largest, 2**30), 16),),
-        dtype=("float32",),
-        ranks=(len(present),),
-        implementation=("nccl", "c10d_nccl"),
-    )
+    sizes = (Sizes(8, min(largest, 2**30), 16),)
+    paths = ("nccl", "c10d_nccl")
+    quick = CollectivesAxes(op=TRAINING, size=sizes, dtype=("float32",), ranks=(len(present),), implementation=paths)
     if profile == "quick":
         return quick
     standard = replace(
@@ -149,17 +144,8 @@ def _collectives(axes: CollectivesAxes) -> Iterator[Case]:
             _bytes(axes.size),
         )
         for in_place, reduction, root, peer_to_peer, registered, size in variants:
-            parameters = CollectiveParameters(
-                op=op,
-                bytes=size,
-                ranks=ranks,
-                dtype=dtype,
-                in_place=in_place.value,
-                reduction=reduction,
-                root=root,
-                peer_to_peer=peer_to_peer.value,
-                registered=registered.value,
-            )
+            usual = CollectiveParameters(op, size, ranks, dtype, in_place.value, reduction, root)
+            parameters = replace(usual, peer_to_peer=peer_to_peer.value, registered=registered.value)
             yield Case("collective", parameters, implementation)
 
 
@@ -220,7 +206,7 @@ def analyse(rows: Rows, training: Training | None = None) -> Findings:
         rates.wrong(curves),
         rates.highest_rates(sweeps),
         rates.between_nodes(sweeps),
-        judged(sweeps, training or Training.at(FLOP_PER_S[kind])),
+        judged(sweeps, training or Training().at(FLOP_PER_S[kind])),
         of_ranks.stragglers(sweeps),
         (of_ranks.pair_findings(found) for found in maps),
         rates.paths(sweeps),

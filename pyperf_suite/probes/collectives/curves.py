@@ -167,9 +167,7 @@ class Curve:
     def order(self) -> tuple[Any, ...]:
         """By operation as they are declared, then what is plain before what is varied."""
         p = self.parameters
-        known = self.implementation in IMPLEMENTATIONS
-        who = IMPLEMENTATIONS.index(self.implementation) if known else len(IMPLEMENTATIONS)
-        op = list(OPERATIONS).index(p.op)
+        op, who = list(OPERATIONS).index(p.op), (*IMPLEMENTATIONS, self.implementation).index(self.implementation)
         variant = [name in self.variant for name in reversed(VARIANTS)]
         return (op, p.ranks, p.dtype, p.reduction, p.root, p.pattern, who, self.implementation, variant)
 

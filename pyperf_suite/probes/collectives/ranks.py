@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,10 @@ class PairMap:
         alike = [rate for other, rate in self.rates.items() if self.paths.get(other) == self.paths.get(pair)]
         return self.rates[pair] / statistics.median(alike)
 
+    def rate(self, one: int, other: int) -> float | None:
+        """Either way; None where it was not measured."""
+        return self.rates.get((min(one, other), max(one, other)))
+
     def slow_pairs(self) -> list[Pair]:
         """Those far below the median of their kind, slowest first."""
         return sorted((pair for pair in self.rates if self.share(pair) < SLOW), key=self.share)
@@ -156,18 +161,10 @@ def pair_findings(found: PairMap) -> Iterator[Remark | Table | Figure]:
             share=Quantity(found.share(pair), "%"),
             path=wired,
         )
-    yield pair_table(found)
+    to_each = [Column(str(one), partial(found.rate, one), "GB/s") for one in found.met]
+    columns = (Column("", lambda rank: f"rank {rank}", priority=2), *to_each)
+    yield table(f"GB/s between ranks: {found.name}", columns, found.met)
     yield pair_figure(found)
-
-
-def pair_table(found: PairMap) -> Table:
-    """A matrix; a pair that was not measured has none."""
-
-    def to(other: int) -> Column:
-        return Column(str(other), lambda rank: found.rates.get((min(rank, other), max(rank, other))), "GB/s")
-
-    columns = (Column("", lambda rank: f"rank {rank}", priority=2), *map(to, found.met))
-    return table(f"GB/s between ranks: {found.name}", columns, found.met)
 
 
 def pair_figure(found: PairMap) -> Figure:

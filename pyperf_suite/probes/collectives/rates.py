@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -54,13 +54,13 @@ def highest_rates(curves: Sequence[Curve]) -> Iterator[Remark]:
     for curve in plain(curves):
         best = curve.best
         told = "{curve}: {rate} busbw at {size}"
-        values: dict[str, Any] = {"curve": curve, "rate": best.rate, "size": best.size}
         if curve.ranks == 1:
             told = "{curve}: {rate} algbw at {size}; one rank has no bus"
         elif best.peak:
             told += ", {share} of the {peak} of {link}"
-            values |= {"share": _share_of_peak(best), "peak": _gb_per_s(best.peak.gb_per_s), "link": best.peak.name}
-        yield remark(told, **values)
+        peak, link = (best.peak.gb_per_s, best.peak.name) if best.peak else (None, None)
+        share = _share_of_peak(best)
+        yield remark(told, curve=curve, rate=best.rate, size=best.size, share=share, peak=_gb_per_s(peak), link=link)
 
 
 def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | Verdict]:
@@ -72,7 +72,7 @@ def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | Verdict]:
         for claim in BETWEEN_NODES:
             verdict = claim.judge(
                 "{curve}: the network between nodes carries {measured} (busbw), each accelerator's share of it {each}",
-                Quantity(best.rate.value, "Gbps", best.rate.low, best.rate.high, best.rate.processes),
+                replace(best.rate, unit="Gbps"),
                 curve=curve,
                 each=Quantity(share * GIGA, "Gbps"),
             )
@@ -203,11 +203,11 @@ def tables(curves: Sequence[Curve]) -> Iterator[Table]:
 def _relative_to(first: Curve) -> Column:
     """The time over that of another curve at the same size."""
 
-    def ratio(point: Point) -> Ratio | None:
+    def time_ratio(point: Point) -> Ratio | None:
         other = first.points.get(point.row.message_bytes)
         return None if other is None else other.row.faster_than(point.row)
 
-    return Column(f"relative to {first.how}", ratio, "x")
+    return Column(f"relative to {first.how}", time_ratio, "x")
 
 
 def figures(curves: Sequence[Curve]) -> Iterator[Figure]:

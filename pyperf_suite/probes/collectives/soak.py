@@ -92,7 +92,7 @@ COLUMNS = (
 def soaked_of(curves: Sequence[Curve]) -> list[Soaked]:
     """Every case that was tried more often than its profile does: a second time after all others at the least."""
     points = [(curve, point) for curve in curves for point in curve.points.values()]
-    long = [each for each in points if len(each[1].trials) > max(2, _planned_trials(each[1]))]
+    long = [(curve, point) for curve, point in points if len(point.trials) > max(2, _planned_trials(point))]
     start_s = min((_time_s(trial) for _, point in long for trial in point.trials), default=0.0)
     found = []
     for curve, point in long:

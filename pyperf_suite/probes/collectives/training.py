@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.network import traffic
 from pyperf_suite.laws.network.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, seconds_of
-from pyperf_suite.laws.network.traffic import Traffic, Verdict, Workload, bound_below_s, verdict
+from pyperf_suite.laws.network.traffic import WAYS, Traffic, Verdict, Workload, bound_below_s, verdict
 from pyperf_suite.probes.collectives.curves import Curve, plain
 from pyperf_suite.spec.findings import Remark, Table, remark
 from pyperf_suite.spec.quantity import Quantity
@@ -28,20 +27,18 @@ FLOP_PER_S = {"cuda": 400e12, "cpu": 1e12}
 class Training:
     """The step that is judged: `compute_s` is what a rank computes in it, forward and backward."""
 
-    compute_s: float
+    compute_s: float = 0.0
     model: ModelDimensions = DEFAULT_MODEL
     work: Workload = field(default_factory=lambda: Workload(seq=4096))
-
-    @classmethod
-    def at(cls, flop_per_s: float, model: ModelDimensions = DEFAULT_MODEL, work: Workload | None = None) -> Training:
-        """Of a rank that computes so fast: 6 FLOP a parameter and token (Kaplan et al. 2020)."""
-        untimed = cls(0.0, model, work or Workload(seq=4096))
-        return replace(untimed, compute_s=6 * model.active_parameters * untimed.tokens / flop_per_s)
 
     @property
     def tokens(self) -> int:
         """Of a rank in a step."""
         return self.work.seq * self.work.micro_batch * self.work.micro_batches
+
+    def at(self, flop_per_s: float) -> Training:
+        """Of a rank that computes so fast: 6 FLOP a parameter and token (Kaplan et al. 2020)."""
+        return replace(self, compute_s=6 * self.model.active_parameters * self.tokens / flop_per_s)
 
     @classmethod
     def parse(cls, text: str, flop_per_s: float = FLOP_PER_S["cuda"]) -> Training:
@@ -67,7 +64,7 @@ class Training:
         whole = {"seq": 4096} | {name: int(value) for name, value in values.items()}
         model = ModelDimensions(**{name: whole[name] for name in model_names if name in whole})  # type: ignore[arg-type]
         work = Workload(**{name: whole[name] for name in work_names if name in whole})
-        return cls.at(flop_per_s, model, work) if compute_ms is None else cls(compute_ms * 1e-3, model, work)
+        return cls(model=model, work=work).at(flop_per_s) if compute_ms is None else cls(compute_ms * 1e-3, model, work)
 
 
 def _assignment(part: str) -> tuple[str, float]:
@@ -131,11 +128,14 @@ def judged(curves: Sequence[Curve], training: Training) -> Iterator[Remark | Tab
         return
     ranks = max(count for law in laws.values() for count in law.curves)
     seconds = seconds_of(laws)
+    model = training.model
+    experts = model if model.experts > 1 else replace(model, experts=max(FEWEST_EXPERTS, ranks), top_k=TOP_K)
     ways: list[Way] = []
     unjudged: list[tuple[str, str]] = []
-    for name, sends in _parallelisms(training, ranks).items():
+    for way, traffic in WAYS.items():
+        name = way if way != "EP" else f"EP of {experts.experts} experts"
         try:
-            sent = sends()
+            sent = traffic(experts if way == "EP" else model, training.work, ranks)
         except UserError as error:
             unjudged.append((name, str(error).rstrip(".")))
             continue
@@ -152,9 +152,9 @@ def judged(curves: Sequence[Curve], training: Training) -> Iterator[Remark | Tab
             "Judged for a model of {parameters} parameters ({layers} layers, hidden {hidden}) and {tokens} tokens a "
             "rank; messages above {largest} are extrapolated",
             kind="predicted",
-            parameters=Quantity(training.model.parameters, "billion"),
-            layers=training.model.layers,
-            hidden=training.model.hidden,
+            parameters=Quantity(model.parameters, "billion"),
+            layers=model.layers,
+            hidden=model.hidden,
             tokens=training.tokens,
             largest=max((curve.largest.size for curve in plain(curves)), key=lambda size: size.value),
         )
@@ -172,22 +172,6 @@ def measured_laws(curves: Sequence[Curve]) -> dict[str, AlphaBetaOverRanks]:
         if curve.law is not None and p.ranks > 1 and not p.pairs:
             by_operation.setdefault(curve.operation, {}).setdefault(p.ranks, curve.law)
     return {operation: AlphaBetaOverRanks(operation, of_ranks) for operation, of_ranks in by_operation.items()}
-
-
-def _parallelisms(training: Training, ranks: int) -> dict[str, Callable[[], Traffic]]:
-    """The traffic of each way to train over all ranks; it raises UserError where the model cannot be spread so."""
-    model, work = training.model, training.work
-    experts = model if model.experts > 1 else replace(model, experts=max(FEWEST_EXPERTS, ranks), top_k=TOP_K)
-    return {
-        "DDP": lambda: traffic.ddp(model, work, ranks),
-        "ZeRO-1": lambda: traffic.zero_1(model, work, ranks),
-        "ZeRO-2": lambda: traffic.zero_2(model, work, ranks),
-        "ZeRO-3": lambda: traffic.zero_3(model, work, ranks),
-        "TP": lambda: traffic.tensor_parallel(model, work, ranks),
-        "TP+SP": lambda: traffic.tensor_and_sequence_parallel(model, work, ranks),
-        "PP": lambda: traffic.pipeline_parallel(model, work, ranks),
-        f"EP of {experts.experts} experts": lambda: traffic.expert_parallel(experts, work, ranks),
-    }
 
 
 def _duration(seconds: float) -> Quantity:
