@@ -96,8 +96,9 @@ class Way:
     def remark(self) -> Remark:
         """Whether the network is enough, at what rate, and from which time of computing on."""
         told = "{way} among {ranks} ranks: {rate} is {judged} for a step that computes for {compute}"
+        bound = "; enough from {bound}" if self.judged.network_bound else "; too slow below {bound}"
         return remark(
-            f"{told}; too slow below {{bound}}" if isinstance(self.bound, Quantity) else told,
+            told + (bound if isinstance(self.bound, Quantity) else ""),
             kind="predicted",
             way=self.name,
             ranks=self.ranks,
