@@ -36,7 +36,7 @@ SWITCH_REDUCES = ("NVLink 4", "NVLink 5")
 class Point:
     """One size of a curve over all its trials: the row of its case, their records, and what the kernel reported.
 
-    Rates are of S, the size of nccl-tests, over the time that ranks saw on average, as there, in GB/s (1e9). `wrong`
+    Rates are of S, the size of nccl-tests, over the time that ranks saw on average, as there, in B/s. `wrong`
     has the elements in error of trials that failed for them.
     """
 
@@ -62,12 +62,12 @@ class Point:
 
     def algbw(self, seconds: float | None = None) -> float:
         """What a caller sees, at the median or at another time of one message."""
-        return float(algbw(self.row.message_bytes, seconds or self.seconds))
+        return float(algbw(self.row.message_bytes, seconds or self.seconds)) * GIGA
 
     def busbw(self, seconds: float | None = None) -> float:
         """What a link carries, at the median or at another time of one message."""
         operation = self.row.operation.counted_as
-        return float(busbw(operation, self.row.message_bytes, seconds or self.seconds, self.row.ranks))
+        return float(busbw(operation, self.row.message_bytes, seconds or self.seconds, self.row.ranks)) * GIGA
 
     @property
     def rate(self) -> Quantity:
@@ -75,7 +75,7 @@ class Point:
         rate_at = self.algbw if self.row.ranks == 1 else self.busbw
         reading = self.row.reading
         times = (reading.seconds, reading.high, reading.low)
-        value, low, high = (rate_at(time / self.trips) * GIGA for time in times)
+        value, low, high = (rate_at(time / self.trips) for time in times)
         return Quantity(value, "GB/s", low, high, len(reading.by_process))
 
     def quantile_s(self, share: float) -> float:
@@ -105,7 +105,7 @@ class Point:
             counted = [(report or {}).get("nvlink_bytes") for report in trial.quality.get("rank_gpus", ())]
             busiest = max((max(each["sent"], each["received"]) for each in counted if each), default=None)
             if busiest is not None:
-                rates.append(busiest / trial.sampling["iterations"] / trial.seconds / GIGA)
+                rates.append(busiest / trial.sampling["iterations"] / trial.seconds)
         return statistics.median(rates) if rates else None
 
     @property

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from pyperf_suite.laws.network.communication import GIGA
 from pyperf_suite.probes.collectives.curves import Curve, Point
 from pyperf_suite.spec.axes import size_name
 from pyperf_suite.spec.findings import Figure, HeatMap, Remark, Table, remark
@@ -186,7 +185,7 @@ def _rates(point: Point) -> dict[Pair, float]:
     own = np.array([trial.sampling["rank_median_s"] for trial in point.trials], dtype=np.float64)
     seconds = np.median(own, axis=0)
     return {
-        (min(a, b), max(a, b)): point.algbw(float(max(seconds[a], seconds[b])) / point.trips) * GIGA
+        (min(a, b), max(a, b)): point.algbw(float(max(seconds[a], seconds[b])) / point.trips)
         for a, b in point.row.pairs
     }
 

@@ -58,9 +58,15 @@ def highest_rates(curves: Sequence[Curve]) -> Iterator[Remark]:
             told = "{curve}: {rate} algbw at {size}; one rank has no bus"
         elif best.peak:
             told += ", {share} of the {peak} of {link}"
-        peak, link = (best.peak.gb_per_s, best.peak.name) if best.peak else (None, None)
-        share = _share_of_peak(best)
-        yield remark(told, curve=curve, rate=best.rate, size=best.size, share=share, peak=_gb_per_s(peak), link=link)
+        yield remark(
+            told,
+            curve=curve,
+            rate=best.rate,
+            size=best.size,
+            share=_share_of_peak(best),
+            peak=best.peak and Quantity(best.peak.gb_per_s * GIGA, "GB/s"),
+            link=best.peak and best.peak.name,
+        )
 
 
 def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | Verdict]:
@@ -74,7 +80,7 @@ def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | Verdict]:
                 "{curve}: the network between nodes carries {measured} (busbw), each accelerator's share of it {each}",
                 replace(best.rate, unit="Gbps"),
                 curve=curve,
-                each=Quantity(share * GIGA, "Gbps"),
+                each=Quantity(share, "Gbps"),
             )
             yield verdict
             if verdict.outcome == "holds":
@@ -162,9 +168,8 @@ def laws(curves: Sequence[Curve]) -> Iterator[Remark | Table]:
             "not block: that of nccl_graph is the network's",
             kind="caution",
         )
-    graphs = [c for c in curves if c.implementation == "nccl_graph" and not c.variant and c.law]
-    shown = [*fitted, *(curve for curve in graphs if curve not in fitted)]
-    yield table("Laws: time = start + size / rate, in straight pieces", LAWS, shown)
+    every = [curve for curve in curves if curve.law and not curve.variant]
+    yield table("Laws: time = start + size / rate, in straight pieces", LAWS, every)
 
 
 POINTS = (
@@ -174,8 +179,8 @@ POINTS = (
     Column("redop", lambda point: point.row.reduction if point.row.operation.reduces else "none", priority=0),
     Column("root", lambda point: point.row.root if point.row.operation.has_root else -1, priority=0),
     Column("p50", lambda point: point.seconds, "us", 2),
-    Column("algbw", lambda point: _gb_per_s(point.algbw()), "GB/s"),
-    Column("busbw", lambda point: _gb_per_s(point.busbw()), "GB/s", 2),
+    Column("algbw", lambda point: point.algbw(), "GB/s"),
+    Column("busbw", lambda point: point.busbw(), "GB/s", 2),
     Column("#wrong", lambda point: point.wrong),
     Column("p95", lambda point: point.quantile_s(0.95), "us", 0),
     Column("p99", lambda point: point.quantile_s(0.99), "us"),
@@ -184,8 +189,8 @@ POINTS = (
     Column("transfer", lambda point: point.row.seen.get("transfer"), "us"),
     Column("skew", lambda point: point.row.seen.get("skew"), "us"),
     Column("of the link's peak", lambda point: _share_of_peak(point), "%"),
-    Column("NVLS wire", lambda point: _gb_per_s(point.wire_rate), "GB/s", 0),
-    Column("NVLink counters", lambda point: _gb_per_s(point.counted_rate), "GB/s", 0),
+    Column("NVLS wire", lambda point: point.wire_rate, "GB/s", 0),
+    Column("NVLink counters", lambda point: point.counted_rate, "GB/s", 0),
     Column("algorithm", lambda point: point.details.get("algorithm")),
 )
 
@@ -255,13 +260,8 @@ def _ticks(curves: Sequence[Curve]) -> tuple[tuple[float, str], ...]:
     return tuple((2.0**power, size_name(2**power)) for power in range(largest, smallest - 1, -step)[::-1])
 
 
-def _gb_per_s(rate: float | None) -> Quantity | None:
-    """A rate of 1e9 bytes a second."""
-    return None if rate is None else Quantity(rate * GIGA, "GB/s")
-
-
 def _share_of_peak(point: Point) -> Quantity | None:
-    return None if point.peak is None else Quantity(point.busbw() / point.peak.gb_per_s, "%")
+    return None if point.peak is None else Quantity(point.busbw() / GIGA / point.peak.gb_per_s, "%")
 
 
 def _rate_of(beta_s_per_byte: float) -> float:
