@@ -394,7 +394,7 @@ def test_what_nvlinks_counted_stands_beside_the_formula(network: Any) -> None:
 
 def test_the_picture_has_points_law_and_peak_over_a_growing_size(network: Any, tmp_path: Path) -> None:
     asked = cases(op=TRAINED, implementation=("nccl", "c10d_nccl"), ranks=(8,))
-    (figure,) = PROBE.findings(network(identity=HOPPERS).records(asked)).figures
+    (figure,) = PROBE.findings(network(identity=HOPPERS, noise=0.01).records(asked)).figures
     panels: list[Any] = [panel for row in figure.rows for panel in row]
     assert [panel.title for panel in panels] == [
         *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive")
@@ -403,7 +403,7 @@ def test_the_picture_has_points_law_and_peak_over_a_growing_size(network: Any, t
         assert [series.style for series in panel.series] == ["points", "points", "line", "beside"]
         assert (panel.y_label, panel.y_unit, panel.x_ticks[-1]) == ("busbw", "GB/s", (2.0**26, "64 MiB"))
         points, _, law, peak = panel.series
-        assert points.y[-1] == pytest.approx(law.y[-1], rel=0.01) == pytest.approx(10e9, rel=0.05)
+        assert points.y[-1] == pytest.approx(law.y[-1], rel=0.05) == pytest.approx(10e9, rel=0.05)
         assert set(peak.y) == {450e9}
     assert draw(figure, tmp_path).read_bytes().startswith(b"\x89PNG")
 

@@ -64,19 +64,17 @@ class Point:
         """What a caller sees, at the median or at another time of one message."""
         return float(algbw(self.row.message_bytes, seconds or self.seconds)) * GIGA
 
-    def busbw(self, seconds: float | None = None) -> float:
-        """What a link carries, at the median or at another time of one message."""
+    @property
+    def busbw(self) -> float:
+        """What a link carries."""
         operation = self.row.operation.counted_as
-        return float(busbw(operation, self.row.message_bytes, seconds or self.seconds, self.row.ranks)) * GIGA
+        return float(busbw(operation, self.row.message_bytes, self.seconds, self.row.ranks)) * GIGA
 
     @property
     def rate(self) -> Quantity:
         """busbw, or algbw where a single rank has no bus, from the slowest process to the fastest."""
-        rate_at = self.algbw if self.row.ranks == 1 else self.busbw
-        reading = self.row.reading
-        times = (reading.seconds, reading.high, reading.low)
-        value, low, high = (rate_at(time / self.trips) for time in times)
-        return Quantity(value, "GB/s", low, high, len(reading.by_process))
+        rate = self.algbw() if self.row.ranks == 1 else self.busbw
+        return self.row.reading.per_second(rate * self.row.reading.seconds, "GB/s")
 
     def quantile_s(self, share: float) -> float:
         """A quantile over all iterations of all trials, each averaged over ranks."""
@@ -96,6 +94,11 @@ class Point:
     def peak(self) -> LinkPeak | None:
         """The peak of the links; None where its ranks are joined by a network between nodes."""
         return peak_of(self.trials[0].identity) if self.nodes == 1 else None
+
+    @property
+    def share_of_peak(self) -> Quantity | None:
+        """What a link carries of that."""
+        return None if self.peak is None else Quantity(self.busbw / GIGA / self.peak.gb_per_s, "%")
 
     @property
     def counted_rate(self) -> float | None:

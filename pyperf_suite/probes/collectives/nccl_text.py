@@ -55,7 +55,7 @@ def _block(out_of_place: Curve, in_place: Curve) -> Iterator[str]:
         yield case + _place(out_of_place, size) + _place(in_place, size)
     wrong = sum(sum(curve.wrong.values()) for curve in both)
     yield f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
-    rates = [point.busbw() / GIGA for curve in both for point in curve.points.values()]
+    rates = [point.busbw / GIGA for curve in both for point in curve.points.values()]
     if rates:
         yield f"# Avg bus bandwidth    : {statistics.fmean(rates):g}"
     yield from ("#", "")
@@ -67,4 +67,4 @@ def _place(curve: Curve, size: int) -> str:
         return _PLACE.format("N/A", "N/A", "N/A", wrong) if wrong else _UNTOLD
     us = point.seconds * 1e6
     time = f"{us:.0f}" if us >= 10_000 else f"{us:.1f}" if us >= 100 else f"{us:.2f}"
-    return _PLACE.format(time, f"{point.algbw() / GIGA:.2f}", f"{point.busbw() / GIGA:.2f}", wrong)
+    return _PLACE.format(time, f"{point.algbw() / GIGA:.2f}", f"{point.busbw / GIGA:.2f}", wrong)

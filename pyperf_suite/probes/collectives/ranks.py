@@ -161,7 +161,7 @@ def pair_findings(found: PairMap) -> Iterator[Remark | Table | Figure]:
             path=wired,
         )
     to_each = [Column(str(one), partial(found.rate, one), "GB/s") for one in found.met]
-    columns = (Column("", lambda rank: f"rank {rank}", priority=2), *to_each)
+    columns = (Column("", "rank {}".format, priority=2), *to_each)
     yield table(f"GB/s between ranks: {found.name}", columns, found.met)
     yield pair_figure(found)
 

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, Point, p
 from pyperf_suite.spec.axes import size_name
 from pyperf_suite.spec.findings import Claim, Figure, Panel, Remark, Series, Table, Verdict, remark
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, grouped, mean_speedup, table
+from pyperf_suite.spec.rows import Column, grouped, mean_speedup, series, table
 
 PLAYBOOK = 'Hugging Face, Large Language Model Training Playbook, "How to Maximize Training Throughput"'
 GBPS = 1e9 / 8
@@ -63,7 +64,7 @@ def highest_rates(curves: Sequence[Curve]) -> Iterator[Remark]:
             curve=curve,
             rate=best.rate,
             size=best.size,
-            share=_share_of_peak(best),
+            share=best.share_of_peak,
             peak=best.peak and Quantity(best.peak.gb_per_s * GIGA, "GB/s"),
             link=best.peak and best.peak.name,
         )
@@ -74,7 +75,7 @@ def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | Verdict]:
     several = [each for each in plain(curves) if each.operation == "all_reduce" and each.best.nodes > 1]
     for curve in several:
         best = curve.best
-        share = float(inter_node_rate(best.busbw(), curve.ranks, best.nodes))
+        share = float(inter_node_rate(best.busbw, curve.ranks, best.nodes))
         for claim in BETWEEN_NODES:
             verdict = claim.judge(
                 "{curve}: the network between nodes carries {measured} (busbw), each accelerator's share of it {each}",
@@ -178,19 +179,19 @@ POINTS = (
     Column("type", lambda point: point.row.dtype, priority=0),
     Column("redop", lambda point: point.row.reduction if point.row.operation.reduces else "none", priority=0),
     Column("root", lambda point: point.row.root if point.row.operation.has_root else -1, priority=0),
-    Column("p50", lambda point: point.seconds, "us", 2),
+    Column("p50", "seconds", "us", 2),
     Column("algbw", lambda point: point.algbw(), "GB/s"),
-    Column("busbw", lambda point: point.busbw(), "GB/s", 2),
-    Column("#wrong", lambda point: point.wrong),
+    Column("busbw", unit="GB/s", priority=2),
+    Column("#wrong", "wrong"),
     Column("p95", lambda point: point.quantile_s(0.95), "us", 0),
     Column("p99", lambda point: point.quantile_s(0.99), "us"),
-    Column("p99 / p50", lambda point: point.tail, "x", 0),
+    Column("p99 / p50", "tail", "x", 0),
     # After the last rank arrived, and how far apart they arrived.
     Column("transfer", lambda point: point.row.seen.get("transfer"), "us"),
     Column("skew", lambda point: point.row.seen.get("skew"), "us"),
-    Column("of the link's peak", lambda point: _share_of_peak(point), "%"),
-    Column("NVLS wire", lambda point: point.wire_rate, "GB/s", 0),
-    Column("NVLink counters", lambda point: point.counted_rate, "GB/s", 0),
+    Column("of the link's peak", "share_of_peak", "%"),
+    Column("NVLS wire", "wire_rate", "GB/s", 0),
+    Column("NVLink counters", "counted_rate", "GB/s", 0),
     Column("algorithm", lambda point: point.details.get("algorithm")),
 )
 
@@ -200,7 +201,7 @@ def tables(curves: Sequence[Curve]) -> Iterator[Table]:
     for together in grouped((curve for curve in curves if curve.points), lambda curve: curve.what).values():
         for curve in together:
             points = curve.points.values()
-            columns = [column for column in POINTS if any(column.value(point) is not None for point in points)]
+            columns = [column for column in POINTS if any(column.cell(point) is not None for point in points)]
             relative = [_relative_to(together[0])] if curve is not together[0] else []
             yield table(str(curve), [*columns, *relative], points)
 
@@ -233,23 +234,19 @@ def figures(curves: Sequence[Curve]) -> Iterator[Figure]:
 
 
 def _panel(title: str, curves: Sequence[Curve]) -> Panel:
-    series = []
-    for curve in curves:
-        rates = [point.rate for point in curve.points.values()]
-        values, low, high = ([getattr(rate, end) for rate in rates] for end in ("value", "low", "high"))
-        series.append(Series(curve.how, list(curve.points), values, "points", low, high))
+    drawn = [series(each.how, each.points.values(), attrgetter("size.value"), attrgetter("rate")) for each in curves]
     first = curves[0]
     ends = (min(first.points), max(first.points))
     if first.law is not None:
         sizes = np.geomspace(*ends, LAW_POINTS)
         seconds = first.law.seconds(sizes)
         rate = algbw(sizes, seconds) if first.ranks == 1 else busbw(first.operation, sizes, seconds, first.ranks)
-        series.append(Series(f"law of {first.how}", sizes.tolist(), (rate * GIGA).tolist(), "line"))
+        drawn.append(Series(f"law of {first.how}", sizes.tolist(), (rate * GIGA).tolist(), "line"))
     peak = first.largest.peak
     if peak is not None and first.ranks > 1:
-        series.append(Series(f"peak of {peak.name}", ends, [peak.gb_per_s * GIGA] * 2, "beside"))
+        drawn.append(Series(f"peak of {peak.name}", ends, [peak.gb_per_s * GIGA] * 2, "beside"))
     label = "algbw" if first.ranks == 1 else "busbw"
-    return Panel(title, "size", label, tuple(series), x_ticks=_ticks(curves), x_unit="B", y_unit="GB/s")
+    return Panel(title, "size", label, tuple(drawn), x_ticks=_ticks(curves), x_unit="B", y_unit="GB/s")
 
 
 def _ticks(curves: Sequence[Curve]) -> tuple[tuple[float, str], ...]:
@@ -258,10 +255,6 @@ def _ticks(curves: Sequence[Curve]) -> tuple[tuple[float, str], ...]:
     smallest, largest = math.ceil(math.log2(min(sizes))), int(math.log2(max(sizes)))
     step = max(1, math.ceil((largest - smallest) / MOST_TICKS))
     return tuple((2.0**power, size_name(2**power)) for power in range(largest, smallest - 1, -step)[::-1])
-
-
-def _share_of_peak(point: Point) -> Quantity | None:
-    return None if point.peak is None else Quantity(point.busbw() / GIGA / point.peak.gb_per_s, "%")
 
 
 def _rate_of(beta_s_per_byte: float) -> float:

@@ -78,7 +78,7 @@ COLUMNS = (
     Column("size", lambda each: each.point.size, "size", 2),
     Column("trials", lambda each: len(each.seconds), priority=0),
     Column("median", lambda each: float(np.median(each.seconds)), "us"),
-    Column("spread 10-90 %", lambda each: each.spread, "%"),
+    Column("spread 10-90 %", "spread", "%"),
     Column("worst trial", lambda each: float(each.relative.max()), "x"),
     Column("p99 / p50", lambda each: each.point.tail, "x"),
     Column("drift", lambda each: each.drift.by, "+%", 2),

@@ -110,15 +110,15 @@ class Way:
 
 
 COLUMNS = (
-    Column("parallelism", lambda way: way.name, priority=2),
-    Column("ranks", lambda way: way.ranks, priority=0),
+    Column("parallelism", "name", priority=2),
+    Column("ranks", priority=0),
     Column("calls a step", lambda way: sum(transfer.calls for transfer in way.sent.transfers), priority=0),
     Column("on the bus a step", lambda way: way.sent.bus_bytes, "GB"),
     Column("communication", lambda way: _duration(way.judged.communication_s), "duration"),
     Column("exposed", lambda way: _duration(way.judged.exposed_s), "duration"),
     Column("of the step", lambda way: Quantity(way.judged.exposed_share, "%", predicted=True), "%", 2),
     Column("network", lambda way: "network-bound" if way.judged.network_bound else "enough", priority=2),
-    Column("too slow below compute of", lambda way: way.bound, "duration", 2),
+    Column("too slow below compute of", "bound", "duration", 2),
 )
 
 
