@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 # With fewer values neither a drift nor a change can be told from chance.
 FEWEST_VALUES = 8
@@ -17,6 +16,8 @@ def chance_of_no_trend(values: NDArray[np.float64]) -> float:
 
     Its statistic r √((n − 2)/(1 − r²)) is Student's t with n − 2 degrees of freedom (Zar 1972).
     """
+    from scipy import special
+
     count = len(values)
     if count < FEWEST_VALUES or not np.ptp(values):
         return 1.0

@@ -203,3 +203,8 @@ def _bytes(text: str) -> int:
     if match is None or match[2].upper() not in BYTES or not int(match[1]):
         raise UserError(f"{text.strip()!r} is not a size: write bytes, or KiB, MiB or GiB, as in 64KiB.")
     return int(match[1]) * BYTES[match[2].upper()]
+
+
+def every_size(ladders: Iterable[Sizes]) -> list[int]:
+    """The sizes of all ladders in bytes, each once, ascending."""
+    return sorted({size_bytes for each in ladders for size_bytes in each.ladder()})

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from pyperf_suite.probes.collectives.curves import Curve, Point
 from pyperf_suite.spec.axes import size_name
@@ -48,6 +47,8 @@ def straggler(ranks: int, trials: Sequence[Mapping[str, Any]]) -> Remark:
     own time needs no clock but its own. `chance` is the probability that ranks that take turns at random name any one
     so often, `lag` its median arrival after the first, `wait` the share of the others' time that is waiting for it.
     """
+    from scipy import special
+
     signs = [(int(np.argmax(each["rank_lag_s"])), int(np.argmin(each["rank_median_s"]))) for each in trials]
     ((rank, named),) = Counter(last for last, least in signs if last == least).most_common(1) or ((0, 0),)
     # Binomial tail, times the ranks that could have been named.

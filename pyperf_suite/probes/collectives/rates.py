@@ -16,7 +16,7 @@ from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, Point, p
 from pyperf_suite.spec.axes import size_name
 from pyperf_suite.spec.findings import Claim, Figure, Panel, Remark, Series, Table, Verdict, remark
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, grouped, mean_speedup, series, table
+from pyperf_suite.spec.rows import Column, Reading, grouped, mean_speedup, series, table
 
 PLAYBOOK = 'Hugging Face, Large Language Model Training Playbook, "How to Maximize Training Throughput"'
 GBPS = 1e9 / 8
@@ -94,50 +94,35 @@ def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | Verdict]:
 
 def paths(curves: Sequence[Curve]) -> Iterator[Remark]:
     """What each other path or variant costs relative to ours or the plain one, over all operations measured by both."""
-    pairs = [
-        (first, other)
-        for first in plain(curves)
-        for other in curves
-        if other.points and other.what == first.what and _one_apart(first, other)
-    ]
-
-    def compared(pair: tuple[Curve, Curve]) -> tuple[str, int, str, str]:
-        first, other = pair
-        return first.parameters.dtype, first.ranks, first.how, other.how
-
-    for (dtype, ranks, how, other_how), together in grouped(pairs, compared).items():
-        for small, where in ((True, "up to"), (False, "above")):
-            slower = _slowdown(together, small)
-            if slower is not None:
-                yield remark(
-                    "{other} takes {slower} the time of {first} {where} {size} ({operations}, {dtype}, {ranks} ranks)",
-                    effect="slower",
-                    other=other_how,
-                    slower=slower,
-                    first=how,
-                    where=where,
-                    size=Quantity(SMALL_BYTES, "size"),
-                    operations=", ".join(first.parameters.op for first, _ in together),
-                    dtype=dtype,
-                    ranks=ranks,
-                )
+    compared: dict[tuple[str, int, str, str, str], list[tuple[Reading, Reading]]] = {}
+    for first in plain(curves):
+        for other in curves:
+            if other.what == first.what and _one_apart(first, other):
+                for size in sorted(first.points.keys() & other.points.keys()):
+                    where = "up to" if size <= SMALL_BYTES else "above"
+                    key = (first.parameters.dtype, first.ranks, first.how, other.how, where)
+                    pair = (other.points[size].row.reading, first.points[size].row.reading)
+                    compared.setdefault(key, []).append(pair)
+    for (dtype, ranks, how, other_how, where), pairs in compared.items():
+        slower = mean_speedup(pairs)
+        if slower is not None:
+            yield remark(
+                "{other} takes {slower} the time of {first} {where} {size} ({operations}, {dtype}, {ranks} ranks)",
+                effect="slower",
+                other=other_how,
+                slower=slower,
+                first=how,
+                where=where,
+                size=Quantity(SMALL_BYTES, "size"),
+                operations=", ".join(dict.fromkeys(reading.case.parameters.op for reading, _ in pairs)),
+                dtype=dtype,
+                ranks=ranks,
+            )
 
 
 def _one_apart(one: Curve, other: Curve) -> bool:
     """Whether they differ in a single thing, so that a difference in time is that thing's."""
     return len({*one.variant} ^ {*other.variant}) + (one.implementation != other.implementation) == 1
-
-
-def _slowdown(pairs: Sequence[tuple[Curve, Curve]], small: bool) -> Ratio | None:
-    """The geometric mean over operations and sizes of the other's time over the first's."""
-    return mean_speedup(
-        [
-            (other.points[size].row.reading, first.points[size].row.reading)
-            for first, other in pairs
-            for size in first.points
-            if size in other.points and (size <= SMALL_BYTES) == small
-        ]
-    )
 
 
 LAWS = (
