@@ -91,7 +91,7 @@ def tables(findings: Findings) -> list[Table]:
         Table(
             table.title,
             [getattr(column, "name", column) for column in table.columns],
-            [[cell_text(cell) for cell in row] for row in table.rows],
+            [[text for cell in row for text in cell_texts(cell)] for row in table.rows],
         )
         for table in findings.tables
     ]
@@ -105,6 +105,13 @@ def cell_text(cell: Cell) -> str:
         return bare(cell)
     bounds = "" if cell.processes == 0 else f" [{in_unit(cell, cell.low)!r}, {in_unit(cell, cell.high)!r}]"
     return f"{in_unit(cell, cell.value)!r}{bounds}"
+
+
+def cell_texts(cell: Cell) -> list[str]:
+    """A cell, then the bounds of a quantity apart: golden has them in columns of their own here and there."""
+    if not isinstance(cell, Quantity) or cell.processes == 0:
+        return [cell_text(cell)]
+    return [cell_text(cell), *(repr(in_unit(cell, value)) for value in (cell.value, cell.low, cell.high))]
 
 
 def in_unit(quantity: Quantity, value: float) -> float:
@@ -134,7 +141,9 @@ def points(findings: Findings) -> list[Series]:
         place = (figure, panel.title)
         for series in panel.series:
             x = [value * factor(panel.x_unit) for value in series.x]
-            held = ([v * factor(panel.y_unit) for v in values] for values in (series.y, series.low, series.high))
+            # Golden points always have bounds: what was counted has those of its value.
+            low, high = (ends or (series.y if series.style == "points" else ()) for ends in (series.low, series.high))
+            held = ([v * factor(panel.y_unit) for v in values] for values in (series.y, low, high))
             found.append(Series(*place, series.label, series.style, x, *held))
         for label, edges in (("strong edges", panel.strong_edges), ("weak edges", panel.weak_edges)):
             if edges:
