@@ -29,7 +29,7 @@ from pyperf_suite.probes.attention_heads.sweeps import (
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, Table, findings, remark
 from pyperf_suite.spec.probe import RowTable
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, table, wins
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table, wins
 
 DEFAULT = "sdpa_default"
 
@@ -50,7 +50,7 @@ CAUSES = {
 }
 
 IMPLEMENTATION, WHAT, PASS = Column("implementation", kernel), Column("what", what, priority=0), Column("pass", pass_of)
-SPLIT, RATE = Column("heads x head_dim", split, priority=2), Column("rate", lambda row: row.flop_per_s, "TFLOP/s", 2)
+SPLIT, RATE = Column("heads x head_dim", split, priority=2), Column("rate", "flop_per_s", "TFLOP/s", 2)
 
 
 def analyse(rows: Rows) -> Findings:
@@ -71,9 +71,8 @@ def analyse(rows: Rows) -> Findings:
 
 
 def of(row: Row) -> dict[str, Any]:
-    """What a remark can name of a row."""
-    names = {"kernel": kernel(row), "what": what(row), "split": split(row), "of_pass": pass_of(row)}
-    return names | {"hidden": row.hidden, "heads": row.heads, "head_dim": row.head_dim}
+    """What remarks name of a row beside its parameters."""
+    return {"kernel": kernel(row), "what": what(row), "split": split(row), "of_pass": pass_of(row)}
 
 
 def advice(sweep: list[Row], fitted: FittedLaw | None) -> Iterator[Remark]:
@@ -85,13 +84,13 @@ def advice(sweep: list[Row], fitted: FittedLaw | None) -> Iterator[Remark]:
     # Heads of K and V get narrower with those of Q; where all share one, it has other parameters.
     parameters = "" if kv_ratio(fast) == "all" else ", with the same parameters"
     template = "{kernel}, {what}, hidden {hidden}: {split} is {faster} as fast as {slow} in {of_pass}" + parameters
-    yield remark(template, effect="faster", faster=faster, slow=split(slow), **of(fast))
+    yield fast.remark(template, effect="faster", faster=faster, slow=split(slow), **of(fast))
     bad, good = tiled(slow), tiled(fast)
     if bad is not None and good is not None and wins(faster):
         law = None if fitted is None else fitted.law
         for cause in causes(bad, good, slow.seconds / fast.seconds, law):
             template = "{kernel}, {what}, hidden {hidden}: {split} is slower than {fast}: {cause}"
-            yield remark(template, fast=split(fast), cause=CAUSES[cause], **of(slow))
+            yield slow.remark(template, fast=split(fast), cause=CAUSES[cause], **of(slow))
 
 
 def cliff(sweep: list[Row]) -> Remark | None:
@@ -101,7 +100,7 @@ def cliff(sweep: list[Row]) -> Remark | None:
     if not drops:
         return None
     drop, before, after = min(drops, key=lambda step: step[0].value)
-    return remark(
+    return before.remark(
         "{kernel}, {what}, {heads} heads: throughput of {of_pass} falls most from head_dim {head_dim} to {after}, from "
         "{rate} to {then} ({drop})",
         effect="drop",
@@ -130,7 +129,7 @@ def picks(rows: Rows) -> Iterator[Remark]:
                 "{kernel} is {faster} as fast as what torch picks at {split} in {of_pass} ({what}), the most of "
                 "{count} cases where another backend is faster"
             )
-            yield remark(template, effect="faster", faster=ratio, count=count, **of(best))
+            yield best.remark(template, effect="faster", faster=ratio, count=count, **of(best))
 
 
 def told_law(key: str, fitted: FittedLaw) -> Remark:
@@ -167,9 +166,9 @@ def computed(rows: Rows, laws: Mapping[str, FittedLaw]) -> Table:
     """What the forward kernels compute beside what is asked of them: where splits lose time."""
     cases = {row.case.case_id: case for row in rows if (case := tiled(row)) is not None}
 
-    def softmax(row: Row) -> Quantity | None:
+    def softmax(row: Row) -> float | None:
         fitted, head_dim = laws.get(law_key(row)), cases[row.case.case_id].padded_head_dim
-        return None if fitted is None else Quantity(1 - fitted.law.product_share(head_dim), "%", predicted=True)
+        return None if fitted is None else 1 - fitted.law.product_share(head_dim)
 
     columns = (
         *(IMPLEMENTATION, WHAT, SPLIT),
@@ -177,7 +176,7 @@ def computed(rows: Rows, laws: Mapping[str, FittedLaw]) -> Table:
         Column("pairs that count", lambda row: cases[row.case.case_id].tile_efficiency, "%"),
         Column("tiles", lambda row: cases[row.case.case_id].tiles),
         Column("slots", lambda row: row.kernel["details"].get("slots")),
-        Column("softmax", softmax, "%"),
+        Column("softmax", softmax, "%", predicted=True),
     )
     return table("What the forward kernels compute", columns, rows.where(lambda row: row.case.case_id in cases))
 
@@ -237,7 +236,7 @@ def _panel(sweeps: list[list[Row]], along: str, laws: Mapping[str, FittedLaw]) -
         title=pass_of(sweeps[0][0]),
         x_label=along,
         y_label="throughput",
-        series=tuple(series for sweep in sweeps for series in _series(sweep, along, laws)),
+        series=tuple(each for sweep in sweeps for each in _series(sweep, along, laws)),
         weak_edges=edges if along == "head_dim" else (),
         y_unit="TFLOP/s",
     )
@@ -246,14 +245,13 @@ def _panel(sweeps: list[list[Row]], along: str, laws: Mapping[str, FittedLaw]) -
 def _series(sweep: list[Row], along: str, laws: Mapping[str, FittedLaw]) -> Iterator[Series]:
     """What was measured, and the law where the kernel has one."""
     label = f"{sweep[0].implementation} {sweep[0].blocks or ''}".rstrip()
-    sizes = [getattr(row, along) for row in sweep]
-    low, high = [row.flop / row.high for row in sweep], [row.flop / row.low for row in sweep]
-    yield Series(label, sizes, [row.flop_per_s for row in sweep], "points", low, high)
+    yield series(label, sweep, lambda row: getattr(row, along), lambda row: row.throughput)
     fitted = laws.get(law_key(sweep[0]))
-    cases = [case for row in sweep if (case := tiled(row)) is not None]
-    if fitted is not None and len(cases) == len(sweep):
-        seconds = fitted.law.seconds(cases).tolist()
-        yield Series(f"law of {label}", sizes, [row.flop / s for row, s in zip(sweep, seconds, strict=True)], "line")
+    cases = [(row, case) for row in sweep if (case := tiled(row)) is not None]
+    if fitted is not None and cases:
+        seconds = fitted.law.seconds([case for _, case in cases]).tolist()
+        rates = [(getattr(row, along), row.flop / each) for (row, _), each in zip(cases, seconds, strict=True)]
+        yield series(f"law of {label}", rates, lambda point: point[0], lambda point: point[1], "line")
 
 
 def in_pass(column: Column, backward: bool) -> Column:
@@ -261,7 +259,7 @@ def in_pass(column: Column, backward: bool) -> Column:
 
     def value(row: Row) -> Any:
         timed = row if row.backward == backward else row.like(backward=backward)
-        return None if timed is None else column.value(timed)
+        return None if timed is None else column.cell(timed)
 
     return replace(column, value=value)
 
@@ -278,7 +276,7 @@ def by_size(title: str, along: str) -> RowTable:
         title,
         (
             *(IMPLEMENTATION, WHAT),
-            Column(HELD[along], lambda row: getattr(row, HELD[along]), priority=0),
+            Column(HELD[along], priority=0),
             SPLIT,
             Column("computed as", lambda row: (case := tiled(row)) and case.padded_head_dim, priority=0),
             *(replace(in_pass(RATE, False), name="forward"), in_pass(beside, False)),
@@ -293,7 +291,7 @@ TABLES = (
     by_size("Throughput by head dimension at a fixed number of heads", "head_dim"),
     RowTable(
         "Other masks, key heads and lengths",
-        (IMPLEMENTATION, WHAT, SPLIT, PASS, Column("time", lambda row: row.seconds, "us"), RATE),
+        (IMPLEMENTATION, WHAT, SPLIT, PASS, Column("time", "seconds", "us"), RATE),
         where=lambda row: not any(is_swept(row, along) for along in HELD),
     ),
     RowTable(

@@ -118,11 +118,11 @@ def analyse(rows: Rows) -> Findings:
 
     columns = (
         Column("what", what, priority=2),
-        Column("dtype", lambda row: row.dtype, priority=0),
-        Column("measured", lambda row: row.seconds, "us"),
-        Column("predicted", lambda row: Quantity(predicted[row.case.case_id], "us", predicted=True), "us"),
+        Column("dtype", priority=0),
+        Column("measured", "seconds", "us"),
+        Column("predicted", lambda row: predicted[row.case.case_id], "us", predicted=True),
         Column("predicted / measured", ratio, "x", 2),
-        Column("rate", lambda row: row.flop_per_s, "TFLOP/s"),
+        Column("rate", "flop_per_s", "TFLOP/s"),
     )
     known = [row for row in itertools.chain(*kinds.values()) if row.case.case_id in predicted]
     worst = sorted(known, key=lambda row: -abs(math.log(ratio(row))))
