@@ -14,7 +14,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes._products import CHOSEN, library_of, own_kernel, relative_rate
+from pyperf_suite.probes._products import CHOSEN, ProductAxes, library_of, on_gpu, relative_rate
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Shape
 from pyperf_suite.spec.findings import Findings, Remark, findings, remark
@@ -45,51 +45,38 @@ GPU_SHAPES = _shapes(
 
 
 @dataclass(frozen=True)
-class BaselineAxes:
+class BaselineAxes(ProductAxes):
     """What the probe varies, as it is on a CPU in a minute.
 
     The tile `chosen` lets our kernel choose; of several tiles the fastest counts.
     """
 
-    workers: tuple[int, ...]
-    implementation: tuple[str, ...] = ("native",)
-    library: tuple[str, ...] = ("torch",)
     shape: tuple[Shape, ...] = QUICK_SHAPES
     layout: tuple[str, ...] = ("NN",)
-    dtype: tuple[str, ...] = ("float32",)
     tile: tuple[str, ...] = (CHOSEN,)
     schedule: tuple[str, ...] = ("data_parallel",)
-    mode: tuple[str, ...] = ("burst",)
 
 
 def axes(profile: str, device: Device) -> BaselineAxes:
     """Squares and transformer-like shapes, on one core and on all, or on a whole GPU."""
-    if device.kind == "cuda":
-        return _gpu_axes(profile, device)
+    return (_on_gpu(device) if device.kind == "cuda" else _on_cpu())[profile]
+
+
+def _on_cpu() -> dict[str, BaselineAxes]:
     quick = BaselineAxes(workers=tuple(dict.fromkeys((1, cpu.detect().usable_cores))))
-    if profile == "quick":
-        return quick
-    return replace(quick, shape=QUICK_SHAPES + LARGER_SHAPES, layout=("NN", "TN"), dtype=("float32", "bfloat16"))
+    shapes = QUICK_SHAPES + LARGER_SHAPES
+    standard = replace(quick, shape=shapes, layout=("NN", "TN"), dtype=("float32", "bfloat16"))
+    return {"quick": quick, "standard": standard, "full": standard}
 
 
-def _gpu_axes(profile: str, device: Device) -> BaselineAxes:
-    gpu, own = own_kernel(device)
-    quick = BaselineAxes(
-        workers=(gpu.multiprocessors,),
-        implementation=(own, "triton"),
-        library=("cublas",),
-        shape=GPU_SHAPES[:1],
-        layout=("TN",),
-        dtype=("bfloat16",),
-        tile=HOPPER_TILES if own in CLUSTERED else ("128x128x32",),
-        schedule=("persistent",),
-    )
-    if profile == "quick":
-        return quick
+def _on_gpu(device: Device) -> dict[str, BaselineAxes]:
+    own, shared = on_gpu(device)
+    tiles = HOPPER_TILES if own in CLUSTERED else ("128x128x32",)
+    quick = BaselineAxes(**shared, shape=GPU_SHAPES[:1], layout=("TN",), tile=tiles, schedule=("persistent",))
+    quick = replace(quick, implementation=(own, "triton"))
     standard = replace(quick, shape=GPU_SHAPES, schedule=("data_parallel", "persistent", "stream_k"))
-    if profile == "standard":
-        return standard
-    return replace(standard, layout=("TN", "NN", "NT"), dtype=("bfloat16", "float16"), mode=("burst", "sustained"))
+    full = replace(standard, layout=("TN", "NN", "NT"), dtype=("bfloat16", "float16"), mode=("burst", "sustained"))
+    return {"quick": quick, "standard": standard, "full": full}
 
 
 def sweep(axes: BaselineAxes) -> Iterator[Case]:

@@ -20,10 +20,20 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.staircase import JudgedLaw, judged_by_waves
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path, tile_count, wave_count
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes._products import Sweep, library_of, own_kernel, relative_rate, series, sweeps_along
+from pyperf_suite.probes._products import (
+    Pair,
+    ProductAxes,
+    Sweep,
+    library_of,
+    on_gpu,
+    pair,
+    relative_rate,
+    series,
+    sweeps_along,
+)
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Within
-from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, findings, remark, remark_on
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, findings, remark
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, table
@@ -43,66 +53,53 @@ FEWEST_SIZES = 3
 
 
 @dataclass(frozen=True)
-class TileWaveAxes:
+class TileWaveAxes(ProductAxes):
     """What the probe varies, as it is for one row of tiles on a CPU: its few tiles are many waves of few workers.
 
     `schedule` is written without its workers, which are an axis of their own; `across` is how many tiles the dimension
     holds that is not varied; `waves` is how many are crossed.
     """
 
-    workers: Annotated[tuple[int, ...], Within(1, 100_000)]
-    implementation: tuple[str, ...] = ("native",)
-    library: tuple[str, ...] = ("torch",)
     tile: tuple[Tile, ...] = (Tile(128, 128, 256),)
     schedule: tuple[str, ...] = SCHEDULES
     k: tuple[int, ...] = (1024,)
-    dtype: tuple[str, ...] = ("float32",)
     layout: tuple[str, ...] = ("NN",)
     along: Annotated[tuple[str, ...], OneOf(("m", "n"))] = ("n",)
     across: Annotated[tuple[int, ...], Within(1, 10_000)] = (1,)
     waves: Annotated[tuple[int, ...], Within(1, 1_000)] = (3,)
     offset: tuple[int, ...] = (-64, -1, 0, 1)
-    mode: tuple[str, ...] = ("burst",)
 
 
 def axes(profile: str, device: Device) -> TileWaveAxes:
     """One tile along N in the quick profile; several tiles, dtypes and both directions in the others."""
-    return _gpu_axes(profile, device) if device.kind == "cuda" else _cpu_axes(profile)
+    return (_on_gpu(device) if device.kind == "cuda" else _on_cpu())[profile]
 
 
-def _cpu_axes(profile: str) -> TileWaveAxes:
-    quick = TileWaveAxes(workers=(cpu.detect().usable_cores,))
-    if profile == "quick":
-        return quick
+def _on_cpu() -> dict[str, TileWaveAxes]:
+    quick = TileWaveAxes((cpu.detect().usable_cores,))
     standard = replace(quick, tile=(Tile(64, 128, 256), *quick.tile), along=("n", "m"), offset=(-1, 0, 1))
-    if profile == "standard":
-        return standard
-    return replace(standard, tile=(*standard.tile, Tile(192, 256, 256)), dtype=("float32", "bfloat16"))
+    full = replace(standard, tile=(*standard.tile, Tile(192, 256, 256)), dtype=("float32", "bfloat16"))
+    return {"quick": quick, "standard": standard, "full": full}
 
 
-def _gpu_axes(profile: str, device: Device) -> TileWaveAxes:
+def _on_gpu(device: Device) -> dict[str, TileWaveAxes]:
     """As many rows of tiles as divide the multiprocessors, so that columns of tiles meet the edges of waves.
 
     A single row would read its operands at the speed of memory and show that instead.
     """
-    gpu, own = own_kernel(device)
-    multiprocessors = gpu.multiprocessors
+    own, shared = on_gpu(device)
+    (multiprocessors,) = shared["workers"]
     k_step = 64 if own == "cuda_sm90" else 32
     quick = TileWaveAxes(
-        workers=(multiprocessors,),
-        implementation=(own,),
-        library=("cublas",),
+        **shared,
         tile=(Tile(128, 128, k_step),),
         schedule=("data_parallel", "stream_k"),
         k=(2048,),
-        dtype=("bfloat16",),
         layout=("TN",),
         across=(max(rows for rows in range(1, MOST_ROWS_ACROSS + 1) if multiprocessors % rows == 0),),
         waves=(2,),
         offset=(0, TMA_STEP),
     )
-    if profile == "quick":
-        return quick
     standard = replace(
         quick,
         implementation=(own, "triton"),
@@ -111,9 +108,7 @@ def _gpu_axes(profile: str, device: Device) -> TileWaveAxes:
         waves=(3,),
         offset=(-TMA_STEP, 0, TMA_STEP),
     )
-    if profile == "standard":
-        return standard
-    return replace(
+    full = replace(
         standard,
         tile=(*quick.tile, Tile(128, 256, k_step)),
         # Fewer workers than multiprocessors, as if a collective held the others.
@@ -121,6 +116,7 @@ def _gpu_axes(profile: str, device: Device) -> TileWaveAxes:
         along=("n", "m"),
         dtype=("bfloat16", "float16"),
     )
+    return {"quick": quick, "standard": standard, "full": full}
 
 
 def sweep(axes: TileWaveAxes) -> Iterator[Case]:
@@ -152,51 +148,11 @@ def _sizes_across_edges(width: int, across: int, workers: int, waves: int, offse
     return sorted({size for count in counts for offset in offsets if (size := count * width + offset) >= 1})
 
 
-@dataclass(frozen=True)
-class Cliff:
-    """The step over an edge between two rows (or columns) of tiles, from `size` to `size_after`."""
-
-    sweep: Sweep
-    size: int
-    size_after: int
-
-    @property
-    def before(self) -> Row:
-        """The row of the last size before the edge."""
-        return self.sweep.rows[self.size]
-
-    @property
-    def after(self) -> Row:
-        """The row of the size behind it."""
-        return self.sweep.rows[self.size_after]
-
-    @property
-    def opens_wave(self) -> bool:
-        """Whether the tiles before the edge fill their last wave."""
-        return bool(fills_wave(self.before, self.before.m, self.before.n))
-
-    @property
-    def cost(self) -> Quantity:
-        """How much more time it takes, with an interval that holds 0 unless those of both times lie apart."""
-        before, after = self.before, self.after
-        low, high = after.low / before.high - 1, after.high / before.low - 1
-        processes = min(len(before.by_process), len(after.by_process))
-        return Quantity(after.seconds / before.seconds - 1, "+%", low, high, processes)
-
-    @property
-    def of_library(self) -> float | None:
-        """What the same step costs the library."""
-        before, after = library_of(self.before), library_of(self.after)
-        return after.seconds / before.seconds - 1 if before and after else None
-
-    def __str__(self) -> str:
-        return f"{self.size} -> {self.size_after}"
-
-
 def settings_of(rows: Rows) -> list[Rows]:
     """Rows of our own kernels that differ in size and policy alone; a law is fitted to each."""
     own = (row for row in rows if row.tile is not None)
-    return [Rows(group) for group in grouped(own, lambda row: (row.key("m", "n", "schedule"), describe(row))).values()]
+    alike = grouped(own, lambda row: (row.key("m", "n", "schedule"), row.schedule.workers))
+    return [Rows(group) for group in alike.values()]
 
 
 def sweeps_of(rows: Rows) -> list[Sweep]:
@@ -204,21 +160,33 @@ def sweeps_of(rows: Rows) -> list[Sweep]:
     return [*sweeps_along("m", rows, FEWEST_SIZES), *sweeps_along("n", rows, FEWEST_SIZES)]
 
 
-def cliffs_of(sweep: Sweep) -> list[Cliff]:
+def cliffs_of(sweep: Sweep) -> list[Pair]:
     """Every tile edge that was measured on both sides, the far side within a small part of a tile."""
     width = getattr(sweep.base.tile, sweep.along)
-    return [
-        Cliff(sweep, size, after)
+    steps = (
+        pair(sweep, size, after)
         for size, after in itertools.pairwise(sweep.rows)
         if size % width == 0 and after - size <= width // WIDEST_STEP_SHARE
-    ]
+    )
+    return list(filter(None, steps))
 
 
-def describe(row: Row) -> str:
-    """What all rows of a setting have in common."""
-    mode = "" if row.mode == "burst" else f"{row.mode} "
-    workers = row.schedule.workers
-    return f"{mode}{row.implementation} tile {row.tile}, {row.dtype}, K = {row.k}, {workers} workers"
+def cost(cliff: Pair) -> Quantity:
+    """How much more time the step takes."""
+    gain = cliff.gain.inverse
+    return Quantity(gain.value - 1, "+%", gain.low - 1, gain.high - 1, gain.processes)
+
+
+def cost_to_library(cliff: Pair) -> float | None:
+    """How much more time the same step takes the library."""
+    before, after = (library_of(cliff.sweep.rows[size]) for size in (cliff.size, cliff.other))
+    return after.seconds / before.seconds - 1 if before and after else None
+
+
+def opens_wave(cliff: Pair) -> bool:
+    """Whether the tiles before the edge fill their last wave."""
+    before = cliff.sweep.rows[cliff.size]
+    return bool(fills_wave(before, before.m, before.n))
 
 
 def in_slots(row: Row) -> Schedule:
@@ -270,28 +238,36 @@ def analyse(rows: Rows) -> Findings:
 
 
 def _first_wave(sweep: Sweep) -> Remark | None:
-    told = "{before.implementation} {before.schedule}, tile {before.tile}, {before.dtype}: opening a wave costs {cost} "
-    told += "time at {sweep.name} = {size} -> {size_after}"
-    waves = (cliff for cliff in cliffs_of(sweep) if cliff.opens_wave)
-    return next((remark_on(cliff, told, effect="cost") for cliff in waves), None)
+    cliff = next(filter(opens_wave, cliffs_of(sweep)), None)
+    if cliff is None:
+        return None
+    return remark(
+        "{setting}, {shape}: opening a wave costs {cost} time at {along} = {step}",
+        effect="cost",
+        setting=sweep.setting,
+        shape=sweep.shape,
+        cost=cost(cliff),
+        along=sweep.name,
+        step=_step(cliff),
+    )
 
 
 def _of_library(sweep: Sweep) -> Remark | None:
-    costs = [(cost, cliff) for cliff in cliffs_of(sweep) if (cost := cliff.of_library) is not None]
+    costs = {_step(cliff): extra for cliff in cliffs_of(sweep) if (extra := cost_to_library(cliff)) is not None}
     library = library_of(sweep.base)
     if not costs or library is None:
         return None
-    most, cliff = max(costs, key=lambda each: each[0])
+    step = max(costs, key=lambda step: costs[step])
     return remark(
         "{library} on the same shapes, {dtype}, {workers} workers: a step over those edges costs at most {most} time, "
         "at {along} = {step}, and {median} at the median",
         library=library.implementation,
         dtype=library.dtype,
         workers=library.schedule.workers,
-        most=Quantity(most, "+%"),
+        most=Quantity(costs[step], "+%"),
         along=sweep.name,
-        step=cliff,
-        median=Quantity(statistics.median(cost for cost, _ in costs), "+%"),
+        step=step,
+        median=Quantity(statistics.median(costs.values()), "+%"),
     )
 
 
@@ -299,10 +275,13 @@ def _law(row: Row, found: JudgedLaw | None) -> Remark | None:
     if found is None:
         return None
     return remark(
-        "Law for {setting}: time = {overhead} + waves x {step}; fitted to {fitted} cases with an odd number of waves, "
-        "it misses the {held_out} others by {error} (median; worst {worst})",
+        "Law for {kernel}, tile {tile}, {dtype}, K = {k}: time = {overhead} + waves x {step}; fitted to {fitted} cases "
+        "with an odd number of waves, it misses the {held_out} others by {error} (median; worst {worst})",
         kind="law",
-        setting=describe(row),
+        kernel=row.implementation,
+        tile=row.tile,
+        dtype=row.dtype,
+        k=row.k,
         overhead=Quantity(found.law.overhead_s, "us", predicted=True),
         step=Quantity(found.law.tile_seconds(row.k), "us", predicted=True),
         fitted=found.fitted_on,
@@ -312,16 +291,20 @@ def _law(row: Row, found: JudgedLaw | None) -> Remark | None:
     )
 
 
+def _step(cliff: Pair) -> str:
+    return f"{cliff.size} -> {cliff.other}"
+
+
 def _best(sweep: Sweep) -> Row:
     return max(sweep.rows.values(), key=lambda row: row.flop_per_s)
 
 
-def _largest(sweep: Sweep) -> Cliff | None:
-    return max(cliffs_of(sweep), key=lambda cliff: cliff.cost.value, default=None)
+def _largest(sweep: Sweep) -> Pair | None:
+    return max(cliffs_of(sweep), key=lambda cliff: cost(cliff).value, default=None)
 
 
 def _inside_a_wave(sweep: Sweep) -> float | None:
-    inside = [cliff.cost.value for cliff in cliffs_of(sweep) if not cliff.opens_wave]
+    inside = [cost(cliff).value for cliff in cliffs_of(sweep) if not opens_wave(cliff)]
     return statistics.median(inside) if inside else None
 
 
@@ -339,22 +322,21 @@ SWEEP_COLUMNS = (
     Column("along", lambda sweep: sweep.name),
     Column("best rate", lambda sweep: _best(sweep).flop_per_s, "TFLOP/s"),
     Column("of the library's", lambda sweep: relative_rate(_best(sweep)), "%"),
-    Column("largest cliff", _largest),
-    Column("costs", lambda sweep: cliff.cost.value if (cliff := _largest(sweep)) else None, "+%", priority=2),
+    Column("largest cliff", lambda sweep: _step(cliff) if (cliff := _largest(sweep)) else None),
+    Column("costs", lambda sweep: cost(cliff).value if (cliff := _largest(sweep)) else None, "+%", priority=2),
     Column("median inside a wave", _inside_a_wave, "+%"),
 )
 
 CLIFF_COLUMNS = (
-    Column("kernel", lambda cliff: describe(cliff.before), priority=0),
-    Column("schedule", lambda cliff: str(cliff.before.schedule), priority=2),
-    Column("along", lambda cliff: cliff.sweep.name),
-    Column("step", str, priority=2),
-    Column("opens", lambda cliff: "a wave" if cliff.opens_wave else "a tile"),
-    Column("costs", lambda cliff: cliff.cost, "+%", priority=2),
-    Column("rate before", lambda cliff: cliff.before.flop_per_s, "TFLOP/s"),
-    Column("rate after", lambda cliff: cliff.after.flop_per_s, "TFLOP/s"),
-    Column("costs the library", lambda cliff: cliff.of_library, "+%"),
-    Column("in tiles of", lambda cliff: _tile_of_library(cliff.after), priority=0),
+    Column("setting", lambda cliff: cliff.sweep.setting),
+    Column("shape", lambda cliff: cliff.sweep.shape, priority=0),
+    Column("step", _step, priority=2),
+    Column("opens", lambda cliff: "a wave" if opens_wave(cliff) else "a tile"),
+    Column("costs", cost, "+%", priority=2),
+    Column("rate before", lambda cliff: cliff.sweep.rows[cliff.size].flop_per_s, "TFLOP/s"),
+    Column("rate after", lambda cliff: cliff.sweep.rows[cliff.other].flop_per_s, "TFLOP/s"),
+    Column("costs the library", cost_to_library, "+%"),
+    Column("in tiles of", lambda cliff: _tile_of_library(cliff.sweep.rows[cliff.other]), priority=0),
 )
 
 
@@ -363,9 +345,9 @@ def _figure(sweeps: Sequence[Sweep], law: JudgedLaw | None) -> Figure:
     name = f"{row.mode}_{row.implementation}_{row.dtype}_{row.tile}_{along}_k{row.k}_w{row.schedule.workers}"
     return Figure(
         name=f"tile_wave_{name}".replace(":", "_"),
-        title=f"Tile and wave quantization: {describe(row)}",
-        caption=f"{sweeps[0].shape}. Points: measured; line: wave law; dashed: the library. "
-        "Solid verticals open a wave, dotted ones a tile.",
+        title=f"Tile and wave quantization: {row.implementation}, tile {row.tile}, {row.dtype}",
+        caption=f"{sweeps[0].shape} on {row.schedule.workers} workers. Points: measured; line: wave law; dashed: the "
+        "library. Solid verticals open a wave, dotted ones a tile.",
         rows=tuple(tuple(_panel(sweep, law, as_rate) for sweep in sweeps) for as_rate in (False, True)),
     )
 
@@ -403,7 +385,7 @@ PROBE = Probe(
     title="Tile and wave quantization",
     axes=axes,
     sweep=sweep,
-    order=lambda row: (row.tile is None, describe(row), row.schedule, row.m, row.n),
+    order=lambda row: (row.implementation, row.dtype, str(row.tile), row.schedule.workers, row.k, row.schedule, row.m),
     analyse=analyse,
     group=lambda case: (
         f"tile_wave {case.implementation} {case.parameters.schedule} {case.parameters.tile or ''}".rstrip()

@@ -87,9 +87,8 @@ def _cliffs(run: Rows) -> dict[str, dict[tuple[int, int], Ratio]]:
     found = {}
     for setting in tile_wave.settings_of(run):
         for sweep in tile_wave.sweeps_of(setting):
-            name = f"{tile_wave.describe(sweep.base)}, {sweep.base.schedule}, {sweep.shape}"
-            steps = {(c.size, c.size_after): c.before.faster_than(c.after) for c in tile_wave.cliffs_of(sweep)}
-            found[name] = {sizes: cost for sizes, cost in steps.items() if cost is not None}
+            steps = {(cliff.size, cliff.other): cliff.gain.inverse for cliff in tile_wave.cliffs_of(sweep)}
+            found[f"{sweep.setting}, {sweep.shape}"] = steps
     return found
 
 
@@ -120,8 +119,15 @@ def _grown_residuals_of_attention(runs: Runs) -> list[tuple[str, str, dict[str, 
 
 def _wave_errors(run: Rows) -> dict[str, float]:
     """By kernel and tile the median error of the wave law on cases that it was not fitted to."""
-    fitted = {tile_wave.describe(setting[0]): tile_wave.fit(setting) for setting in tile_wave.settings_of(run)}
-    return {name: statistics.median(law.held_out) for name, law in fitted.items() if law is not None and law.held_out}
+    errors = {}
+    for setting in tile_wave.settings_of(run):
+        law = tile_wave.fit(setting)
+        row = setting[0]
+        workers = row.schedule.workers
+        name = f"{row.mode} {row.implementation} tile {row.tile}, {row.dtype}, K = {row.k}, {workers} workers"
+        if law is not None:
+            errors[name] = statistics.median(law.held_out)
+    return errors
 
 
 def _grown(errors: Sequence[Mapping[str, float]], law: str) -> list[tuple[str, str, dict[str, Any]]]:
@@ -176,7 +182,7 @@ def _steps(run: Rows) -> dict[tuple[str, str, int], tuple[Ratio, Ratio]]:
     """For each divisor what padding gains just below it, and at it; sizes that end on a line gain nothing."""
     ladders: dict[tuple[str, str], dict[int, Ratio]] = {}
     for each in sweeps.classes_of(sweeps.sweeps_of(run)):
-        ladders.setdefault((sweeps.describe(each.sweep.base), each.sweep.along), {})[each.divisor] = each.gain
+        ladders.setdefault((each.sweep.setting, each.sweep.along), {})[each.divisor] = each.gain
     found = {}
     for (setting, along), gains in ladders.items():
         for low, high in itertools.pairwise(sorted(gains)):
@@ -196,7 +202,7 @@ def _by_class(run: Rows, setting: str, along: str, divisor: int) -> dict[str, fl
     return {
         row.case.case_id: row.seconds
         for sweep in sweeps.sweeps_of(run)
-        if sweeps.describe(sweep.base) == setting and sweep.along == along
+        if sweep.setting == setting and sweep.along == along
         for size, row in sweep.rows.items()
         if class_of(size) >= divisor
     }

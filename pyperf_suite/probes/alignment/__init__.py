@@ -9,17 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.alignment import elements_in
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.operators import find_operator
-from pyperf_suite.operators.dtypes import ELEMENT_TYPES, element_type
+from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes._products import CHOSEN, own_kernel
+from pyperf_suite.probes._products import CHOSEN, IMPLEMENTATIONS, ProductAxes, on_gpu
 from pyperf_suite.probes.alignment.findings import analyse
 from pyperf_suite.probes.alignment.sizes import (
     REAL_LIFE,
@@ -40,12 +39,12 @@ from pyperf_suite.spec.rows import rows_of
 # The layout of the base's own part in a network.
 OWN_LAYOUT = "own"
 
-LADDER = tuple(1 << power for power in range(TOP_CLASS.bit_length()))
 EVERY_OFFSET = tuple(range(-16, 17))
-
-EVERY_REAL = tuple(case for case in REAL_LIFE.values() if case.pad_to)
-
-IMPLEMENTATIONS = OneOf(find_operator("matmul").implementations)
+EVERY_SIZE: dict[str, Any] = {
+    "ladder": tuple(1 << power for power in range(TOP_CLASS.bit_length())),
+    "span": (0.5, 1.0),
+    "real": tuple(case for case in REAL_LIFE.values() if case.pad_to),
+}
 
 
 def _bases(text: str) -> tuple[Base, ...]:
@@ -53,7 +52,7 @@ def _bases(text: str) -> tuple[Base, ...]:
 
 
 @dataclass(frozen=True)
-class AlignmentAxes:
+class AlignmentAxes(ProductAxes):
     """What the probe varies, as it is on a CPU in a minute.
 
     `ladder` are the largest powers of two to divide a size, `span` how many times the base's size others are that the
@@ -61,9 +60,6 @@ class AlignmentAxes:
     have their own sizes and multiples; their other dimensions are `tokens` and `hidden`.
     """
 
-    workers: Annotated[tuple[int, ...], Within(1)]
-    implementation: Annotated[tuple[str, ...], IMPLEMENTATIONS] = ("native",)
-    library: Annotated[tuple[str, ...], IMPLEMENTATIONS] = ("torch",)
     padded: Annotated[tuple[str, ...], IMPLEMENTATIONS] = ("torch_padded",)
     base: tuple[Base, ...] = _bases("fprop:128x512x512")
     along: Annotated[tuple[str, ...], OneOf(("m", "n", "k"))] = ("n", "k")
@@ -75,23 +71,19 @@ class AlignmentAxes:
     real: tuple[RealLife, ...] = (REAL_LIFE["none"],)
     tokens: Annotated[tuple[int, ...], Within(1)] = (64,)
     hidden: Annotated[tuple[int, ...], Within(1)] = (256,)
-    dtype: Annotated[tuple[str, ...], OneOf(ELEMENT_TYPES)] = ("float32",)
     layout: tuple[str, ...] = (OWN_LAYOUT,)
     tile: tuple[str, ...] = (CHOSEN,)
     schedule: tuple[str, ...] = ("data_parallel",)
-    mode: tuple[str, ...] = ("burst",)
 
 
 def axes(profile: str, device: Device) -> AlignmentAxes:
     """A few classes of the ladder in the quick profile; every dimension and the real-life cases in the others."""
-    return _gpu_axes(profile, device) if device.kind == "cuda" else _cpu_axes(profile)
+    return (_on_gpu(device) if device.kind == "cuda" else _on_cpu())[profile]
 
 
-def _cpu_axes(profile: str) -> AlignmentAxes:
+def _on_cpu() -> dict[str, AlignmentAxes]:
     cores = cpu.detect().usable_cores
-    quick = AlignmentAxes(workers=(cores,))
-    if profile == "quick":
-        return quick
+    quick = AlignmentAxes((cores,))
     standard = replace(
         quick,
         base=_bases("fprop:256x1024x1024"),
@@ -100,57 +92,46 @@ def _cpu_axes(profile: str) -> AlignmentAxes:
         # Tokens off by one are the base's own M here.
         real=tuple(REAL_LIFE[name] for name in ("vocabulary", "ffn", "hidden")),
     )
-    if profile == "standard":
-        return standard
     others = _bases("square:768x768x768 dgrad:256x1024x4096 wgrad:1024x1024x256 skinny:16x1024x1024")
-    return replace(
+    full = replace(
         standard,
-        base=standard.base + others,
-        offset=EVERY_OFFSET,
-        ladder=LADDER,
-        span=(0.5, 1.0),
-        real=EVERY_REAL,
-        dtype=("float32", "bfloat16", "int8"),
         workers=tuple(dict.fromkeys((1, cores))),
+        dtype=("float32", "bfloat16", "int8"),
+        base=standard.base + others,
+        **EVERY_SIZE,
+        offset=EVERY_OFFSET,
     )
+    return {"quick": quick, "standard": standard, "full": full}
 
 
-def _gpu_axes(profile: str, device: Device) -> AlignmentAxes:
-    gpu, own = own_kernel(device)
+def _on_gpu(device: Device) -> dict[str, AlignmentAxes]:
+    own, shared = on_gpu(device)
     quick = AlignmentAxes(
-        workers=(gpu.multiprocessors,),
-        implementation=(own,),
-        library=("cublas",),
+        **shared,
         padded=("cublas_padded",),
         base=_bases("square:4096x4096x4096"),
         ladder=(1, 8),
         tokens=(4096,),
         hidden=(4096,),
-        dtype=("bfloat16",),
     )
-    if profile == "quick":
-        return quick
     standard = replace(
         quick,
         # The kernel for compute capability 8.0 takes any size, by narrower paths: they show what TMA wins.
         implementation=tuple(dict.fromkeys((own, "cuda_sm80", "triton"))),
-        along=("m", "n", "k"),
-        offset=(0, 1, 8),
-        ladder=LADDER,
-        span=(0.5, 1.0),
-        real=EVERY_REAL,
         dtype=("bfloat16", "float16"),
+        along=("m", "n", "k"),
+        **EVERY_SIZE,
+        offset=(0, 1, 8),
     )
-    if profile == "standard":
-        return standard
     # A night's work: the layouts are those of the bases' parts, and -a layout=TT is there for the fourth.
     others = _bases("fprop:4096x14336x4096 dgrad:4096x4096x14336 wgrad:14336x4096x4096 skinny:64x8192x8192")
-    return replace(
+    full = replace(
         standard,
+        dtype=("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "int8"),
         base=standard.base + others,
         offset=EVERY_OFFSET,
-        dtype=("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "int8"),
     )
+    return {"quick": quick, "standard": standard, "full": full}
 
 
 def sweep(axes: AlignmentAxes) -> Iterator[Case]:

@@ -9,14 +9,13 @@ from pyperf_suite.probes._products import Sweep, series
 from pyperf_suite.probes.alignment.sizes import class_of
 from pyperf_suite.probes.alignment.sweeps import (
     AlignmentClass,
-    Pair,
+    Pad,
     by_setting,
     classes_of,
     defiances_of,
-    describe,
     edges_of,
     is_found,
-    is_library,
+    jump,
     pads_of,
     sweeps_of,
 )
@@ -38,16 +37,16 @@ def analyse(rows: Rows) -> Findings:
     classes = classes_of(sweeps)
     pads = sorted((pad for sweep in sweeps for pad in pads_of(sweep)), key=lambda pad: pad.known_as is None)
     # A person pads for the library: kernels of ours have rows of their own only where they were measured alone.
-    of_library = [pad for pad in pads if is_library(pad.sweep.base)]
-    edges = sorted(filter(is_found, (edge for each in sweeps for edge in edges_of(each))), key=lambda edge: -edge.jump)
+    of_library = [pad for pad in pads if pad.sweep.is_library]
+    edges = sorted((edge for sweep in sweeps for edge in edges_of(sweep) if is_found(edge)), key=jump, reverse=True)
     defiances = defiances_of(sweeps)
     return findings(
         _trust(rows) if classes else None,
         (_advice(pad) for pad in of_library if pad.known_as),
-        (_best(alike) for alike in grouped(classes, lambda each: describe(each.sweep.base)).values()),
-        (_at_each_call(alike) for alike in grouped(of_library, lambda pad: pad.setting).values()),
+        (_best(alike) for alike in grouped(classes, lambda each: each.sweep.setting).values()),
+        (_at_each_call(alike) for alike in grouped(of_library, lambda pad: pad.sweep.setting).values()),
         (remark_on(edge, CLIFF, effect="rate") for edge in edges[:1]),
-        (remark_on(found, DEFIANCE, effect="rate") for found in defiances[:1]),
+        (remark_on(slow, DEFIANCE, effect="rate") for slow in defiances[:1]),
         _refusals(rows.records),
         table("Throughput by divisor, beside the next aligned size", CLASS_COLUMNS, classes),
         table("Pad or not, net of the padding's own work", PAD_COLUMNS, of_library or pads),
@@ -57,14 +56,9 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-CLIFF = (
-    "A cliff ({setting}, {sweep.shape}): {sweep.name} = {size} runs at {rate} the rate of {other}, which divides "
-    "alike, by {kernel} after {other_kernel}"
-)
-DEFIANCE = (
-    "Folklore fails ({setting}, {sweep.shape}): {sweep.name} = {size} divides by {divisor} and runs at {rate} the rate "
-    "of {other}, which divides by {other_divisor}"
-)
+PLACE = "{sweep.name} = {size} ({sweep.setting}, {sweep.shape})"
+CLIFF = PLACE + " runs at {rate} the rate of {other}, which divides alike"
+DEFIANCE = PLACE + " runs at {rate} the rate of {other}, which divides by less: folklore fails here"
 
 
 def _trust(rows: Rows) -> Remark | None:
@@ -77,49 +71,33 @@ def _trust(rows: Rows) -> Remark | None:
     )
 
 
-def _advice(pad: Pair) -> Remark:
+def _advice(pad: Pad) -> Remark:
     call = ", padded at each call {at_each_call}" if pad.at_each_call else ""
-    return remark_on(
-        pad,
-        "{sweep.name} = {size}, {known_as} ({setting}, {sweep.shape}): built as {other} it runs {gain} as fast"
-        + call
-        + ": {verdict}",
-        # That padding wins nothing is an answer, that nobody knows is none.
-        effect="" if pad.verdict == "leave it" else "gain",
-    )
+    told = f"{PLACE}, {{known_as}}: built as {{other}} it runs {{gain}} as fast{call}: {{verdict}}"
+    # That padding wins nothing is an answer, that nobody knows is none.
+    return remark_on(pad, told, effect="" if pad.verdict == "leave it" else "gain")
 
 
-def _best(classes: Sequence[AlignmentClass]) -> Remark:
+def _best(classes: Sequence[AlignmentClass]) -> Remark | None:
     """Where padding wins most in a setting."""
-    winning = [each for each in classes if wins(each.gain)]
-    if not winning:
-        return remark(
-            "{setting}: padding wins at no divisor beyond its interval", setting=describe(classes[0].sweep.base)
-        )
-    best = max(winning, key=lambda each: each.gain.value)
-    return remark(
-        "{setting}: {along} = {sizes} run {gain} as fast built with the next aligned size, net of the extra work",
-        effect="gain",
-        setting=describe(best.sweep.base),
-        along=best.sweep.name,
-        sizes=_some(best),
-        gain=best.gain,
+    best = max(classes, key=lambda each: (wins(each.gain), each.gain.value))
+    told = (
+        "{sweep.setting}: where {sweep.name} divides by {divisor}, the next aligned size runs {gain} as fast, net of "
     )
+    return remark_on(best, told + "the extra work", effect="gain") if wins(best.gain) else None
 
 
-def _at_each_call(pads: Sequence[Pair]) -> Remark | None:
+def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
     """How often padding at each call wins in a setting."""
     calls = [call for pad in pads if (call := pad.at_each_call) is not None]
-    return (
-        remark(
-            "{setting}: padded at each call, {winning} of {tried} sizes run faster, the best {gain} as fast",
-            setting=pads[0].setting,
-            winning=sum(map(wins, calls)),
-            tried=len(calls),
-            gain=max(calls, key=lambda call: call.value),
-        )
-        if calls
-        else None
+    if not calls:
+        return None
+    return remark(
+        "{setting}: padded at each call, {winning} of {tried} sizes run faster, the best {gain} as fast",
+        setting=pads[0].sweep.setting,
+        winning=sum(map(wins, calls)),
+        tried=len(calls),
+        gain=max(calls, key=lambda call: call.value),
     )
 
 
@@ -138,21 +116,28 @@ def _refusals(records: Sequence[Record]) -> Iterator[Remark]:
         )
 
 
-def _some(found: AlignmentClass) -> str:
-    """The first of its sizes, and how many more."""
-    shown, more = ", ".join(map(str, found.sizes[:MOST_NAMED])), len(found.sizes) - MOST_NAMED
+def _kernel(sweep: Sweep, size: int) -> str:
+    """What ran: its name, with the path where that is not all there is to say."""
+    kernel = sweep.rows[size].kernel
+    path, name = str(kernel.get("path", "")), str(kernel.get("name", "")) or "a kernel without a name"
+    return f"{name} ({path})" if path and path not in name else name
+
+
+def _some(sizes: Sequence[int]) -> str:
+    """The first of them, and how many more."""
+    shown, more = ", ".join(map(str, sizes[:MOST_NAMED])), len(sizes) - MOST_NAMED
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 SWEPT = (
-    Column("implementation, dtype, layout", lambda each: describe(each.sweep.base)),
+    Column("implementation, dtype, layout", lambda each: each.sweep.setting),
     Column("M x N x K", lambda each: each.sweep.shape),
 )
 CLASS_COLUMNS = (
     SWEPT[0],
     Column("along", lambda each: each.sweep.name, priority=2),
     Column("divides by", lambda each: each.divisor, priority=2),
-    Column("sizes", _some, priority=0),
+    Column("sizes", lambda each: _some(each.sizes), priority=0),
     Column("rate / next aligned", lambda each: each.rate, "x"),
     Column("gain by padding", lambda each: each.gain, "x", priority=2),
     Column("path", lambda each: each.paths or None, priority=0),
@@ -171,16 +156,16 @@ EDGE_COLUMNS = (
     *SWEPT,
     Column("from -> to", lambda edge: f"{edge.other} -> {edge.size}", priority=2),
     Column("rate", lambda edge: edge.rate, "x", priority=2),
-    Column("kernel before", lambda edge: edge.other_kernel),
-    Column("kernel after", lambda edge: edge.kernel),
+    Column("kernel before", lambda edge: _kernel(edge.sweep, edge.other)),
+    Column("kernel after", lambda edge: _kernel(edge.sweep, edge.size)),
 )
 DEFIANCE_COLUMNS = (
     *SWEPT,
-    Column("size", lambda found: found.size, priority=2),
-    Column("divides by", lambda found: found.divisor),
-    Column("rate", lambda found: found.rate, "x", priority=2),
-    Column("of size", lambda found: found.other, priority=2),
-    Column("which divides by", lambda found: found.other_divisor),
+    Column("size", lambda slow: slow.size, priority=2),
+    Column("divides by", lambda slow: class_of(slow.size)),
+    Column("rate", lambda slow: slow.rate, "x", priority=2),
+    Column("of size", lambda slow: slow.other, priority=2),
+    Column("which divides by", lambda slow: class_of(slow.other)),
 )
 
 

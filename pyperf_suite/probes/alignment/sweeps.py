@@ -11,10 +11,10 @@ from pyperf_suite.laws.matmul.alignment import elements_in
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.dtypes import element_type
-from pyperf_suite.probes._products import Sweep, sweeps_along
+from pyperf_suite.probes._products import Pair, Sweep, pair, sweeps_along
 from pyperf_suite.probes.alignment.sizes import TOP_CLASS, class_of, known_as
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.rows import Row, Rows, grouped, is_settled, mean_speedup, wins
+from pyperf_suite.spec.rows import Rows, grouped, is_settled, mean_speedup, wins
 
 # Lines of memory: of a CPU's caches, and the 128 bytes in which GPUs since A100 like their rows (NVIDIA, Linear/Fully-
 # Connected Layers User's Guide).
@@ -36,38 +36,8 @@ NEAR = 16
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two sizes of a sweep; `gain` is the time of the first over that of the other."""
-
-    sweep: Sweep
-    size: int
-    other: int
-    gain: Ratio
-
-    @property
-    def setting(self) -> str:
-        """Who multiplies, and how."""
-        return describe(self.sweep.base)
-
-    @property
-    def rate(self) -> Ratio:
-        """Throughput at the size over that at the other."""
-        return self.gain.inverse * (self.size / self.other)
-
-    @property
-    def jump(self) -> float:
-        """By how much the rates differ, in whichever direction."""
-        return max(self.rate.value, 1 / self.rate.value)
-
-    @property
-    def divisor(self) -> int:
-        """The alignment class of the size."""
-        return class_of(self.size)
-
-    @property
-    def other_divisor(self) -> int:
-        """The alignment class of the other."""
-        return class_of(self.other)
+class Pad(Pair):
+    """A size and the larger one to pad it to: `gain` is what it wins to build the larger one."""
 
     @property
     def known_as(self) -> str | None:
@@ -87,7 +57,7 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """What to do about a size that would be padded to the other: at each call, where it is made, or not at all."""
+        """What to do about the size: pad it where it is made, at each call as well, or leave it."""
         call = self.at_each_call
         if not wins(self.gain):
             return "leave it" if is_settled(self.gain) else "undecided"
@@ -96,16 +66,6 @@ class Pair:
         if wins(call):
             return "pad, even at each call"
         return f"build it padded{', do not pad at each call' if is_settled(call) else '; at each call undecided'}"
-
-    @property
-    def kernel(self) -> str:
-        """What ran the size: its name, with the path where that is not all there is to say."""
-        return _kernel(self.sweep.rows[self.size])
-
-    @property
-    def other_kernel(self) -> str:
-        """What ran the other."""
-        return _kernel(self.sweep.rows[self.other])
 
 
 @dataclass(frozen=True)
@@ -124,28 +84,11 @@ class AlignmentClass:
     paths: str
 
 
-def describe(row: Row) -> str:
-    """Who multiplies and how, whatever the shape: `native data_parallel@2, float32, TN`."""
-    mode = "" if row.mode == "burst" else row.mode
-    how = (mode, row.implementation, row.tile, "" if is_library(row) else row.schedule)
-    return f"{' '.join(str(word) for word in how if word)}, {row.dtype}, {row.layout}"
-
-
-def is_library(row: Row) -> bool:
-    """Whether tile and order are a library's choice."""
-    return bool(row.schedule.policy == "library")
-
-
-def _kernel(row: Row) -> str:
-    path = str(row.kernel.get("path", ""))
-    name = str(row.kernel.get("name", "")) or "without a name"
-    return f"{name} ({path})" if path and path not in name else name
-
-
 def sweeps_of(rows: Rows) -> list[Sweep]:
     """Rows that share all but one dimension, the library's first; a base belongs to the sweeps of all three."""
     unpadded = rows.where(pad_to=1)
-    unpadded.sort(key=lambda row: (row.dtype, row.layout, not is_library(row), describe(row), row.m, row.n, row.k))
+    unpadded.sort(key=lambda row: (row.dtype, row.layout, row.schedule.policy != "library", row.implementation))
+    unpadded.sort(key=lambda row: (row.m, row.n, row.k))
     sweeps = [sweep for along in "mnk" for sweep in sweeps_along(along, unpadded)]
     return [sweep for setting in by_setting(sweeps) for sweep in setting]
 
@@ -155,20 +98,14 @@ def by_setting(sweeps: Iterable[Sweep]) -> list[list[Sweep]]:
     return list(grouped(sweeps, lambda sweep: sweep.base.key("m", "n", "k")).values())
 
 
-def pair(sweep: Sweep, size: int, other: int) -> Pair | None:
-    """Two sizes of a sweep; None where no process measured both."""
-    gain = sweep.rows[other].faster_than(sweep.rows[size])
-    return Pair(sweep, size, other, gain) if gain is not None else None
-
-
-def pads_of(sweep: Sweep) -> list[Pair]:
+def pads_of(sweep: Sweep) -> list[Pad]:
     """Every size with the larger one, dividing by more, that takes about the least time: what to pad to."""
     found = []
     for size in sweep.rows:
         seconds = {larger: sweep.rows[larger].seconds for larger in _to_pad_to(sweep, size)}
         cheap = [larger for larger in seconds if seconds[larger] <= ABOUT_THE_SAME * min(seconds.values())]
         found += [pair(sweep, size, larger) for larger in cheap[:1]]
-    return list(filter(None, found))
+    return [Pad(**vars(each)) for each in found if each]
 
 
 def _to_pad_to(sweep: Sweep, size: int) -> list[int]:
@@ -176,26 +113,26 @@ def _to_pad_to(sweep: Sweep, size: int) -> list[int]:
     return [larger for larger in sweep.rows if size < larger <= most and class_of(larger) > class_of(size)]
 
 
+def _next_aligned(sweep: Sweep, size: int) -> int | None:
+    """The next size that divides by more and ends on a line of memory."""
+    device = find_operator("matmul").implementation(sweep.base.implementation).device_kind
+    line = elements_in(LINE_BYTES[device], element_type(sweep.base.dtype).size_bytes)
+    return next((larger for larger in _to_pad_to(sweep, size) if larger % line == 0), None)
+
+
 def classes_of(sweeps: Iterable[Sweep]) -> list[AlignmentClass]:
-    """By setting, dimension and divisor, each size with the next that ends on a line of memory."""
+    """By setting, dimension and divisor."""
     found = []
     for members in grouped(sweeps, lambda sweep: (sweep.base.key("m", "n", "k"), sweep.along)).values():
-        device = find_operator("matmul").implementation(members[0].base.implementation).device_kind
-        line = elements_in(LINE_BYTES[device], element_type(members[0].base.dtype).size_bytes)
-        pairs = [
-            (sweep, size, next(larger for larger in _to_pad_to(sweep, size) if larger % line == 0))
-            for sweep in members
-            for size in sweep.rows
-            if any(larger % line == 0 for larger in _to_pad_to(sweep, size))
-        ]
-        for divisor, alike in sorted(grouped(pairs, lambda each: class_of(each[1])).items()):
-            gain = mean_speedup([(each.rows[size].reading, each.rows[larger].reading) for each, size, larger in alike])
+        sizes = grouped(((size, each) for each in members for size in each.rows), lambda each: class_of(each[0]))
+        for divisor in sorted(sizes):
+            pairs = [(size, larger, each) for size, each in sizes[divisor] if (larger := _next_aligned(each, size))]
+            gain = mean_speedup([(each.rows[size].reading, each.rows[larger].reading) for size, larger, each in pairs])
             if gain is not None:
-                smaller = statistics.geometric_mean(size / larger for _, size, larger in alike)
-                sizes = tuple(sorted({size for _, size, _ in alike}))
-                paths = {str(each.rows[size].kernel.get("path", "")) for each, size, _ in alike} - {""}
-                rate = gain.inverse * smaller
-                found.append(AlignmentClass(members[0], divisor, sizes, gain, rate, "/".join(sorted(paths))))
+                rate = gain.inverse * statistics.geometric_mean(size / larger for size, larger, _ in pairs)
+                paths = {str(each.rows[size].kernel.get("path", "")) for size, _, each in pairs} - {""}
+                alike = tuple(sorted({size for size, _, _ in pairs}))
+                found.append(AlignmentClass(members[0], divisor, alike, gain, rate, "/".join(sorted(paths))))
     return found
 
 
@@ -204,12 +141,18 @@ def edges_of(sweep: Sweep) -> list[Pair]:
     alike = grouped(sweep.rows, class_of)
     neighbours = [each for divisor in sorted(alike) for each in itertools.pairwise(alike[divisor])]
     near = [pair(sweep, above, size) for size, above in neighbours if above <= WIDEST_SEARCH * size]
-    return [each for each in near if each and each.jump >= CLIFF and not each.rate.low <= 1 <= each.rate.high]
+    return [each for each in near if each and jump(each) >= CLIFF and not each.rate.low <= 1 <= each.rate.high]
+
+
+def jump(edge: Pair) -> float:
+    """By how much the rates differ, in whichever direction."""
+    return max(edge.rate.value, 1 / edge.rate.value)
 
 
 def _step(edge: Pair) -> int:
     """Odd multiples of a class lie two classes apart; at the top all its multiples count."""
-    return edge.divisor if edge.divisor == TOP_CLASS else 2 * edge.divisor
+    divisor = class_of(edge.size)
+    return divisor if divisor == TOP_CLASS else 2 * divisor
 
 
 def is_found(edge: Pair) -> bool:
@@ -221,7 +164,7 @@ def next_of_searches(rows: Rows, asked: Set[str]) -> list[Case]:
     """The middle of each of the widest jumps that are not yet closed in on, but for those whose id was asked before."""
     wide = [edge for sweep in sweeps_of(rows) for edge in edges_of(sweep) if not is_found(edge)]
     cases: dict[str, Case] = {}
-    for edge in sorted(wide, key=lambda edge: -edge.jump):
+    for edge in sorted(wide, key=jump, reverse=True):
         middle = edge.other + (edge.size - edge.other) // (2 * _step(edge)) * _step(edge)
         below = edge.sweep.rows[edge.other].case
         case = replace(below, parameters=replace(below.parameters, **{edge.sweep.along: middle}))
@@ -237,6 +180,6 @@ def defiances_of(sweeps: Iterable[Sweep]) -> list[Pair]:
         near = [(size, other) for size, other in itertools.permutations(sweep.rows, 2) if abs(size - other) <= NEAR]
         pairs = [pair(sweep, size, other) for size, other in near if class_of(size) > class_of(other)]
         slow = [each for each in pairs if each and each.rate.high < DEFIANT]
-        classes = grouped(slow, lambda each: (each.divisor, each.other_divisor)).values()
+        classes = grouped(slow, lambda each: (class_of(each.size), class_of(each.other))).values()
         worst += [min(alike, key=lambda each: each.rate.value) for alike in classes]
     return sorted(worst, key=lambda each: each.rate.value)
