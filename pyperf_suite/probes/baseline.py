@@ -6,9 +6,8 @@ A probe's kernel explains a machine only where it is about as fast as what peopl
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
@@ -20,7 +19,7 @@ from pyperf_suite.spec.axes import Shape
 from pyperf_suite.spec.findings import Findings, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Reading, Row, Rows, grouped, mean_speedup
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup
 
 # Our kernels that are launched in clusters.
 CLUSTERED = ("cuda_sm90",)
@@ -103,53 +102,47 @@ def is_fastest(row: Row) -> bool:
     return row is min(tried, key=lambda other: other.seconds)
 
 
+def float32_of(row: Row) -> Row | None:
+    """The fastest float32 row of the same product by the same kernel; None for itself."""
+    alike = row.rows.alike(row, "dtype", "tile")
+    return next((other for other in alike if other.dtype == "float32" != row.dtype and is_fastest(other)), None)
+
+
 def analyse(rows: Rows) -> Findings:
-    """Means over products: our kernels compared with the library's, and our dtypes with our float32."""
-    ours = rows.where(is_fastest)
-    kernels = grouped(ours, lambda row: (row.implementation, row.mode, row.dtype, row.schedule.workers))
+    """For each kernel, dtype and number of workers its means over products."""
+    kernels = grouped(
+        rows.where(is_fastest), lambda row: (row.implementation, row.mode, row.dtype, row.schedule.workers)
+    )
     return findings(
-        (_compared_with_library(rows) for _, rows in sorted(kernels.items())),
-        (_compared_with_float32(dtype, ours) for dtype in sorted({row.dtype for row in ours})),
+        (
+            _mean("the library's speed", library_of, kernels[name], ""),
+            _mean("the speed of our float32 matmul", float32_of, kernels[name], "mean"),
+        )
+        for name in sorted(kernels)
     )
 
 
-def _compared_with_library(rows: Sequence[Row]) -> Remark | None:
-    row, workers = rows[0], rows[0].schedule.workers
-    cores = "core" if workers == 1 else "cores"
-    return _mean(
-        "Our {mode}{kernel} {dtype} matmul runs at {mean} the library's speed on {workers} {units} (geometric mean of "
-        "{products} products, each between {least} and {most})",
-        [(library.reading, row.reading) for row in rows if (library := library_of(row))],
-        mode="" if row.mode == "burst" else f"{row.mode} ",
-        kernel=row.implementation,
-        dtype=row.dtype,
-        workers=workers,
-        units=cores if row.implementation == "native" else "multiprocessors",
-    )
-
-
-def _compared_with_float32(dtype: str, rows: Sequence[Row]) -> Remark | None:
-    if dtype == "float32":
-        return None
-    products = grouped(rows, lambda row: row.key("dtype", "tile")).values()
-    by_dtype = [{row.dtype: row.reading for row in product} for product in products]
-    return _mean(
-        "Our {dtype} matmul runs at {mean} the speed of our float32 matmul (geometric mean of {products} products, the "
-        "slowest at {least})",
-        [(each["float32"], each[dtype]) for each in by_dtype if {"float32", dtype} <= each.keys()],
-        effect="mean",
-        dtype=dtype,
-    )
-
-
-def _mean(template: str, pairs: Sequence[tuple[Reading, Reading]], effect: str = "", **names: Any) -> Remark | None:
-    """A remark on how much faster the second of each pair is; None where no process measured them all."""
+def _mean(what: str, base: Callable[[Row], Row | None], rows: Sequence[Row], effect: str) -> Remark | None:
+    """How our products compare with others; None where no process measured them all."""
+    pairs = [(other.reading, row.reading) for row in rows if (other := base(row))]
     mean = mean_speedup(pairs)
     if mean is None:
         return None
-    ratios = [slow.seconds / fast.seconds for slow, fast in pairs]
-    least, most = (Quantity(bound, "x") for bound in (min(ratios), max(ratios)))
-    return remark(template, effect=effect, mean=mean, products=len(pairs), least=least, most=most, **names)
+    ratios = [other.seconds / ours.seconds for other, ours in pairs]
+    return remark(
+        "Our {mode} {kernel} {dtype} matmul runs at {mean} {what} (workers={workers}, geometric mean of {products} "
+        "products, each between {least} and {most})",
+        effect=effect,
+        mode=rows[0].mode,
+        kernel=rows[0].implementation,
+        dtype=rows[0].dtype,
+        mean=mean,
+        what=what,
+        workers=rows[0].schedule.workers,
+        products=len(pairs),
+        least=Quantity(min(ratios), "x"),
+        most=Quantity(max(ratios), "x"),
+    )
 
 
 PROBE = Probe(

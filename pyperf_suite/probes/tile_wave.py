@@ -239,7 +239,8 @@ def analyse(rows: Rows) -> Findings:
 
 def _first_wave(sweep: Sweep) -> Remark | None:
     cliff = next(filter(opens_wave, cliffs_of(sweep)), None)
-    if cliff is None:
+    # A wave that costs less than nothing says how noisy the machine was; the table has it.
+    if cliff is None or cliff.gain.value >= 1:
         return None
     return remark(
         "{setting}, {shape}: opening a wave costs {cost} time at {along} = {step}",

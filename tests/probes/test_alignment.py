@@ -343,7 +343,7 @@ def test_what_an_implementation_never_takes_is_left_out_unless_nothing_is_left()
     ("axis", "value", "said"),
     [
         ("along", "x", "choose from m, n, k"),
-        ("ladder", "3", "powers of two"),
+        ("ladder", "3", "choose from 1, 2, 4, 8"),
         ("pad_to", "1", "pad_to is at least 2"),
         ("span", "0", "span lies between"),
         ("base", "fprop:1x2", "not a shape"),

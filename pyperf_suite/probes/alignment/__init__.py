@@ -14,25 +14,16 @@ from typing import Annotated, Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.alignment import elements_in
+from pyperf_suite.laws.matmul.alignment import elements_in, nearest_with
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes._products import CHOSEN, IMPLEMENTATIONS, ProductAxes, on_gpu
 from pyperf_suite.probes.alignment.findings import analyse
-from pyperf_suite.probes.alignment.sizes import (
-    REAL_LIFE,
-    TOP_CLASS,
-    Base,
-    PowerOfTwo,
-    RealLife,
-    Varied,
-    around,
-    in_real_life,
-)
+from pyperf_suite.probes.alignment.sizes import BASE_LAYOUTS, REAL_LIFE, TOP_CLASS, Base, RealLife, Varied
 from pyperf_suite.probes.alignment.sweeps import LINE_BYTES, next_of_searches
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import OneOf, Within
+from pyperf_suite.spec.axes import OneOf, Shape, Within
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import rows_of
 
@@ -40,8 +31,10 @@ from pyperf_suite.spec.rows import rows_of
 OWN_LAYOUT = "own"
 
 EVERY_OFFSET = tuple(range(-16, 17))
+# Of larger ones the nearest to a base's size is far from it.
+LADDER = tuple(1 << power for power in range(17))
 EVERY_SIZE: dict[str, Any] = {
-    "ladder": tuple(1 << power for power in range(TOP_CLASS.bit_length())),
+    "ladder": tuple(divisor for divisor in LADDER if divisor <= TOP_CLASS),
     "span": (0.5, 1.0),
     "real": tuple(case for case in REAL_LIFE.values() if case.pad_to),
 }
@@ -64,7 +57,7 @@ class AlignmentAxes(ProductAxes):
     base: tuple[Base, ...] = _bases("fprop:128x512x512")
     along: Annotated[tuple[str, ...], OneOf(("m", "n", "k"))] = ("n", "k")
     offset: tuple[int, ...] = (0,)
-    ladder: Annotated[tuple[int, ...], PowerOfTwo()] = (1,)
+    ladder: Annotated[tuple[int, ...], OneOf(LADDER)] = (1,)
     # Further away from its base a product is another one.
     span: Annotated[tuple[float, ...], Within(0.01, 16)] = (1.0,)
     pad_to: Annotated[tuple[int, ...], Within(2)] = (64,)
@@ -164,7 +157,7 @@ def _refusal(case: Case) -> UserError | None:
 def _every_case(axes: AlignmentAxes) -> Iterator[Case]:
     """Real-life sizes are the library's alone."""
     sizes = [(varied, axes.implementation) for varied in _around_bases(axes)]
-    sizes += [(in_real_life(*each), ()) for each in itertools.product(axes.real, axes.tokens, axes.hidden)]
+    sizes += [(varied, ()) for varied in _in_real_life(axes)]
     for workers, dtype, mode, (varied, kernels) in itertools.product(axes.workers, axes.dtype, axes.mode, sizes):
         library = MatmulParameters(1, 1, 1, Schedule("library", workers), dtype=dtype, layout=varied.layout)
         asked: list[tuple[str, MatmulParameters]] = []
@@ -178,9 +171,28 @@ def _every_case(axes: AlignmentAxes) -> Iterator[Case]:
 
 
 def _around_bases(axes: AlignmentAxes) -> Iterator[Varied]:
+    """Sizes at the offsets from each base's, and the nearest ones to it for each class of the ladder of divisors.
+
+    At the base's size times each span stand that size and the nearest of the ladder's least class: the search for
+    cliffs works between sizes that divide alike.
+    """
     for base, layout, along in itertools.product(axes.base, axes.layout, axes.along):
+        middle = getattr(base.shape, along)
+        sizes = {middle + offset for offset in axes.offset} | {nearest_with(each, middle) for each in axes.ladder}
+        for span in axes.span:
+            far = max(1, round(middle * span))
+            sizes |= {far, nearest_with(min(axes.ladder), far)}
         layout = base.layout if layout == OWN_LAYOUT else layout
-        yield around(base, layout, along, axes.offset, axes.ladder, axes.span, axes.pad_to)
+        yield Varied(base.shape, layout, along, tuple(sorted(size for size in sizes if size >= 1)), axes.pad_to)
+
+
+def _in_real_life(axes: AlignmentAxes) -> Iterator[Varied]:
+    """The sizes people meet, in the fprop of a layer of `hidden` features in and out."""
+    for case, tokens, hidden in itertools.product(axes.real, axes.tokens, axes.hidden):
+        shape = Shape(tokens, hidden, hidden)
+        beside = (getattr(shape, case.along) + offset for offset in case.beside)
+        sizes = tuple(sorted({*case.sizes, *(size for size in beside if size >= 1)}))
+        yield Varied(shape, BASE_LAYOUTS["fprop"], case.along, sizes, case.pad_to)
 
 
 def _tile(word: str, implementation: str, dtype: str) -> Tile | None:

@@ -5,12 +5,11 @@ A product varies along one dimension at a time; each size that could be padded b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.matmul.alignment import largest_power_of_two, nearest_with, round_up
+from pyperf_suite.laws.matmul.alignment import largest_power_of_two, round_up
 from pyperf_suite.spec.axes import Shape
 
 # The largest power of two of the ladder 1, 2, 4 … of divisors; what divides by more is taken as dividing by this.
@@ -26,15 +25,6 @@ BASE_LAYOUTS = {"square": "TN", "fprop": "TN", "dgrad": "NN", "wgrad": "NT", "sk
 def class_of(size: int) -> int:
     """The alignment class: the largest power of two that divides the size, the top of the ladder at most."""
     return min(largest_power_of_two(size), TOP_CLASS)
-
-
-class PowerOfTwo:
-    """The limit of an axis of divisors."""
-
-    def check(self, name: str, value: int) -> None:
-        """Raise UserError for another number."""
-        if value < 1 or value != largest_power_of_two(value):
-            raise UserError(f"{name}={value} was asked for, but it takes powers of two: 1, 2, 4 and so on.")
 
 
 @dataclass(frozen=True)
@@ -118,13 +108,13 @@ def known_as(along: str, size: int) -> str | None:
 
 @dataclass(frozen=True)
 class Varied:
-    """One dimension of a product and the sizes it takes; `pad_to` the multiples some of them are padded to."""
+    """One dimension of a product and the sizes it takes, ascending; `pad_to` the multiples they are padded to."""
 
     shape: Shape
     layout: str
     along: str
     sizes: tuple[int, ...]
-    pad_to: tuple[int, ...] = ()
+    pad_to: tuple[int, ...]
 
     def shapes(self) -> list[dict[str, Any]]:
         """M, N and K for every size, and for every size that one is padded to."""
@@ -140,33 +130,3 @@ class Varied:
             for multiple in self.pad_to
             if size % multiple and not any(other % multiple for other in others)
         ]
-
-
-def around(
-    base: Base,
-    layout: str,
-    along: str,
-    offsets: Iterable[int],
-    ladder: Sequence[int],
-    spans: Iterable[float],
-    pad_to: tuple[int, ...],
-) -> Varied:
-    """Sizes at offsets from the base's, and the nearest ones to it for each class of the ladder of divisors.
-
-    At the base's size times each span stand that size and the nearest of the ladder's least class: the search for
-    cliffs works between sizes that divide alike.
-    """
-    middle = getattr(base.shape, along)
-    sizes = {middle + offset for offset in offsets} | {nearest_with(divisor, middle) for divisor in ladder}
-    for span in spans:
-        far = max(1, round(middle * span))
-        sizes |= {far, nearest_with(min(ladder), far)}
-    return Varied(base.shape, layout, along, tuple(sorted(size for size in sizes if size >= 1)), pad_to)
-
-
-def in_real_life(case: RealLife, tokens: int, hidden: int) -> Varied:
-    """The case's sizes in the fprop of a layer; the other dimensions are `tokens` and `hidden` features in and out."""
-    shape = Shape(tokens, hidden, hidden)
-    beside = (getattr(shape, case.along) + offset for offset in case.beside)
-    sizes = tuple(sorted({*case.sizes, *(size for size in beside if size >= 1)}))
-    return Varied(shape, BASE_LAYOUTS["fprop"], case.along, sizes, case.pad_to)
