@@ -81,10 +81,8 @@ def _advice(pad: Pad) -> Remark:
 def _best(classes: Sequence[AlignmentClass]) -> Remark | None:
     """Where padding wins most in a setting."""
     best = max(classes, key=lambda each: (wins(each.gain), each.gain.value))
-    told = (
-        "{sweep.setting}: where {sweep.name} divides by {divisor}, the next aligned size runs {gain} as fast, net of "
-    )
-    return remark_on(best, told + "the extra work", effect="gain") if wins(best.gain) else None
+    told = "{sweep.setting}: where {sweep.name} divides by {divisor}, products built with the next aligned size run "
+    return remark_on(best, told + "{gain} as fast, net of their extra work", effect="gain") if wins(best.gain) else None
 
 
 def _at_each_call(pads: Sequence[Pad]) -> Remark | None:

@@ -87,8 +87,8 @@ class AlignmentClass:
 def sweeps_of(rows: Rows) -> list[Sweep]:
     """Rows that share all but one dimension, the library's first; a base belongs to the sweeps of all three."""
     unpadded = rows.where(pad_to=1)
+    unpadded.sort(key=lambda row: (row.m, row.n, row.k, str(row.schedule), str(row.tile)))
     unpadded.sort(key=lambda row: (row.dtype, row.layout, row.schedule.policy != "library", row.implementation))
-    unpadded.sort(key=lambda row: (row.m, row.n, row.k))
     sweeps = [sweep for along in "mnk" for sweep in sweeps_along(along, unpadded)]
     return [sweep for setting in by_setting(sweeps) for sweep in setting]
 
