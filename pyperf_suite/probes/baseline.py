@@ -130,15 +130,15 @@ def _mean(what: str, base: Callable[[Row], Row | None], rows: Sequence[Row], eff
         return None
     ratios = [other.seconds / ours.seconds for other, ours in pairs]
     return remark(
-        "Our {mode} {kernel} {dtype} matmul runs at {mean} {what} (workers={workers}, geometric mean of {products} "
-        "products, each between {least} and {most})",
+        "Our {kernel} {dtype} matmul runs at {mean} {what} (workers={workers}, mode={mode}; geometric mean of "
+        "{products} products, each between {least} and {most})",
         effect=effect,
-        mode=rows[0].mode,
         kernel=rows[0].implementation,
         dtype=rows[0].dtype,
         mean=mean,
         what=what,
         workers=rows[0].schedule.workers,
+        mode=rows[0].mode,
         products=len(pairs),
         least=Quantity(min(ratios), "x"),
         most=Quantity(max(ratios), "x"),
