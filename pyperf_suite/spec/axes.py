@@ -46,14 +46,14 @@ class Within:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Words of a list."""
+    """Words, or numbers, of a list."""
 
-    words: Iterable[str]
+    words: Iterable[str | int]
 
     def check(self, name: str, value: Any) -> None:
-        """Raise UserError for another word."""
+        """Raise UserError for another one."""
         if value not in self.words:
-            raise UserError(f"{name}={value} was asked for: choose from {', '.join(self.words)}.")
+            raise UserError(f"{name}={value} was asked for: choose from {', '.join(map(str, self.words))}.")
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -50,6 +52,17 @@ def remark(template: str, *, kind: Kind = "", effect: str = "", **values: Any) -
         is_name = value is None or isinstance(value, str | int | Quantity)
         cells[name] = value if is_name else quantity(value) if isinstance(value, Ratio | float) else str(value)
     return Remark(template, cells, kind, effect)
+
+
+def remark_on(
+    item: Any, template: str, *, kind: Literal["", "law", "predicted", "caution"] = "", effect: str = ""
+) -> Remark:
+    """A remark whose gaps name attributes of an item, or theirs: `{sweep.setting}: {size} runs {gain} as fast`."""
+    values: dict[str, Any] = {}
+    for name in {name for _, name, _, _ in string.Formatter().parse(template) if name}:
+        values[name.replace(".", "_")] = operator.attrgetter(name)(item)
+        template = template.replace(f"{{{name}}}", f"{{{name.replace('.', '_')}}}")
+    return remark(template, kind=kind, effect=effect, **values)
 
 
 def _weight(found: Quantity) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from pyperf_suite.spec.findings import (
     Verdict,
     findings,
     remark,
+    remark_on,
 )
 from pyperf_suite.spec.quantity import Quantity
 
@@ -144,3 +146,11 @@ def test_findings_are_sorted_by_kind_and_empty_tables_left_out():
     assert found.verdicts == [verdict]
     assert (found + found).remarks == (told, verdict, told, verdict)
     assert isinstance(verdict, Verdict)
+
+
+def test_a_remark_on_an_item_names_its_attributes_and_theirs():
+    item = SimpleNamespace(size=7, gain=Ratio(2.0, 1.9, 2.1, 3), sweep=SimpleNamespace(setting="native"))
+    told = remark_on(item, "{sweep.setting}: {size} runs {gain} as fast", effect="gain")
+    assert told.template == "{sweep_setting}: {size} runs {gain} as fast"
+    assert told.values == {"sweep_setting": "native", "size": 7, "gain": Quantity(2.0, "x", 1.9, 2.1, 3)}
+    assert told.weight > 0
