@@ -22,6 +22,7 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "size": ("B", 1.0),
     "GB/s": ("B/s", 1e9),
     "TFLOP": ("FLOP", 1e12),
+    "GFLOP/s": ("FLOP/s", 1e9),
     "TFLOP/s": ("FLOP/s", 1e12),
     "/s": ("/s", 1.0),
     "x": ("ratio", 1.0),

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.findings import Cell, Heading, Table
+from pyperf_suite.spec.findings import Cell, Heading, Series, Table
 from pyperf_suite.spec.quantity import Quantity, quantity
 
 Item = TypeVar("Item")
@@ -265,3 +265,18 @@ def table(title: str, columns: Sequence[Column], items: Iterable[Any]) -> Table:
         tuple(Heading(column.name, column.unit, column.priority) for column in columns),
         tuple(tuple(column.cell(item) for column in columns) for item in items),
     )
+
+
+def series_by(
+    items: Iterable[Item], label: Callable[[Item], Any], x: Callable[[Item], float], y: Callable[[Item], Any]
+) -> list[Series]:
+    """Measured points of each label, with their intervals; what has no `y` is left out, a float has no interval."""
+    drawn = []
+    for name, group in grouped(items, lambda item: str(label(item))).items():
+        known = [(x(item), quantity(y(item))) for item in group if y(item) is not None]
+        lows = [each.value if math.isnan(each.low) else each.low for _, each in known]
+        highs = [each.value if math.isnan(each.high) else each.high for _, each in known]
+        drawn.append(
+            Series(name, [each for each, _ in known], [each.value for _, each in known], "points", lows, highs)
+        )
+    return drawn
