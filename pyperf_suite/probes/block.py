@@ -28,6 +28,8 @@ from pyperf_suite.spec.sources import BIGSCIENCE
 
 FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSCIENCE, 0.9, 1.1)
 MODELS = ("block", "gpt")
+# As data sheets call the types of products.
+SHEET = {"float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def share_of_data_sheet(row: Row) -> float | None:
     """The share of what a GPU's data sheet promises, None on a CPU and of a GPU that the catalogue lacks."""
     gpus = [each.kernel["details"]["gpu"] for each in row.rows if "gpu" in each.kernel.get("details", {})]
     try:
-        return rate(asked_flop)(row) / find_gpu(gpus[0]).peak(product_dtype(row)) if gpus else None
+        return rate(asked_flop)(row) / find_gpu(gpus[0]).peak(SHEET.get(product_dtype(row), "")) if gpus else None
     except UserError:
         return None
 
