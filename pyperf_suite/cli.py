@@ -313,13 +313,12 @@ def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
     from pyperf_suite.runner.outlook import Outlook
     from pyperf_suite.runner.plan import Plan, PlannedCase
     from pyperf_suite.runner.profiles import PROFILES
-    from pyperf_suite.spec.discovery import find_probe, probe_names
+    from pyperf_suite.spec.discovery import all_probes, find_probe
 
     where = resolve(device)
-    for name in names or probe_names():
-        probe = find_probe(name)
-        console.print(f"[bold]{name}[/bold]  {probe.question}", highlight=False, soft_wrap=True)
+    for probe in [find_probe(name) for name in names] if names else all_probes():
+        console.print(f"[bold]{probe.name}[/bold]  {probe.question}", highlight=False, soft_wrap=True)
         for profile in PROFILES.values():
             cases = probe.cases(profile.name, where)
-            plan = Plan(tuple(PlannedCase(name, case) for case in cases), profile, where)
+            plan = Plan(tuple(PlannedCase(probe.name, case) for case in cases), profile, where)
             console.print(f"    {Outlook(plan).line} ({profile.purpose})", highlight=False, soft_wrap=True)

@@ -1,0 +1,144 @@
+"""Rows of a run: what a row is called by, the rows that differ from it in one thing, and tables of columns."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from pyperf_suite.measure.ratio import Ratio, exactly
+from pyperf_suite.spec.findings import Heading
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, series_by, table
+
+
+def of(rows: Rows, n: int, implementation: str = "torch") -> Row:
+    row = rows.first(n=n, implementation=implementation)
+    assert row is not None
+    return row
+
+
+@pytest.fixture
+def rows(product: Any) -> Rows:
+    """Two sizes by two implementations, the second twice as fast; one case failed, one has another K as well."""
+    return rows_of(
+        [
+            *product(16).records(4.0, 4.4, 4.0, passing=3.0),
+            *product(16, "numpy").records(2.0, 2.2, 2.0),
+            *product(32).records(8.0, 8.0, 8.0),
+            *product(32, "numpy").records(4.0, processes=(7,)),
+            *product(64).records(1.0, outcome="failed"),
+            *product(16, k=4).records(1.0),
+        ]
+    )
+
+
+def test_a_row_has_the_names_of_its_case_and_of_its_reading(rows: Rows) -> None:
+    row = of(rows, 16)
+    assert (row.n, row.implementation, row.operator, row.mode) == (16, "torch", "matmul", row.reading.case.mode)
+    assert (row.seconds, row.seen, row.flop_per_s) == (4.0, {"passing": 3.0}, 250.0)
+    assert row.parameters is row.reading.case.parameters
+    with pytest.raises(AttributeError):
+        row.colour  # noqa: B018
+    assert copy.copy(row).n == 16
+
+
+def test_failed_cases_have_no_row_and_stay_among_the_records(rows: Rows) -> None:
+    assert [(row.n, row.k, row.implementation) for row in rows] == [
+        *((16, 8, "torch"), (16, 8, "numpy"), (32, 8, "torch"), (32, 8, "numpy"), (16, 4, "torch")),
+    ]
+    assert {record.outcome for record in rows.records} == {"ok", "failed"}
+
+
+def test_the_later_of_two_visits_of_a_process_stands(product: Any) -> None:
+    (row,) = rows_of([*product(8).records(1.0, 1.0), *product(8).records(3.0)])
+    assert row.by_process == {0: 3.0, 1: 1.0}
+
+
+def test_an_order_sorts_the_rows(rows: Rows) -> None:
+    sorted_rows = rows_of(rows.records, lambda row: (-row.n, row.implementation))
+    assert [(row.n, row.implementation) for row in sorted_rows[:2]] == [(32, "numpy"), (32, "torch")]
+    assert of(sorted_rows, 16).like(implementation="numpy") is of(sorted_rows, 16, "numpy")
+
+
+def test_the_row_like_another_differs_in_what_is_named_and_in_nothing_else(rows: Rows) -> None:
+    torch = of(rows, 16)
+    assert torch.like(implementation="numpy") is of(rows, 16, "numpy")
+    assert torch.like(n=32, implementation="numpy") is of(rows, 32, "numpy")
+    assert torch.like(implementation="torch") is torch
+    assert torch.like(implementation="triton") is None
+    assert torch.like(k=4) is rows[-1]
+    assert rows[-1].like(n=32) is None
+
+
+def test_rows_that_differ_at_most_in_the_named_parameters_are_alike(rows: Rows) -> None:
+    torch = of(rows, 16)
+    assert rows.alike(torch) == [torch]
+    assert rows.alike(torch, "implementation") == [torch, of(rows, 16, "numpy")]
+    assert rows.alike(torch, "n", "implementation") == rows[:4]
+    assert rows.where(implementation="numpy").alike(torch, "implementation") == [of(rows, 16, "numpy")]
+
+
+def test_a_row_is_so_many_times_as_fast_as_its_like_within_each_process(rows: Rows) -> None:
+    faster = of(rows, 16, "numpy").against(implementation="torch")
+    assert faster is not None
+    # 4.4 s and 2.2 s are of one process: the ratio knows no spread.
+    assert (faster.value, faster.low, faster.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert faster.processes == 3
+    slower = of(rows, 16).against(implementation="numpy")
+    assert slower is not None
+    assert slower.value == pytest.approx(0.5)
+
+
+def test_nothing_is_compared_with_itself_or_with_what_no_common_process_measured(rows: Rows) -> None:
+    assert of(rows, 16).against(implementation="torch") is None
+    assert of(rows, 16).against(implementation="triton") is None
+    assert of(rows, 32).like(implementation="numpy") is not None
+    assert of(rows, 32).against(implementation="numpy") is None
+
+
+def test_groups_and_choices_keep_the_order(rows: Rows) -> None:
+    groups = [[row.implementation for row in group] for group in rows.groups("implementation")]
+    assert groups == [["torch", "numpy"], ["torch", "numpy"], ["torch"]]
+    assert [row.n for row in rows.where(lambda row: row.seconds > 3, k=8)] == [16, 32, 32]
+    assert rows.first(n=64) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "cell"),
+    [
+        (None, "ms", None),
+        ("a name", "ms", "a name"),
+        (7, "", 7),
+        (7, "count", Quantity(7.0, "count")),
+        (0.5, "", Quantity(0.5)),
+        (2e-3, "ms", Quantity(2e-3, "ms")),
+        (exactly(2.0), "", Quantity(2.0, "x", 2.0, 2.0)),
+        (Ratio(0.5, 0.4, 0.6, 3), "%", Quantity(0.5, "%", 0.4, 0.6, 3)),
+        (Quantity(1.0, "GB"), "ms", Quantity(1.0, "GB")),
+        ((1, 2), "", "(1, 2)"),
+    ],
+)
+def test_a_cell_is_a_name_or_a_quantity_in_the_columns_unit(value: Any, unit: str, cell: Any) -> None:
+    assert repr(Column("c", lambda item: item, unit).cell(value)) == repr(cell)
+
+
+def test_an_unknown_unit_is_refused() -> None:
+    with pytest.raises(ValueError, match="'furlong' is no unit"):
+        Column("c", lambda item: item, "furlong").cell(1.0)
+
+
+def test_a_table_has_a_line_an_item_and_the_headings_of_its_columns() -> None:
+    columns = (Column("name", str), Column("time", float, "ms", priority=2))
+    found = table("Some", columns, [1, 2])
+    assert found.columns == (Heading("name"), Heading("time", "ms", 2))
+    assert [(row[0], row[1].value) for row in found.rows] == [("1", 1.0), ("2", 2.0)]
+    assert table("None", columns, []).rows == ()
+
+
+def test_a_series_of_each_label_has_its_points_and_their_bounds() -> None:
+    points = [("a", 1, 2.0), ("b", 1, None), ("a", 2, Ratio(3, 2.5, 3.5, 3))]
+    a, b = series_by(points, lambda p: p[0], lambda p: p[1], lambda p: p[2])
+    assert (a.label, a.x, a.y, a.low, a.high) == ("a", [1, 2], [2.0, 3], [2.0, 2.5], [2.0, 3.5])
+    assert (b.label, b.x, a.style, a.predicted) == ("b", [], "points", False)
