@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -108,7 +108,7 @@ def shapes(axes: BlockAxes, model: str) -> Iterator[TransformerShape]:
 
 def analyse(rows: Rows) -> Findings:
     """How much of the machine's products steps reach, what compiling gives, and where a block's forward spends time."""
-    steps = rows.where(operator="training_step")
+    steps = rows.where(is_step)
     return findings(
         (utilization(row) for row in steps),
         (
@@ -127,7 +127,7 @@ def analyse(rows: Rows) -> Findings:
 
 def utilization(row: Row) -> Remark | None:
     """MFU, and the rate that it is a share of; None where no product was measured."""
-    product, mfu = best_product(row), share_of_product(asked_flop)(row)
+    product, mfu = best_product(row), share_of_product(row, asked_flop(row.parameters))
     if product is None or mfu is None:
         return None
     return remark(
@@ -152,62 +152,52 @@ def time_by_part(parts: Rows) -> Remark:
     )
 
 
+def is_step(row: Row) -> bool:
+    """Whether it is no part and no product."""
+    return bool(row.operator == "training_step")
+
+
+def precision(row: Row) -> str:
+    """Of a step or a part."""
+    return str(row.precision if is_step(row) else row.dtype)
+
+
 def in_words(row: Row) -> str:
     """`a GPT of 2 layers and 1024 tokens of vocabulary, hidden 256, 2 x 128, checkpointing every:1, float32`."""
     what = f"{row.layers} blocks" if row.layers > 1 else "a block"
     if row.vocab:
         what = f"a GPT of {row.layers} layers and {row.vocab} tokens of vocabulary"
     dropped = f", checkpointing {row.checkpointing}" if row.checkpointing.kind != "none" else ""
-    is_step = row.operator == "training_step"
-    compiled = ", compiled" if is_step and row.compiled else ""
-    precision = row.precision if is_step else row.dtype
-    return f"{what}, hidden {row.hidden}, {row.batch} x {row.seq}{dropped}, {precision}{compiled}"
-
-
-def product_dtype(row: Row) -> str:
-    """The type that products of a step or a part are computed in."""
-    return str(row.element if row.operator == "training_step" else row.dtype)
+    compiled = ", compiled" if is_step(row) and row.compiled else ""
+    return f"{what}, hidden {row.hidden}, {row.batch} x {row.seq}{dropped}, {precision(row)}{compiled}"
 
 
 def best_product(row: Row) -> Row | None:
     """The fastest product of its type in this run."""
-    products = row.rows.where(operator="matmul", dtype=product_dtype(row))
+    products = row.rows.where(operator="matmul", dtype=precision(row).removeprefix("autocast_"))
     return max(products, key=lambda each: each.flop_per_s, default=None)
 
 
-def share_of_product(flop: Callable[[TransformerShape], float]) -> Callable[[Row], Ratio | None]:
-    """The share of the best product's rate that FLOPs so counted are done at, each process against its own."""
-
-    def share(row: Row) -> Ratio | None:
-        product = best_product(row)
-        ratio = None if product is None else row.faster_than(product)
-        return None if ratio is None or product is None else ratio * (flop(row.parameters) / product.flop)
-
-    return share
-
-
-def rate(flop: Callable[[TransformerShape], float]) -> Callable[[Row], float]:
-    """FLOPs so counted, a second."""
-    return lambda row: flop(row.parameters) / row.seconds
+def share_of_product(row: Row, flop: float) -> Ratio | None:
+    """The share of the best product's rate that these FLOPs are done at, each process against its own."""
+    product = best_product(row)
+    ratio = None if product is None else row.faster_than(product)
+    return None if ratio is None or product is None else ratio * (flop / product.flop)
 
 
 def share_of_data_sheet(row: Row) -> float | None:
     """The share of what a GPU's data sheet promises, None on a CPU and of a GPU that the catalogue lacks."""
     gpus = [each.kernel["details"]["gpu"] for each in row.rows if "gpu" in each.kernel.get("details", {})]
     try:
-        return rate(asked_flop)(row) / find_gpu(gpus[0]).peak(SHEET.get(product_dtype(row), "")) if gpus else None
+        peak = find_gpu(gpus[0]).peak(SHEET[precision(row).removeprefix("autocast_")]) if gpus else None
     except UserError:
         return None
+    return asked_flop(row.parameters) / row.seconds / peak if peak else None
 
 
 def by_guide(row: Row) -> float:
     """FLOPs by the guide's formula, of the parameters that torch counts."""
     return guides_flop(row.parameters, int(row.kernel["details"]["parameters"]))
-
-
-def is_first_of_its_flops(row: Row) -> bool:
-    """FLOPs are the same in any precision, compiled or not: the formula is judged once."""
-    return row.operator == "training_step" and row.rows.alike(row, "precision", "compiled")[0] is row
 
 
 def moved(row: Row) -> int:
@@ -228,11 +218,9 @@ def roof(row: Row) -> tuple[float, str]:
 
 
 def order(row: Row) -> tuple[Any, ...]:
-    """Steps and parts by size, parts of one block in its order."""
-    if row.operator == "matmul":
-        return (row.operator,)
-    sizes = (row.vocab, row.layers, row.hidden, row.heads, row.seq, row.batch, row.workers, in_words(row))
-    return (row.operator, *sizes, BLOCK_PARTS.index(row.part) if row.operator == "block_part" else 0)
+    """Steps and parts by name, parts of one block in its order."""
+    place = BLOCK_PARTS.index(row.part) if row.operator == "block_part" else 0
+    return (row.operator, "" if row.operator == "matmul" else in_words(row), place)
 
 
 PROBE = Probe(
@@ -248,7 +236,8 @@ PROBE = Probe(
             FORMULA,
             "The guide's formula counts {measured} the FLOPs that are computed for {step}",
             ratio=lambda row: by_guide(row) / computed_flop(row.parameters),
-            where=is_first_of_its_flops,
+            # FLOPs are the same in any precision, compiled or not: the formula is judged once.
+            where=lambda row: is_step(row) and row.rows.alike(row, "precision", "compiled")[0] is row,
             values={"step": in_words},
         ),
     ),
@@ -260,13 +249,13 @@ PROBE = Probe(
                 Column("time", lambda row: row.seconds, "ms", 2),
                 Column("tokens", lambda row: row.tokens / row.seconds, "/s"),
                 Column("by the guide", lambda row: by_guide(row) / row.seconds, "TFLOP/s", 0),
-                Column("the model's", rate(asked_flop), "TFLOP/s"),
-                Column("computed", rate(computed_flop), "TFLOP/s", 0),
-                Column("MFU", share_of_product(asked_flop), "%", 2),
-                Column("HFU", share_of_product(computed_flop), "%"),
+                Column("the model's", lambda row: asked_flop(row.parameters) / row.seconds, "TFLOP/s"),
+                Column("computed", lambda row: computed_flop(row.parameters) / row.seconds, "TFLOP/s", 0),
+                Column("MFU", lambda row: share_of_product(row, asked_flop(row.parameters)), "%", 2),
+                Column("HFU", lambda row: share_of_product(row, computed_flop(row.parameters)), "%"),
                 Column("MFU by data sheet", share_of_data_sheet, "%", 0),
             ),
-            where=lambda row: row.operator == "training_step",
+            where=is_step,
         ),
         RowTable(
             "Roofline of a block's parts in forward, operands warm; roofs are this run's best product and best "

@@ -53,7 +53,7 @@ def test_failed_cases_have_no_row_and_stay_among_the_records(rows: Rows) -> None
 
 def test_the_later_of_two_visits_of_a_process_stands(product: Any) -> None:
     (row,) = rows_of([*product(8).records(1.0, 1.0), *product(8).records(3.0)])
-    assert row.by_process == {0: 3.0, 1: 1.0}
+    assert (row.by_process, row.seconds) == ({0: 3.0, 1: 1.0}, 2.0)
 
 
 def test_an_order_sorts_the_rows(rows: Rows) -> None:
