@@ -28,7 +28,7 @@ from pyperf_suite.spec.axes import OneOf, Within
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity, quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series
 from pyperf_suite.spec.sources import TRANSFORMERS
 
 # "About 2 x" begins a tenth below it, as the guide's sentence gives one digit; "sometimes more" has no end.
@@ -142,12 +142,13 @@ def beside_its_work(row: Row) -> Remark:
 
 def over_tokens(rows: Sequence[Row]) -> Figure | None:
     """Backward's time over forward's by batch, a series a layer, where enough batches were measured."""
-    series = [each for each in series_by(rows, name, lambda row: row.tokens, of_forward) if len(set(each.x)) > 2]
+    curves = [series(label, group, lambda row: row.tokens, of_forward) for label, group in grouped(rows, name).items()]
+    drawn = tuple(curve for curve in curves if len(set(curve.x)) > 2)
     dtype, workers = rows[0].dtype, rows[0].workers
     title = f"Backward beside forward, {dtype}, {workers} worker{'s' if workers > 1 else ''}"
-    panel = Panel(title, "tokens", "time of backward / time of forward", tuple(series), y_unit="x")
+    panel = Panel(title, "tokens", "time of backward / time of forward", drawn, y_unit="x")
     caption = "Points: measured, bars are 95 % intervals over processes. The guide's claim for products is 2."
-    return Figure(f"backward_{dtype}_w{workers}", title, caption, ((panel,),)) if series else None
+    return Figure(f"backward_{dtype}_w{workers}", title, caption, ((panel,),)) if drawn else None
 
 
 def name(row: Row) -> str:

@@ -20,7 +20,7 @@ from pyperf_suite.operators.training.step_flop import asked_flop, computed_flop,
 from pyperf_suite.operators.training.training_step import TrainingStepParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Within
-from pyperf_suite.spec.findings import Claim, Findings, Remark, findings, remark
+from pyperf_suite.spec.findings import Claim, Findings, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity, quantity
 from pyperf_suite.spec.rows import Column, Row, Rows
@@ -112,11 +112,11 @@ def analyse(rows: Rows) -> Findings:
     return findings(
         (utilization(row) for row in steps),
         (
-            remark(
-                "torch.compile makes a step of {step} {faster} as fast",
+            row.remark(
+                "torch.compile makes {in_words} {faster} as fast",
                 effect="faster",
-                step=in_words(row),
                 faster=faster,
+                in_words=in_words(row),
             )
             for row in steps
             if row.compiled and (faster := row.against(compiled=False)) is not None
@@ -130,12 +130,10 @@ def utilization(row: Row) -> Remark | None:
     product, mfu = best_product(row), share_of_product(row, asked_flop(row.parameters))
     if product is None or mfu is None:
         return None
-    return remark(
-        "A step of {step} reaches {mfu} (MFU) of the {peak} of a product of {edge} cubed",
+    return product.remark(
+        "A step of {step} reaches {mfu} (MFU) of the {throughput} of a product of {m} cubed",
         step=in_words(row),
         mfu=quantity(mfu, "%"),
-        peak=Quantity(product.flop_per_s, "TFLOP/s"),
-        edge=product.m,
     )
 
 
@@ -143,11 +141,10 @@ def time_by_part(parts: Rows) -> Remark:
     """Which parts a block's forward spends its time in."""
     whole = sum(row.seconds for row in parts)
     slowest = max(parts, key=lambda row: row.seconds)
-    return remark(
+    return slowest.remark(
         "In forward of {block} products take {products} of the time, {part} alone {slowest}",
         block=in_words(slowest),
         products=Quantity(sum(row.seconds for row in parts if row.product) / whole, "%"),
-        part=slowest.part,
         slowest=Quantity(slowest.seconds / whole, "%"),
     )
 
@@ -246,7 +243,7 @@ PROBE = Probe(
             "Steps of training",
             (
                 Column("step", in_words, priority=2),
-                Column("time", lambda row: row.seconds, "ms", 2),
+                Column("time", "seconds", "ms", 2),
                 Column("tokens", lambda row: row.tokens / row.seconds, "/s"),
                 Column("by the guide", lambda row: by_guide(row) / row.seconds, "TFLOP/s", 0),
                 Column("the model's", lambda row: asked_flop(row.parameters) / row.seconds, "TFLOP/s"),
@@ -262,10 +259,10 @@ PROBE = Probe(
             "bandwidth",
             (
                 Column("block", in_words, priority=0),
-                Column("part", lambda row: row.part, priority=2),
-                Column("time", lambda row: row.seconds, "us", 2),
+                Column("part", priority=2),
+                Column("time", "seconds", "us", 2),
                 Column("FLOP/byte", lambda row: row.flop / moved(row)),
-                Column("rate", lambda row: row.flop_per_s, "GFLOP/s"),
+                Column("rate", "flop_per_s", "GFLOP/s"),
                 Column("bandwidth", lambda row: moved(row) / row.seconds, "GB/s"),
                 Column("bound by", lambda row: roof(row)[1]),
                 Column("of its roof", lambda row: roof(row)[0] / row.seconds, "%", 2),

@@ -21,10 +21,10 @@ from pyperf_suite.laws.matmul.staircase import relative_error
 from pyperf_suite.operators.grouped_matmul import DTYPES, GroupedMatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Shape, Within
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, findings, remark
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series
 
 ORDER = ("dtype", "n", "k", "rows", "experts", "skew")
 WAYS = ("loop", "padded", "grouped_mm", "triton")
@@ -153,18 +153,10 @@ def _figure(rows: Rows) -> Figure | None:
         ways = grouped(sorted(group, key=lambda row: row.skew), lambda row: row.implementation)
         if max(map(len, ways.values())) < 3:
             continue
-        series = tuple(
-            Series(
-                way,
-                [row.skew for row in members],
-                [row.flop_per_s for row in members],
-                "points",
-                [row.flop / row.reading.high for row in members],
-                [row.flop / row.reading.low for row in members],
-            )
-            for way, members in ways.items()
+        drawn = tuple(
+            series(way, members, lambda row: row.skew, lambda row: row.throughput) for way, members in ways.items()
         )
-        panels.append(Panel(mixture(group[0]), "skew", "throughput", series, y_unit="TFLOP/s"))
+        panels.append(Panel(mixture(group[0]), "skew", "throughput", drawn, y_unit="TFLOP/s"))
     caption = "Useful FLOP a second: what is computed of padding does not count. Bars span the processes."
     figures = [panels[start : start + 2] for start in range(0, len(panels), 2)]
     return Figure("grouped_matmul", "Experts of a mixture", caption, tuple(map(tuple, figures))) if panels else None
@@ -219,14 +211,14 @@ PROBE = Probe(
         RowTable(
             "Experts by spread and way",
             (
-                Column("experts", lambda row: row.experts, priority=2),
+                Column("experts", priority=2),
                 Column("rows x N x K", lambda row: f"{row.parameters.rows}x{row.n}x{row.k}"),
-                Column("skew", lambda row: row.skew, priority=2),
+                Column("skew", priority=2),
                 Column("largest expert", lambda row: max(row.parameters.rows_of_experts)),
-                Column("dtype", lambda row: row.dtype, priority=0),
-                Column("way", lambda row: row.implementation, priority=2),
-                Column("time", lambda row: row.time, "ms"),
-                Column("throughput", lambda row: row.flop_per_s, "TFLOP/s", priority=2),
+                Column("dtype", priority=0),
+                Column("way", "implementation", priority=2),
+                Column("time", unit="ms"),
+                Column("throughput", unit="TFLOP/s", priority=2),
                 Column("beside a loop", lambda row: row.against(implementation="loop"), "x"),
                 Column("beside balanced", lambda row: row.against(skew=0.0), "x"),
                 Column("waves", waves, priority=0),

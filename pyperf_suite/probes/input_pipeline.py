@@ -20,7 +20,7 @@ from pyperf_suite.spec.axes import OneOf
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Verdict, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series_by
+from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series
 from pyperf_suite.spec.sources import TRANSFORMERS
 
 WORKERS_HELP = Claim("workers that pre-load the data relieve the bottleneck of a single process", TRANSFORMERS, WORTH)
@@ -150,9 +150,8 @@ def with_loaders(task: Rows) -> Iterator[Remark | Verdict]:
     for row in fed:
         faster = row.against(prefetch=USUAL.prefetch)
         if faster is not None:
-            template = "Feeding {task}, prefetching {depth} batches a loader is {faster} as fast as {usual}"
-            depth = {"depth": row.prefetch, "usual": USUAL.prefetch}
-            yield remark(template, effect="faster", faster=faster, **depth, **named(row))
+            template = "Feeding {task}, prefetching {prefetch} batches a loader is {faster} as fast as {usual}"
+            yield row.remark(template, effect="faster", faster=faster, usual=USUAL.prefetch, **named(row))
     law = law_of(best)
     if law is not None:
         yield remark(
@@ -213,16 +212,16 @@ def rate_by_loaders(task: Rows) -> Figure | None:
         return None
     taken = [plain[count] for count in sorted(plain)]
     law = law_of(taken[0])
-    series = series_by(taken, lambda _: "measured", lambda row: row.loaders, rate)
+    drawn = [series("measured", taken, lambda row: row.loaders, lambda row: row.per_second(row.iterations, "/s"))]
     if law is not None:
         span = list(range(max(plain) + 1))
-        series.append(Series("law: the slowest stage", span, [1 / law.seconds(number) for number in span], "line"))
+        drawn.append(Series("law: the slowest stage", span, [1 / law.seconds(number) for number in span], "line"))
     p = taken[0].parameters
     return Figure(
         f"input_pipeline_{p.data}_{p.model}_{p.step_us}us_b{p.batch}",
         "Iterations a second by number of loaders",
         "Points: measured, bars span the processes; line: no iteration is shorter than its slowest stage.",
-        ((Panel(in_words(taken[0]), "loaders", "iterations/s", tuple(series), y_unit="/s"),),),
+        ((Panel(in_words(taken[0]), "loaders", "iterations/s", tuple(drawn), y_unit="/s"),),),
     )
 
 
@@ -240,12 +239,6 @@ def is_plain(row: Row) -> bool:
 def iteration_s(row: Row) -> float:
     """Seconds of one iteration: of as many as were timed at once, the mean."""
     return float(row.seconds / row.iterations)
-
-
-def rate(row: Row) -> Quantity:
-    """Iterations a second; its bounds span the processes."""
-    count = row.iterations
-    return Quantity(count / row.seconds, "/s", count / row.high, count / row.low, len(row.by_process))
 
 
 def named(row: Row) -> dict[str, Any]:
@@ -304,7 +297,7 @@ PROBE = Probe(
             (
                 Column("data", lambda row: f"{row.batch} {row.data}", priority=0),
                 Column("model", lambda row: f"{step(row)}, {row.model}"),
-                Column("loaders", lambda row: row.loaders, priority=2),
+                Column("loaders", priority=2),
                 Column("prefetch", lambda row: row.prefetch if row.loaders else None, priority=2),
                 Column("settings", lambda row: settings(row) or None, priority=2),
                 Column("iteration", iteration_s, "ms", 2),

@@ -78,8 +78,8 @@ def test_steps_as_fast_as_the_product_use_all_of_it():
 def test_a_remark_says_what_mfu_is_a_share_of():
     first, *_ = remarks(found(), "mfu")
     assert first["mfu"].value == pytest.approx(1.0)
-    assert first["peak"].value == pytest.approx(1e9, rel=2e-3)
-    assert first["edge"] == 1024
+    assert first["throughput"].value == pytest.approx(1e9, rel=2e-3)
+    assert first["m"] == 1024
 
 
 def test_on_a_gpu_the_data_sheets_peak_stands_beside_it():

@@ -157,8 +157,8 @@ def test_a_start_is_told_apart_from_steady_iterations():
 @pytest.mark.parametrize("scale", [0.8, 1.0, 1.3])
 def test_a_deeper_queue_is_set_beside_the_usual(scale):
     deeper = visits(replace(BASE, loaders=4, prefetch=8), 0.0075, scale)
-    remark = told(PROBE.findings(over_loaders(0.0075) + deeper), "depth")
-    assert (remark.values["depth"], remark.values["usual"]) == (8, 2)
+    remark = told(PROBE.findings(over_loaders(0.0075) + deeper), "prefetch")
+    assert (remark.values["prefetch"], remark.values["usual"]) == (8, 2)
     assert remark.values["faster"].value == pytest.approx(1 / scale)
     assert remark.effect == "faster"
 

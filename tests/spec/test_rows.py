@@ -10,7 +10,7 @@ import pytest
 from pyperf_suite.measure.ratio import Ratio, exactly
 from pyperf_suite.spec.findings import Heading
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, series_by, table
+from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, series, table
 
 
 def of(rows: Rows, n: int, implementation: str = "torch") -> Row:
@@ -130,15 +130,30 @@ def test_an_unknown_unit_is_refused() -> None:
 
 
 def test_a_table_has_a_line_an_item_and_the_headings_of_its_columns() -> None:
-    columns = (Column("name", str), Column("time", float, "ms", priority=2))
+    # Without a value, or with one as text, a column has an attribute of the item.
+    columns = (Column("name", str), Column("real", unit="ms", priority=2), Column("again", "numerator"))
     found = table("Some", columns, [1, 2])
-    assert found.columns == (Heading("name"), Heading("time", "ms", 2))
-    assert [(row[0], row[1].value) for row in found.rows] == [("1", 1.0), ("2", 2.0)]
+    assert found.columns == (Heading("name"), Heading("real", "ms", 2), Heading("again"))
+    assert [(row[0], row[1].value, row[2]) for row in found.rows] == [("1", 1.0, 1), ("2", 2.0, 2)]
     assert table("None", columns, []).rows == ()
 
 
-def test_a_series_of_each_label_has_its_points_and_their_bounds() -> None:
-    points = [("a", 1, 2.0), ("b", 1, None), ("a", 2, Ratio(3, 2.5, 3.5, 3))]
-    a, b = series_by(points, lambda p: p[0], lambda p: p[1], lambda p: p[2])
-    assert (a.label, a.x, a.y, a.low, a.high) == ("a", [1, 2], [2.0, 3], [2.0, 2.5], [2.0, 3.5])
-    assert (b.label, b.x, a.style, a.predicted) == ("b", [], "points", False)
+def test_each_point_of_a_series_has_a_bar_and_a_line_has_none() -> None:
+    points = [(1, 2.0), (2, None), (3, Ratio(3.0, 2.5, 3.5, 3))]
+    drawn = series("a", points, lambda point: point[0], lambda point: point[1])
+    assert (drawn.label, drawn.x, drawn.y, drawn.style, drawn.predicted) == ("a", [1, 3], [2.0, 3.0], "points", False)
+    assert (drawn.low, drawn.high) == ([2.0, 2.5], [2.0, 3.5])
+    law = series("law", points[:2], lambda point: point[0], lambda point: point[1], "line")
+    assert (law.y, law.low, law.high, law.predicted) == ([2.0], [], [], True)
+
+
+def test_a_remark_on_a_row_has_what_its_template_names(rows: Rows) -> None:
+    told = of(rows, 16).remark("{n} by {implementation}: {faster}", effect="faster", faster=exactly(2.0), unused=3)
+    assert told.values == {"n": 16, "implementation": "torch", "faster": Quantity(2.0, "x", 2.0, 2.0)}
+    assert (told.effect, told.kind) == ("faster", "")
+
+
+def test_a_rate_lies_between_those_of_the_slowest_and_the_fastest_process(rows: Rows) -> None:
+    rate = of(rows, 16).per_second(44.0, "GB/s")
+    assert (rate.value, rate.low, rate.high, rate.processes) == (11.0, pytest.approx(10.0), 11.0, 3)
+    assert of(rows, 16).throughput.value == of(rows, 16).flop_per_s
