@@ -140,18 +140,18 @@ def with_loaders(task: Rows) -> Iterator[Remark | Verdict]:
         return
     best, plain = fastest(fed), [row for row in fed if is_plain(row)]
     if alone is not None and (faster := best.faster_than(alone)) is not None:
-        yield WORKERS_HELP.judge("Feeding {task}, {how} is {measured} as fast as none", faster, **named(best))
+        yield WORKERS_HELP.judge("Feeding {task}, {how} is {measured} as fast as none", faster, **words(best))
     if len(plain) > 1:
         most = max(plain, key=lambda row: row.loaders)
         fewer = fastest(row for row in plain if row is not most)
         if (ratio := most.faster_than(fewer)) is not None:
             template = "Feeding {task}, {most} loaders are {measured} as fast as {fewer}"
-            yield MORE_DO_NOT.judge(template, ratio, most=most.loaders, fewer=fewer.loaders, **named(most))
+            yield MORE_DO_NOT.judge(template, ratio, most=most.loaders, fewer=fewer.loaders, **words(most))
     for row in fed:
         faster = row.against(prefetch=USUAL.prefetch)
         if faster is not None:
             template = "Feeding {task}, prefetching {prefetch} batches a loader is {faster} as fast as {usual}"
-            yield row.remark(template, effect="faster", faster=faster, usual=USUAL.prefetch, **named(row))
+            yield row.remark(template, effect="faster", faster=faster, usual=USUAL.prefetch, **words(row))
     law = law_of(best)
     if law is not None:
         yield remark(
@@ -160,30 +160,26 @@ def with_loaders(task: Rows) -> Iterator[Remark | Verdict]:
             kind="law",
             error=Quantity(median(abs(law.seconds(row.loaders) / iteration_s(row) - 1) for row in fed), "%"),
             settings=len(fed),
-            **named(best),
+            **words(best),
         )
 
 
-def what_binds(best: Row) -> Remark:
-    """What keeps the best setting from being faster: measured where it is the model, else by the law."""
-    law, waits = law_of(best), Quantity(best.seen["starved"], "%")
-    if waits.value <= FED or law is None:
-        return remark("Fed by {how}, the model waits {waits} of the time ({task})", waits=waits, **named(best))
+def what_binds(best: Row) -> Iterator[Remark]:
+    """How long the model waits with the best setting, and what keeps it from being faster by the law."""
+    waits, law = best.seen["starved"], law_of(best)
+    yield remark(
+        "Fed by {how}, the model waits {waits} of the time ({task})", waits=Quantity(waits, "%"), **words(best)
+    )
+    if waits <= FED or law is None:
+        return
     stage, enough = law.binds(best.loaders), law.enough(MOST_LOADERS)
     if stage == "the model":
-        rest = "the rest is handing batches over, or other work on the cores"
+        template = "With {how}, the model should bind: handing batches over or other work takes the rest ({task})"
+    elif enough:
+        template = "With {how}, what binds is {stage}: {enough} loaders would do ({task})"
     else:
-        rest = "{enough} loaders would do" if enough else "no number of loaders would do on {cores} cores"
-    return remark(
-        "Fed by {how}, the model waits {waits} of the time ({task}); {stage} would take {bound} an iteration: " + rest,
-        kind="predicted",
-        waits=waits,
-        stage=stage,
-        bound=Quantity(law.seconds(best.loaders), "ms", predicted=True),
-        enough=enough,
-        cores=law.cores,
-        **named(best),
-    )
+        template = "With {how}, what binds is {stage}: no number of loaders would do on {cores} cores ({task})"
+    yield remark(template, kind="predicted", stage=stage, enough=enough, cores=law.cores, **words(best))
 
 
 def fastest(rows: Iterable[Row]) -> Row:
@@ -241,7 +237,7 @@ def iteration_s(row: Row) -> float:
     return float(row.seconds / row.iterations)
 
 
-def named(row: Row) -> dict[str, Any]:
+def words(row: Row) -> dict[str, Any]:
     """Its task and settings."""
     return {"task": in_words(row), "how": how(row)}
 
@@ -261,8 +257,8 @@ def in_words(row: Row) -> str:
 def settings(row: Row) -> str:
     """Those that are not the usual ones."""
     started = row.start if row.loaders and row.start != USUAL.start else ""
-    words = ("pinned" if row.pinned else "", "" if row.persistent else "workers end with the epoch", started)
-    return ", ".join(filter(None, words))
+    ended = "" if row.persistent else "workers end with the epoch"
+    return ", ".join(filter(None, ("pinned" if row.pinned else "", ended, started)))
 
 
 def how(row: Row) -> str:
