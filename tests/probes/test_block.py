@@ -82,6 +82,15 @@ def test_a_remark_says_what_mfu_is_a_share_of():
     assert first["m"] == 1024
 
 
+def test_the_fastest_product_is_what_all_is_held_against():
+    def slow_small(case):
+        is_small = case.operator == "matmul" and case.parameters.m == 256
+        return at_one_gflop(case) * (2 if is_small else 1)
+
+    for edges in ("256,1024", "1024,256"):
+        assert {told["m"] for told in remarks(found(slow_small, edge=edges), "mfu")} == {1024}
+
+
 def test_on_a_gpu_the_data_sheets_peak_stands_beside_it():
     shares = [row["MFU by data sheet"].value for row in of_gpu("NVIDIA H100 80GB HBM3")]
     assert shares == pytest.approx([1e9 / 989.4e12] * 3, rel=0.01)

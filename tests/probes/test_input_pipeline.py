@@ -90,6 +90,7 @@ def test_loaders_that_feed_the_model_are_said_to():
     assert best.measured.value == pytest.approx(2.5)
     waits = told(findings, "waits").values
     assert (waits["waits"].value, waits["how"]) == (0.0, "2 loaders, prefetch 2")
+    assert not [each for each in findings.remarks if isinstance(each, Remark) and each.kind == "predicted"]
     without, *_ = rows(findings)
     assert without["waiting"].value == pytest.approx(0.6)
     assert without["iteration"].value == pytest.approx(12.5e-3 * (1 + DRIFT))
