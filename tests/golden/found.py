@@ -91,7 +91,7 @@ def tables(findings: Findings) -> list[Table]:
         Table(
             table.title,
             [getattr(column, "name", column) for column in table.columns],
-            [[cell_text(cell) for cell in row] for row in table.rows],
+            [[text for cell in row for text in cell_texts(cell)] for row in table.rows],
         )
         for table in findings.tables
     ]
@@ -105,6 +105,13 @@ def cell_text(cell: Cell) -> str:
         return bare(cell)
     bounds = "" if cell.processes == 0 else f" [{in_unit(cell, cell.low)!r}, {in_unit(cell, cell.high)!r}]"
     return f"{in_unit(cell, cell.value)!r}{bounds}"
+
+
+def cell_texts(cell: Cell) -> list[str]:
+    """A cell, then the bounds of a quantity apart: golden has them in columns of their own here and there."""
+    if not isinstance(cell, Quantity) or cell.processes == 0:
+        return [cell_text(cell)]
+    return [cell_text(cell), *(repr(in_unit(cell, value)) for value in (cell.value, cell.low, cell.high))]
 
 
 def in_unit(quantity: Quantity, value: float) -> float:
