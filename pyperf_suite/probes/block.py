@@ -112,12 +112,7 @@ def analyse(rows: Rows) -> Findings:
     return findings(
         (utilization(row) for row in steps),
         (
-            row.remark(
-                "torch.compile makes {in_words} {faster} as fast",
-                effect="faster",
-                faster=faster,
-                in_words=in_words(row),
-            )
+            row.remark("Compiled, {step} is {faster} as fast", effect="faster", faster=faster, step=in_words(row))
             for row in steps
             if row.compiled and (faster := row.against(compiled=False)) is not None
         ),

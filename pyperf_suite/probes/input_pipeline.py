@@ -155,8 +155,8 @@ def with_loaders(task: Rows) -> Iterator[Remark | Verdict]:
     law = law_of(best)
     if law is not None:
         yield remark(
-            "The slowest stage, from what loading takes alone, is {error} off in the median of {settings} settings "
-            "with loaders ({task})",
+            "The slowest stage, from what loading takes alone, is {error} off in the median ({task}; settings with "
+            "loaders: {settings})",
             kind="law",
             error=Quantity(median(abs(law.seconds(row.loaders) / iteration_s(row) - 1) for row in fed), "%"),
             settings=len(fed),
@@ -176,9 +176,9 @@ def what_binds(best: Row) -> Iterator[Remark]:
     if stage == "the model":
         template = "With {how}, the model should bind: handing batches over or other work takes the rest ({task})"
     elif enough:
-        template = "With {how}, what binds is {stage}: {enough} loaders would do ({task})"
+        template = "With {how}, what binds is {stage}; loaders needed: {enough} ({task})"
     else:
-        template = "With {how}, what binds is {stage}: no number of loaders would do on {cores} cores ({task})"
+        template = "With {how}, what binds is {stage}; no number of loaders would do on {cores} cores ({task})"
     yield remark(template, kind="predicted", stage=stage, enough=enough, cores=law.cores, **words(best))
 
 
@@ -300,7 +300,7 @@ PROBE = Probe(
                 Column("from", lambda row: row.low / row.iterations, "ms", 0),
                 Column("to", lambda row: row.high / row.iterations, "ms", 0),
                 Column("waiting", lambda row: row.seen["starved"], "%", 2),
-                Column("law", by_law(lambda law, loaders: Quantity(law.seconds(loaders), "ms", predicted=True)), "ms"),
+                Column("law", by_law(InputPipeline.seconds), "ms", predicted=True),
                 Column("binds", by_law(InputPipeline.binds)),
                 Column("first batch", lambda row: row.seen["first_batch"], "ms"),
                 Column("in iterations", lambda row: row.seen["first_batch"] / iteration_s(row), priority=0),
