@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from pyperf_suite.operators.compiled_kernel import (
     CUDA_TARGETS,
@@ -18,10 +17,9 @@ from pyperf_suite.operators.compiled_kernel import (
     triton_kernels,
 )
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.findings import Findings, findings, remark
-from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.rows import Column, Rows, table
+from pyperf_suite.spec.probe import Probe, RowTable
+from pyperf_suite.spec.rows import Column, Row, Rows
 
 KERNELS = {"nvrtc": cuda_kernels, "triton": triton_kernels}
 
@@ -42,50 +40,29 @@ def sweep(axes: StaticKernelsAxes) -> Iterator[Case]:
 
 
 def analyse(rows: Rows) -> Findings:
-    """Which kernels touch local memory, which has the most registers, and a table of all."""
-    latest = {each.case_id: each for each in rows.records if each.kind == "static" and each.outcome == "ok"}
-    kernels = sorted(latest.values(), key=lambda record: (record.kernel["path"], record.kernel["name"]))
-    if not kernels:
+    """Which kernels touch local memory, and which has the most registers."""
+    spilling = rows.where(lambda row: row.seen["instructions_LDL"] + row.seen["instructions_STL"] > 0)
+    most = max(rows, key=lambda row: row.seen["registers"], default=None)
+    if most is None:
         return Findings()
-    spilling = [each for each in kernels if count("instructions_LDL")(each) + count("instructions_STL")(each)]
-    registers = count("registers")
-    most = max(kernels, key=registers)
     return findings(
-        remark("{spilling} of {all} kernels use local memory", spilling=len(spilling), all=len(kernels)),
-        (remark("{kernel} for {target} uses local memory", **named(each)) for each in spilling),
-        remark("Most registers: {most} a thread in {kernel} for {target}", most=registers(most), **named(most)),
-        table("Our GPU kernels as machine code", COLUMNS, kernels),
+        remark("{spilling} of {all} kernels use local memory", spilling=len(spilling), all=len(rows)),
+        (row.remark("{kernel} for {target} uses local memory") for row in spilling),
+        most.remark("Most registers: {most} a thread in {kernel} for {target}", most=count("registers")(most)),
     )
 
 
-def named(record: Record) -> dict[str, Any]:
-    """A kernel, and what it was compiled for."""
-    return {"kernel": record.kernel["name"], "target": record.kernel["path"]}
+def count(metric: str) -> Callable[[Row], int]:
+    """What was observed by that name, a whole number."""
+    return lambda row: round(row.seen[metric])
 
 
-def count(metric: str) -> Callable[[Record], int]:
-    """That metric of a record, all of which are whole numbers."""
-    return lambda record: round(record.metrics[metric].value)
-
-
-def instructions(*names: str) -> Callable[[Record], str | None]:
+def instructions(*names: str) -> Callable[[Row], str | None]:
     """`7 LDGSTS 10 UTMALDG`, None without any; each architecture has names of its own."""
     counts = {name: count(f"instructions_{name}") for name in names}
-    return lambda record: " ".join(f"{found} {name}" for name in names if (found := counts[name](record))) or None
+    return lambda row: " ".join(f"{found} {name}" for name in names if (found := counts[name](row))) or None
 
 
-COLUMNS = (
-    Column("kernel", lambda record: record.kernel["name"], priority=2),
-    Column("target", lambda record: record.kernel["path"], priority=2),
-    Column("registers", count("registers"), priority=2),
-    Column("local memory", count("local_memory"), "B", 2),
-    Column("shared memory", count("dynamic_shared_memory"), "B"),
-    Column("blocks/SM", count("resident_blocks")),
-    Column("code", count("code"), "B", 0),
-    Column("tensor core", instructions("HMMA", "HGMMA", "QGMMA", "UTCMMA")),
-    Column("copies", instructions("LDGSTS", "UTMALDG"), priority=0),
-    Column("instructions", count("instructions_all"), priority=0),
-)
 PROBE = Probe(
     name="static_kernels",
     question="What do our GPU kernels cost in registers, shared memory and instructions, and does any of them spill?",
@@ -93,6 +70,24 @@ PROBE = Probe(
     title="Kernels as machine code",
     axes=lambda *_: StaticKernelsAxes(),
     sweep=sweep,
+    order=lambda row: (row.target, row.kernel),
+    tables=(
+        RowTable(
+            "Our GPU kernels as machine code",
+            (
+                Column("kernel", priority=2),
+                Column("target", priority=2),
+                Column("registers", count("registers"), priority=2),
+                Column("local memory", count("local_memory"), "B", 2),
+                Column("shared memory", count("dynamic_shared_memory"), "B"),
+                Column("blocks/SM", count("resident_blocks")),
+                Column("code", count("code"), "B", 0),
+                Column("tensor core", instructions("HMMA", "HGMMA", "QGMMA", "UTCMMA")),
+                Column("copies", instructions("LDGSTS", "UTMALDG"), priority=0),
+                Column("instructions", count("instructions_all"), priority=0),
+            ),
+        ),
+    ),
     analyse=analyse,
     is_timed=False,
     has_items=False,

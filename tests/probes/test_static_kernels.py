@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES
+from pyperf_suite.operators.compiled_kernel import CompiledKernelParameters
 from pyperf_suite.probes.static_kernels import PROBE
+from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.discovery import all_probes, find_probe
 from pyperf_suite.spec.findings import Findings
@@ -16,8 +18,9 @@ def a_record(name: str, registers: int, local_loads: int = 0) -> Record:
     figures = dict.fromkeys(SHOWN, 1.0) | {f"instructions_{each}": 0.0 for each in (*INSTRUCTION_CLASSES, "all")}
     figures |= {"registers": float(registers), "instructions_LDL": float(local_loads), "instructions_HMMA": 64.0}
     metrics = {each: Metric("", value, value, value, value, value, [value]) for each, value in figures.items()}
-    case = {"operator": "compiled_kernel", "parameters": {"kernel": name, "target": "sm_80"}, "implementation": "nvrtc"}
-    return Record("run", "static", case, name, 0, 0, "", "ok", metrics=metrics, kernel={"name": name, "path": "sm_80"})
+    case = Case("compiled_kernel", CompiledKernelParameters(name, "sm_80"), "nvrtc")
+    kernel = {"name": name, "path": "sm_80"}
+    return Record("run", "static", case.to_json(), case.case_id, 0, 0, "", "ok", metrics=metrics, kernel=kernel)
 
 
 def test_a_kernel_that_spills_is_named() -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pyperf_suite.measure.ratio import Ratio, exactly
-from pyperf_suite.spec.findings import Heading
+from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.operators.training.saved_memory import TrainingMemoryParameters
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.findings import Claim, Heading
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, series, table
 
@@ -54,6 +60,12 @@ def test_failed_cases_have_no_row_and_stay_among_the_records(rows: Rows) -> None
 def test_the_later_of_two_visits_of_a_process_stands(product: Any) -> None:
     (row,) = rows_of([*product(8).records(1.0, 1.0), *product(8).records(3.0)])
     assert (row.by_process, row.seconds) == ({0: 3.0, 1: 1.0}, 2.0)
+
+
+def test_a_record_whose_case_has_another_id_does_no_harm(product: Any) -> None:
+    (record,) = product(8).records(1.0, passing=3.0)
+    (row,) = rows_of([replace(record, case_id="another")])
+    assert (row.seconds, row.seen) == (1.0, {})
 
 
 def test_an_order_sorts_the_rows(rows: Rows) -> None:
@@ -105,25 +117,6 @@ def test_groups_and_choices_keep_the_order(rows: Rows) -> None:
     assert rows.first(n=64) is None
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "cell"),
-    [
-        (None, "ms", None),
-        ("a name", "ms", "a name"),
-        (7, "", 7),
-        (7, "count", Quantity(7.0, "count")),
-        (0.5, "", Quantity(0.5)),
-        (2e-3, "ms", Quantity(2e-3, "ms")),
-        (exactly(2.0), "", Quantity(2.0, "x", 2.0, 2.0)),
-        (Ratio(0.5, 0.4, 0.6, 3), "%", Quantity(0.5, "%", 0.4, 0.6, 3)),
-        (Quantity(1.0, "GB"), "ms", Quantity(1.0, "GB")),
-        ((1, 2), "", "(1, 2)"),
-    ],
-)
-def test_a_cell_is_a_name_or_a_quantity_in_the_columns_unit(value: Any, unit: str, cell: Any) -> None:
-    assert repr(Column("c", lambda item: item, unit).cell(value)) == repr(cell)
-
-
 def test_an_unknown_unit_is_refused() -> None:
     with pytest.raises(ValueError, match="'furlong' is no unit"):
         Column("c", lambda item: item, "furlong").cell(1.0)
@@ -147,13 +140,66 @@ def test_each_point_of_a_series_has_a_bar_and_a_line_has_none() -> None:
     assert (law.y, law.low, law.high, law.predicted) == ([2.0], [], [], True)
 
 
-def test_a_remark_on_a_row_has_what_its_template_names(rows: Rows) -> None:
-    told = of(rows, 16).remark("{n} by {implementation}: {faster}", effect="faster", faster=exactly(2.0), unused=3)
-    assert told.values == {"n": 16, "implementation": "torch", "faster": Quantity(2.0, "x", 2.0, 2.0)}
-    assert (told.effect, told.kind) == ("faster", "")
-
-
 def test_a_rate_lies_between_those_of_the_slowest_and_the_fastest_process(rows: Rows) -> None:
     rate = of(rows, 16).per_second(44.0, "GB/s")
     assert (rate.value, rate.low, rate.high, rate.processes) == (11.0, pytest.approx(10.0), 11.0, 3)
     assert of(rows, 16).throughput.value == of(rows, 16).flop_per_s
+
+
+def counted(outcome="ok", batch=2):
+    case = Case("training_memory", TrainingMemoryParameters(batch=batch), "storages")
+    return Record(
+        run_id="made-up",
+        kind="static",
+        case=case.to_json(),
+        case_id=case.case_id,
+        process=0,
+        position=0,
+        started_at="",
+        outcome=outcome,
+        metrics={"peak": Metric("B", *5 * (7.0,), [7.0])} if outcome == "ok" else {},
+        kernel={"path": "cpu"},
+    )
+
+
+def test_counted_cases_have_rows_without_a_time():
+    (row,) = rows_of([counted(), counted(), counted("unsupported", batch=4)])
+    assert (row.batch, row.seen, row.kernel, row.by_process) == (2, {"peak": 7.0}, {"path": "cpu"}, {})
+    assert math.isnan(row.seconds)
+    assert row.faster_than(row) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "cell"),
+    [
+        (2.0, "ms", Quantity(2.0, "ms")),
+        (2, "B", Quantity(2.0, "B")),
+        (np.int64(2), "B", Quantity(2.0, "B")),
+        (np.float32(2), "", Quantity(2.0)),
+        (2, "", 2),
+        (np.int64(2), "", 2),
+        (Ratio(2, 1, 3, 3), "", Quantity(2, "x", 1, 3, 3)),
+        (Quantity(2.0, "s"), "ms", Quantity(2.0, "s")),
+        ("loop", "ms", "loop"),
+        (True, "", "True"),
+        ((1, 2), "", "(1, 2)"),
+        (None, "ms", None),
+    ],
+)
+def test_a_cell_is_a_quantity_a_name_or_unknown(value, unit, cell):
+    found = Column("c", lambda item: item, unit).cell(value)
+    assert (found.value, found.unit) == (cell.value, cell.unit) if isinstance(cell, Quantity) else found == cell
+    assert type(found) is type(cell)
+
+
+def test_numbers_of_a_laws_column_are_predicted():
+    assert Column("c", float, "GB", predicted=True).cell(3).predicted
+    assert not Column("c", float, "GB").cell(3).predicted
+
+
+def test_a_row_tells_of_itself_and_of_what_it_is_given():
+    (row,) = rows_of([counted()])
+    told = row.remark("{batch} of {implementation}: {measured}, {model}", measured=2.0, model="gpt", unused=1)
+    assert told.values == {"batch": 2, "implementation": "storages", "measured": Quantity(2.0), "model": "gpt"}
+    verdict = row.judge(Claim("is 2", "a guide", 2.0, 2.0), "batch {batch}: {measured}", 2.0)
+    assert (verdict.outcome, verdict.told.values) == ("holds", {"batch": 2, "measured": verdict.measured})

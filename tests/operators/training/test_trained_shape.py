@@ -25,8 +25,7 @@ CPU = Device("cpu")
 
 
 def plan(name, **overrides):
-    probe = find_probe(name)
-    cases = tuple(PlannedCase(probe.name, case) for case in probe.cases("quick", CPU, overrides))
+    cases = tuple(PlannedCase(name, case) for case in find_probe(name).cases("quick", CPU, overrides))
     return Plan(cases, PROFILES["quick"], CPU)
 
 
