@@ -19,6 +19,7 @@ class Probe(ABC):
 
     name: ClassVar[str]
     question: ClassVar[str]
+    topic: ClassVar[str] = "laws"
     # What is not timed has no place in pytest-benchmark's table, nor in a run that names no probe.
     is_timed: ClassVar[bool] = True
     has_items: ClassVar[bool] = True

@@ -37,8 +37,10 @@ class Within:
         """Raise UserError for a number outside."""
         if self.least <= value <= self.most:
             return
-        if math.inf in (-self.least, self.most):
-            bound = f"is at least {self.least}" if value < self.least else f"is at most {self.most}"
+        if self.most == math.inf:
+            bound = f"is at least {self.least}"
+        elif self.least == -math.inf:
+            bound = f"is at most {self.most}"
         else:
             bound = f"lies between {self.least} and {self.most}"
         raise UserError(f"{name}={value} was asked for, but {name} {bound}.")

@@ -64,7 +64,7 @@ def _load(name: str) -> Probe:
     if name in plugins:
         try:
             found = plugins[name].load()
-        except Exception as error:  # a stranger's module may raise anything
+        except (Exception, SystemExit) as error:  # a stranger's module may raise anything
             raise UserError(f"The probe {name} of {plugins[name].value} cannot be imported: {error!r:.200}") from error
     else:
         try:

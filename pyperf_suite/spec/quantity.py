@@ -25,6 +25,7 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "GB/s": ("B/s", 1e9),
     "Gbps": ("B/s", 1e9 / 8),
     "TFLOP": ("FLOP", 1e12),
+    "GFLOP/s": ("FLOP/s", 1e9),
     "TFLOP/s": ("FLOP/s", 1e12),
     "/s": ("/s", 1.0),
     "x": ("ratio", 1.0),

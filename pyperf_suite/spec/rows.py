@@ -256,7 +256,9 @@ def rows_of(records: Sequence[Record], order: Callable[[Row], Any] | None = None
     """A row for each case that was timed, or counted as bytes are, in the order of measuring or as `order` sorts."""
     seen, rows = all_observed(records), Rows()
     counted = {each.case_id: _counted(each) for each in records if each.kind == "static" and each.outcome == "ok"}
-    rows += [Row(reading, seen[reading.case.case_id], rows) for reading in (*readings(records), *counted.values())]
+    rows += [
+        Row(reading, seen.get(reading.case.case_id, {}), rows) for reading in (*readings(records), *counted.values())
+    ]
     rows.records = records
     if order is not None:
         rows.sort(key=order)
@@ -273,11 +275,15 @@ def named(row: Row, template: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def series(
     label: str, items: Iterable[Item], x: Callable[[Item], float], y: Callable[[Item], Any], style: str = "points"
 ) -> Series:
-    """Points of items: `y` gives a number, or a Ratio or Quantity, whose bounds become bars; None has no point."""
+    """Points of items: `y` gives a number, or a Ratio or Quantity, whose bounds become bars; None has no point.
+
+    Each point has a bar, of no length where no bounds are known; lines have none.
+    """
     points = [(x(item), quantity(value)) for item in items if (value := y(item)) is not None]
     places, values = [place for place, _ in points], [value for _, value in points]
-    has_bars = any(value.has_interval for value in values)
-    low, high = (([getattr(each, end) for each in values] if has_bars else []) for end in ("low", "high"))
+    barred = values if style == "points" else []
+    low = [each.value if math.isnan(each.low) else each.low for each in barred]
+    high = [each.value if math.isnan(each.high) else each.high for each in barred]
     return Series(label, places, [value.value for value in values], style, low, high)
 
 

@@ -11,13 +11,11 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.input_pipeline import InputPipeline
 from pyperf_suite.operators.training.input_pipeline import InputPipelineParameters
-from pyperf_suite.probes.training.input_pipeline import InputPipelineProbe
-from pyperf_suite.probes.training.input_pipeline_findings import explain
+from pyperf_suite.probes.input_pipeline import MORE_DO_NOT, PINNED_HELPS, PROBE, WORKERS_HELP
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.findings import Claim, Findings, Remark, Verdict
 
-PROBE = InputPipelineProbe()
 CPU, GPU = Device("cpu"), Device("cuda")
 CORES = 4
 START_S, NEXT_S = 0.060, 0.004
@@ -69,103 +67,130 @@ def over_loaders(load_s: float, loaders=(0, 1, 2, 4), base: InputPipelineParamet
     return [each for count in loaders for each in visits(replace(base, loaders=count), load_s, **more)]
 
 
-def said(findings: Findings, words: str) -> str:
-    (sentence,) = [each for each in findings.sentences if words in each]
-    return sentence
+def judged(findings: Findings, claim: Claim) -> Verdict:
+    (verdict,) = [each for each in findings.verdicts if each.claim == claim]
+    return verdict
+
+
+def told(findings: Findings, name: str) -> Remark:
+    """The only remark with a value of that name."""
+    (remark,) = [each for each in findings.remarks if isinstance(each, Remark) and name in each.values]
+    return remark
+
+
+def rows(findings: Findings) -> list[dict]:
+    (table,) = findings.tables
+    return [dict(zip([column.name for column in table.columns], row, strict=True)) for row in table.rows]
 
 
 def test_loaders_that_feed_the_model_are_said_to():
-    findings = explain(over_loaders(load_s=0.0075))
-    best = said(findings, "x as fast; claim")
-    assert "with no loaders, the model waits 60% of an iteration of 12.6 ms" in best
-    assert "with 2 loaders, prefetch 2 it waits 0% of 5.05 ms, 2.50 [2.50, 2.50] x as fast; claim holds" in best
-    assert "2 loaders, prefetch 2), the model is what takes the time" in said(findings, "So fed")
+    findings = PROBE.findings(over_loaders(load_s=0.0075))
+    best = judged(findings, WORKERS_HELP)
+    assert (best.outcome, best.told.values["how"]) == ("holds", "2 loaders, prefetch 2")
+    assert best.measured.value == pytest.approx(2.5)
+    waits = told(findings, "waits").values
+    assert (waits["waits"].value, waits["how"]) == (0.0, "2 loaders, prefetch 2")
+    assert not [each for each in findings.remarks if isinstance(each, Remark) and each.kind == "predicted"]
+    without, *_ = rows(findings)
+    assert without["waiting"].value == pytest.approx(0.6)
+    assert without["iteration"].value == pytest.approx(12.5e-3 * (1 + DRIFT))
 
 
 def test_too_few_loaders_bind_and_enough_are_named():
-    findings = explain(over_loaders(load_s=0.018, loaders=(0, 1, 2)))
-    sentence = said(findings, "what binds is")
-    assert "With 2 loaders, prefetch 2 the model still waits 44% of the time: what binds is the loaders" in sentence
-    assert "4 loaders would do (predicted)" in sentence
+    findings = PROBE.findings(over_loaders(load_s=0.018, loaders=(0, 1, 2)))
+    bound = told(findings, "stage")
+    assert (bound.values["how"], bound.values["stage"], bound.values["enough"]) == (
+        *("2 loaders, prefetch 2", "the loaders", 4),
+    )
+    assert bound.kind == "predicted"
+    assert told(findings, "waits").values["waits"].value == pytest.approx(4 / 9)
+    assert [row["law"].value for row in rows(findings)] == pytest.approx([23e-3, 18e-3, 9e-3])
+    assert [row["waiting"].value for row in rows(findings)] == pytest.approx([18 / 23, 13 / 18, 4 / 9])
 
 
 def test_too_few_cores_bind_whatever_the_loaders():
-    findings = explain(over_loaders(load_s=0.030, loaders=(0, 2, 4), cores=2))
-    sentence = said(findings, "what binds is")
-    assert "no number of loaders would do on 2 cores" in sentence
-    assert "4 loaders are 1.00 [1.00, 1.00] x as fast as 2 loaders" in said(findings, "a very big number")
-    assert "claim holds" in said(findings, "a very big number")
+    findings = PROBE.findings(over_loaders(load_s=0.030, loaders=(0, 2, 4), cores=2))
+    bound = told(findings, "stage")
+    assert (bound.values["enough"], bound.values["cores"]) == (None, 2)
+    assert "no number of loaders" in bound.template
+    more = judged(findings, MORE_DO_NOT)
+    assert (more.told.values["most"], more.told.values["fewer"], more.outcome) == (4, 2, "holds")
+    assert more.measured.value == pytest.approx(1.0)
 
 
 def test_waiting_that_the_law_does_not_explain_is_not_put_on_the_loaders():
-    base = replace(BASE, loaders=2)
-    findings = explain(visits(BASE, 0.006) + visits(base, 0.006, scale=1.4))
-    sentence = said(findings, "handing batches over")
-    assert "would do for iterations of 5 ms (predicted)" in sentence
+    findings = PROBE.findings(visits(BASE, 0.006) + visits(replace(BASE, loaders=2), 0.006, scale=1.4))
+    bound = told(findings, "stage")
+    assert bound.values["stage"] == "the model"
+    assert "handing batches over" in bound.template
 
 
 def test_the_laws_own_error_is_told():
-    records = over_loaders(0.0075, loaders=(0, 1, 2)) + visits(replace(BASE, loaders=4), 0.0075, scale=1.25)
-    assert "is 1% off in the median of 3 settings with loaders" in said(
-        explain(records), "The law of the slowest stage"
-    )
+    near = over_loaders(0.0075, loaders=(0, 1, 2)) + visits(replace(BASE, loaders=4), 0.0075, scale=1.25)
+    error = told(PROBE.findings(near), "error")
+    assert (error.kind, error.values["settings"]) == ("law", 3)
+    assert error.values["error"].value == pytest.approx(0.01, abs=2e-3)
     far = [each for count in (1, 2) for each in visits(replace(BASE, loaders=count), 0.0075, scale=1.25)]
-    assert "is 21% off in the median of 2 settings" in said(
-        explain(visits(BASE, 0.0075) + far), "The law of the slowest stage"
-    )
+    error = told(PROBE.findings(visits(BASE, 0.0075) + far), "error")
+    assert error.values["settings"] == 2
+    assert error.values["error"].value == pytest.approx(0.208, abs=2e-3)
 
 
 def test_loaders_that_only_cost_contradict_the_claim():
-    findings = explain(visits(BASE, 0.0002) + visits(replace(BASE, loaders=2), 0.0002, scale=1.5))
-    assert "claim does not hold here" in said(findings, "the model waits 4%")
-    assert "So fed (no loaders), the model is what takes the time" in said(findings, "So fed")
+    findings = PROBE.findings(visits(BASE, 0.0002) + visits(replace(BASE, loaders=2), 0.0002, scale=1.5))
+    assert judged(findings, WORKERS_HELP).outcome == "does not hold here"
+    waits = told(findings, "waits").values
+    assert (waits["how"], waits["waits"].value) == ("no loaders", pytest.approx(0.2 / 5.2))
 
 
 def test_a_start_is_told_apart_from_steady_iterations():
     ended = visits(replace(BASE, loaders=4, persistent=False), 0.0075)
-    sentence = said(explain(over_loaders(0.0075) + ended), "takes no part in these times")
-    assert "Starting 4 loaders" in sentence
-    assert "comes after 67.5 ms, as long as 13.4 iterations" in sentence
-    assert "later ones after 11.5 ms as workers are kept (67.5 ms where they end with the epoch)" in sentence
-
-
-def test_another_way_to_start_is_set_beside_the_usual():
     spawned = visits(replace(BASE, loaders=4, start="spawn"), 0.0075)
-    assert "Workers by spawn give the first batch after" in said(explain(over_loaders(0.0075) + spawned), "by spawn")
+    of = {row["settings"]: row for row in rows(PROBE.findings(over_loaders(0.0075) + ended + spawned))}
+    kept = of[None]
+    assert (kept["loaders"], kept["first batch"].value) == (4, pytest.approx(67.5e-3))
+    assert kept["in iterations"].value == pytest.approx(13.5 / (1 + DRIFT))
+    assert kept["next epoch"].value == pytest.approx(11.5e-3)
+    assert of["workers end with the epoch"]["next epoch"].value == pytest.approx(67.5e-3)
+    assert of["spawn"]["first batch"].value == pytest.approx(67.5e-3)
 
 
-@pytest.mark.parametrize(("scale", "verdict"), [(0.8, "worth setting"), (1.0, "no gain"), (1.3, "no gain")])
-def test_a_deeper_queue_is_judged_beside_the_usual(scale, verdict):
+@pytest.mark.parametrize("scale", [0.8, 1.0, 1.3])
+def test_a_deeper_queue_is_set_beside_the_usual(scale):
     deeper = visits(replace(BASE, loaders=4, prefetch=8), 0.0075, scale)
-    assert said(explain(over_loaders(0.0075) + deeper), "Prefetching 8 batches").endswith(f"{verdict}.")
+    remark = told(PROBE.findings(over_loaders(0.0075) + deeper), "prefetch")
+    assert (remark.values["prefetch"], remark.values["usual"]) == (8, 2)
+    assert remark.values["faster"].value == pytest.approx(1 / scale)
+    assert remark.effect == "faster"
 
 
-@pytest.mark.parametrize(("scale", "verdict"), [(0.7, "claim holds"), (1.1, "claim does not hold here")])
-def test_pinned_memory_is_judged_by_the_guides_claim(scale, verdict):
+@pytest.mark.parametrize(("scale", "outcome"), [(0.7, "holds"), (1.1, "does not hold here")])
+def test_pinned_memory_is_judged_by_the_guides_claim(scale, outcome):
     pinned = visits(replace(BASE, loaders=4, pinned=True), 0.0075, scale)
-    assert verdict in said(explain(over_loaders(0.0075) + pinned), "Pinned memory and copies")
+    assert judged(PROBE.findings(over_loaders(0.0075) + pinned), PINNED_HELPS).outcome == outcome
 
 
 def test_tasks_are_never_compared_with_each_other():
     pictures = over_loaders(0.0075, base=replace(BASE, data="jpeg"))
     slower = over_loaders(0.0075, base=replace(BASE, step_us=20_000))
-    findings = explain(over_loaders(0.0075) + pictures + slower)
-    assert sum("x as fast; claim" in each and "with no loaders" in each for each in findings.sentences) == 3
+    findings = PROBE.findings(over_loaders(0.0075) + pictures + slower)
+    assert sum(each.claim == WORKERS_HELP for each in findings.verdicts) == 3
     assert len(findings.figures) == 3
     assert len({figure.name for figure in findings.figures}) == 3
 
 
 def test_the_table_has_each_setting_with_the_law_beside_it():
-    (table,) = explain(over_loaders(0.0075)).tables
-    by_loaders = {row[2]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
-    assert by_loaders["0"]["law ms"] == "12.50"
-    assert by_loaders["1"]["binds"] == "the loaders"
-    assert by_loaders["4"]["binds"] == "the model"
-    assert by_loaders["0"]["prefetch"] == "-"
+    by_loaders = {row["loaders"]: row for row in rows(PROBE.findings(over_loaders(0.0075)))}
+    assert by_loaders[0]["law"].value == pytest.approx(12.5e-3)
+    assert by_loaders[0]["law"].predicted
+    assert by_loaders[1]["binds"] == "the loaders"
+    assert by_loaders[4]["binds"] == "the model"
+    assert by_loaders[0]["prefetch"] is None
+    assert by_loaders[4]["from"].value < by_loaders[4]["iteration"].value < by_loaders[4]["to"].value
 
 
 def test_the_figure_shows_what_was_measured_and_the_law():
-    (figure,) = explain(over_loaders(0.0075)).figures
+    (figure,) = PROBE.findings(over_loaders(0.0075)).figures
     measured, law = figure.rows[0][0].series
     assert list(measured.x) == [0, 1, 2, 4]
     assert list(law.x) == [0, 1, 2, 3, 4]
@@ -173,13 +198,26 @@ def test_the_figure_shows_what_was_measured_and_the_law():
 
 
 def test_without_a_case_without_loaders_there_is_no_law_and_nothing_breaks():
-    findings = explain(over_loaders(0.0075, loaders=(1, 2, 4)))
-    assert {row[9] for row in findings.tables[0].rows} == {"-"}
-    assert "the model waits 0%" in findings.sentences[0]
+    findings = PROBE.findings(over_loaders(0.0075, loaders=(1, 2, 4)))
+    assert {row["law"] for row in rows(findings)} == {None}
+    assert told(findings, "waits").values["waits"].value == 0.0
+
+
+def test_a_task_without_loaders_is_told_without_comparing():
+    findings = PROBE.findings(visits(BASE, 0.0075))
+    assert told(findings, "waits").values["how"] == "no loaders"
+    assert findings.verdicts == []
+
+
+def test_a_record_that_lacks_what_was_observed_takes_no_part():
+    records = visits(BASE, 0.0075)
+    for record in records:
+        del record.metrics["starved"]
+    assert PROBE.findings(records) == Findings()
 
 
 def test_no_records_say_nothing():
-    assert explain([]) == Findings()
+    assert PROBE.findings([]) == Findings()
 
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=str)
@@ -210,11 +248,6 @@ def test_machines_of_any_size_have_cases_that_can_be(profile, cores, monkeypatch
     assert all(case.parameters.loaders <= 4 for case in cases if case.parameters.start == "spawn")
     varied = {case.parameters.loaders for case in cases if case.parameters.prefetch != 2}
     assert varied <= {min(cores, 4)}
-
-
-def test_a_start_is_told_of_the_setting_that_was_varied():
-    ended = visits(replace(BASE, loaders=2, persistent=False), 0.0075)
-    assert "Starting 2 loaders" in said(explain(over_loaders(0.0075) + ended), "takes no part in these times")
 
 
 def test_settings_of_workers_are_not_varied_where_there_are_none():

@@ -11,14 +11,13 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, passes_of, work
-from pyperf_suite.probes.training.backward import Backward, BackwardAxes
+from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME, BackwardAxes
 from pyperf_suite.report.picture import draw
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.findings import Claim, Findings, Remark, Verdict
 
-PROBE = Backward()
 CPU = Device("cpu")
 # Passes take their FLOPs at 1e11 a second and their bytes at 1e10, one after the other.
 FLOP_PER_S, BYTES_PER_S = 1e11, 1e10
@@ -66,11 +65,22 @@ def axes(**changed: Any) -> BackwardAxes:
 
 
 def findings(machine: Machine, **changed: Any) -> Findings:
-    return PROBE.findings(machine.records(PROBE.sweep(axes(**changed))))
+    return PROBE.findings(machine.records(list(PROBE.sweep(axes(**changed)))))
 
 
-def said_of(layer: str, machine: Machine | None = None, **changed: Any) -> list[str]:
-    return [said for said in findings(machine or Machine(), **changed).sentences if said.startswith(layer)]
+def judged(layer: str, claim: Claim, machine: Machine | None = None, **changed: Any) -> list[Verdict]:
+    found = findings(machine or Machine(), **changed).verdicts
+    return [each for each in found if each.claim == claim and str(each.told.values["name"]).startswith(layer)]
+
+
+def remarks(machine: Machine | None = None) -> list[Remark]:
+    return [each for each in findings(machine or Machine()).remarks if isinstance(each, Remark)]
+
+
+def table_of(found: Findings) -> dict[str, dict[str, Any]]:
+    (table,) = found.tables
+    names = [column.name for column in table.columns]
+    return {str(row[0]).split()[0]: dict(zip(names, row, strict=True)) for row in table.rows}
 
 
 def slower(factor: float, **only: Any) -> Machine:
@@ -105,90 +115,92 @@ def test_each_layer_has_the_width_that_it_has_in_a_transformer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("axis", "value", "sentence"),
     [
-        ({"layer": ("lstm",)}, "layer=lstm was asked for: choose from linear"),
-        ({"phase": ("sideways",)}, "choose from forward, backward, dgrad, wgrad"),
-        ({"dtype": ("int8",)}, "choose from float32"),
-        ({"batch": (0,)}, "batch=0 was asked for, but batch is at least 1"),
+        ("layer", "lstm", "layer=lstm was asked for: choose from linear"),
+        ("phase", "sideways", "choose from forward, backward, dgrad, wgrad"),
+        ("dtype", "int8", "choose from float32"),
+        ("batch", "0", "batch=0 was asked for, but batch is at least 1"),
+        ("seq", "250", "conv takes square images, but seq = 250 is no square: take 225 or 256"),
     ],
 )
-def test_what_no_layer_has_is_refused_in_one_sentence(changed: dict[str, Any], sentence: str) -> None:
+def test_what_no_layer_has_is_refused_in_one_sentence(axis: str, value: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        replace(axes(), **changed)
-
-
-def test_images_that_are_not_square_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match="conv takes square images, but seq = 250 is no square: take 225 or 256"):
-        PROBE.cases("standard", CPU, {"seq": "250"})
+        PROBE.cases("standard", CPU, {axis: value})
 
 
 def test_twice_the_time_of_forward_is_what_the_guide_claims() -> None:
-    (said,) = said_of("linear", Machine(lambda p, process: {"forward": 1.0, "backward": 2.0}.get(p.phase, 1.1) * 1e-3))
-    assert said.startswith("linear 256 -> 1024 (4 x 256 tokens, float32): backward takes 2.00 [2.00, 2.00] x the time")
-    assert "(the input's gradient 1.10 [1.10, 1.10] x, the weights' gradient 1.10 [1.10, 1.10] x); claim holds" in said
+    machine = Machine(lambda p, process: {"forward": 1.0, "backward": 2.0}.get(p.phase, 1.1) * 1e-3)
+    (verdict,) = judged("linear 256 -> 1024", TWICE_THE_TIME, machine)
+    assert verdict.outcome == "holds"
+    assert verdict.measured.value == pytest.approx(2.0)
+    assert verdict.told.values["where"] == "4 x 256 tokens, float32"
+    row = table_of(findings(machine))["linear"]
+    assert [row[f"{phase} / forward"].value for phase in ("backward", "dgrad", "wgrad")] == pytest.approx([2, 1.1, 1.1])
 
 
 def test_a_backward_as_fast_as_forward_contradicts_the_guide() -> None:
-    (said,) = said_of("conv", Machine(lambda p, process: 1e-3))
-    assert "1.00 [1.00, 1.00] x the time of forward" in said
-    assert "claim does not hold here" in said
+    (verdict,) = judged("conv", TWICE_THE_TIME, Machine(lambda p, process: 1e-3))
+    assert (verdict.outcome, verdict.measured.value) == ("does not hold here", 1.0)
 
 
 def test_processes_that_disagree_leave_it_undecided() -> None:
     noisy = Machine(lambda p, process: 1e-3 * (1 + (p.phase == "backward") * (0.5 + 0.5 * process)))
-    assert "undecided" in said_of("linear", noisy)[0]
+    assert judged("linear", TWICE_THE_TIME, noisy)[0].outcome == "undecided"
 
 
 def test_products_whose_backward_takes_more_than_its_flops_are_counted() -> None:
-    (said,) = said_of("Backward takes", slower(2, layer="conv", phase="backward"))
-    assert said.endswith("beyond the interval, in 1 of 2 products.")
+    (counted,) = (each for each in remarks(slower(2, layer="conv", phase="backward")) if "longer" in each.values)
+    assert (counted.values["longer"], counted.values["all"]) == (1, 2)
+    # What lies above and below in turn is not beyond its interval.
+    unsure = Machine(lambda p, process: by_roofline(p, process) * (1 + (p.phase == "backward") * 0.1 * process))
+    (counted,) = (each for each in remarks(unsure) if "longer" in each.values)
+    assert counted.values["longer"] == 0
 
 
 def test_an_activation_at_the_rate_of_a_copy_is_bound_by_bandwidth() -> None:
-    forward, backward, _ = said_of("relu")
-    assert "relu 1024 (4 x 256 tokens, float32), forward: moves 8.39 MB at 10.0 GB/s, 1.00 [1.00, 1.00] x" in forward
+    forward, backward = judged("relu", BANDWIDTH_BOUND)
     # Three tensors take half as long again as two: the rate is the same.
-    assert "backward: moves 12.6 MB at 10.0 GB/s, 1.00 [1.00, 1.00] x" in backward
-    assert "claim holds" in forward
-    assert "claim holds" in backward
+    assert [each.told.values["moved"].value for each in (forward, backward)] == [2 << 22, 3 << 22]
+    assert [each.measured.value for each in (forward, backward)] == pytest.approx([1.0, 1.0])
+    assert {forward.outcome, backward.outcome} == {"holds"}
 
 
 def test_an_activation_that_computes_is_not_bound_by_bandwidth() -> None:
-    forward, backward, _ = said_of("gelu", slower(4, layer="gelu", phase="forward"))
-    assert "0.25 [0.25, 0.25] x the rate of a copy; claim does not hold here" in forward
-    assert "claim holds" in backward
+    forward, backward = judged("gelu", BANDWIDTH_BOUND, slower(4, layer="gelu", phase="forward"))
+    assert forward.measured.value == pytest.approx(0.25)
+    assert (forward.outcome, backward.outcome) == ("does not hold here", "holds")
 
 
 def test_without_a_copy_beside_it_no_bandwidth_is_judged() -> None:
-    records = Machine().records(PROBE.sweep(replace(axes(), layer=("relu",))))
-    assert not [said for said in PROBE.findings(records).sentences if "copy" in said]
+    records = Machine().records(list(PROBE.sweep(replace(axes(), layer=("relu",)))))
+    assert {each.claim for each in PROBE.findings(records).verdicts} == {READS_MORE}
 
 
-@pytest.mark.parametrize(
-    ("tensors", "times", "verdict"), [(1, "2.00", "claim holds"), (0, "1.00", "claim does not hold here")]
-)
-def test_what_backward_reads_is_counted_by_what_forward_kept(tensors: float, times: str, verdict: str) -> None:
-    *_, reads = said_of("silu", Machine(kept_tensors=tensors))
-    assert "reads 4.19 MB in forward and in backward" in reads
-    assert f"{times} x as much (and takes 1.50 [1.50, 1.50] x the time); {verdict}" in reads
+@pytest.mark.parametrize(("tensors", "times", "outcome"), [(1, 2.0, "holds"), (0, 1.0, "does not hold here")])
+def test_what_backward_reads_is_counted_by_what_forward_kept(tensors: float, times: float, outcome: str) -> None:
+    (verdict,) = judged("silu", READS_MORE, Machine(kept_tensors=tensors))
+    assert verdict.told.values["tensor"].value == 1 << 22
+    assert (verdict.measured.value, verdict.outcome) == (times, outcome)
 
 
 def test_attention_and_norms_are_told_without_a_claim() -> None:
-    (attention,) = said_of("attention")
-    assert "2.5 x the FLOPs" in attention
-    (norm,) = said_of("layer_norm")
-    assert "for 1.5 x the bytes (the input's gradient" in norm
-    assert "claim" not in attention + norm
+    told = {str(each.values["layer"]).split()[0]: each.values for each in remarks() if "layer" in each.values}
+    assert set(told) == {"attention", "layer_norm", "rms_norm"}
+    assert (told["attention"]["flop"].value, told["layer_norm"]["bytes"].value) == pytest.approx((2.5, 1.5), rel=0.01)
+    assert "flop" not in told["layer_norm"]
+    assert told["layer_norm"]["time"].value == pytest.approx(1.5, rel=0.01)
+    assert not judged("attention", TWICE_THE_TIME) + judged("layer_norm", TWICE_THE_TIME)
 
 
 def test_the_table_has_a_row_a_layer_with_all_its_passes() -> None:
-    (table,) = findings(Machine()).tables
-    rows = {row[0].split()[0]: row for row in table.rows}
+    rows = table_of(findings(Machine()))
     assert list(rows) == list(LAYERS)
-    assert "-" not in rows["linear"]
-    assert rows["copy"][table.columns.index("backward us")] == "-"
-    assert rows["relu"][table.columns.index("GB/s forward")] == "10.0"
+    assert None not in rows["linear"].values()
+    assert rows["copy"]["backward time"] is None
+    assert rows["relu"]["forward bandwidth"].value == pytest.approx(BYTES_PER_S)
+    assert rows["relu"]["forward rate"] is None
+    assert rows["relu"]["kept"].value == 1 << 22
 
 
 def test_enough_batches_are_drawn_and_two_are_not(tmp_path) -> None:
@@ -199,7 +211,7 @@ def test_enough_batches_are_drawn_and_two_are_not(tmp_path) -> None:
 
 
 def test_findings_do_not_depend_on_the_order_of_visits() -> None:
-    records = Machine().records(PROBE.sweep(axes()))
+    records = Machine().records(list(PROBE.sweep(axes())))
     assert PROBE.findings(records[::-1]) == PROBE.findings(records)
 
 
