@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,11 @@ from pyperf_suite.commands.measuring import (
     workers_of_the_launcher,
 )
 from pyperf_suite.commands.slurm_script import Allocation, sbatch_script
-from pyperf_suite.commands.study_options import Asked, chosen, slurm_options, study_options
+from pyperf_suite.commands.study_options import Asked, chosen, study_options
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
-    from pyperf_suite.probes.study.axes import StudyAxes
     from pyperf_suite.probes.study.results import Predictor
     from pyperf_suite.runner.case import Case
     from pyperf_suite.runner.plan import Plan, PlannedCase
@@ -31,42 +31,34 @@ if TYPE_CHECKING:
     from pyperf_suite.runner.results import RunFolder
     from pyperf_suite.runner.session import Session
 
+FILE = click.Path(path_type=Path)
 # Steps are taken back to back for so long before ranks are asked whether all goes well; a part of the deadline.
 BLOCK_SHARE = 0.25
 PROBE = "study"
 
 
 @click.command()
-@click.argument("grid", required=False, type=click.Path(path_type=Path), metavar="[GRID.toml]")
+@click.argument("grid", required=False, type=FILE, metavar="[GRID.toml]")
+@click.option("--grid", "same_grid", type=FILE, metavar="GRID.toml", help="The same as the argument.")
 @study_options
 @click.option("--only", metavar="K,...", help="Only configurations of these numbers; RUN of --resume may be new then.")
 @click.option("--list", "list_them", is_flag=True, help="Number the configurations, and end.")
-@click.option("--tell", is_flag=True, help="Measure nothing; tell what RUN of --resume, or the newest, holds.")
-@click.option(
-    "--calibration",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Predict by these laws, not by this machine's.",
-)
+@click.option("--tell", is_flag=True, help="Measure nothing; show what RUN of --resume, or the newest, holds.")
+@click.option("--calibration", type=FILE, metavar="FILE", help="Predict by these laws, not by this machine's.")
 @run_options
-@slurm_options
 def study(
     grid: Path | None,
+    same_grid: Path | None,
     only: str | None,
     list_them: bool,
     tell: bool,
+    calibration: Path | None,
+    print_slurm: bool,
     device: str,
     results: Path,
     resume: str | None,
     deadline_s: float,
     as_json: bool,
-    calibration: Path | None,
-    print_slurm: bool,
-    nodes: int,
-    gpus_per_node: int,
-    time_limit: str,
-    partition: str,
-    account: str,
     **named: Any,
 ) -> None:
     """Train a small GPT cut over ranks in every way of a grid, and rank the ways by samples per second.
@@ -78,15 +70,18 @@ def study(
       pyperf-suite study GRID.toml --resume                 # go on where it was interrupted
       pyperf-suite study GRID.toml --print-slurm --nodes 4 --gpus-per-node 8 > study.sbatch
     """  # noqa: D301 - click keeps the lines below \b as they are
-    asked = Asked.of(grid, named)
+    from pyperf_suite.hardware.devices import resolve
+    from pyperf_suite.spec.discovery import find_probe
+
+    if grid and same_grid:
+        raise UserError(f"Two grids were given, {grid} and {same_grid}: give one.")
+    allocation = Allocation(**{each.name: named.pop(each.name) for each in fields(Allocation)})
+    asked = Asked.of(grid or same_grid, named)
     if print_slurm:
-        allocation = Allocation(nodes, gpus_per_node, time_limit, partition, account)
         click.echo(_script(asked, allocation, device, results, deadline_s), nl=False)
         return
-    from pyperf_suite.hardware.devices import resolve
-
     where = resolve(device)
-    cases = asked.cases(_defaults(where))
+    cases = asked.cases(find_probe(PROBE).axes("", where))
     if list_them:
         _list(cases)
         return
@@ -95,22 +90,11 @@ def study(
     if calibration is not None:
         _predictor(where, results, calibration)  # a file that is no calibration is no reason to lose an hour
     if tell:
-        folder = folder_of(plan, results, resume or "latest")
-        _tell(folder, folder.records(), as_json, _predictor(where, results, calibration))
-        return
-    session = _measure(plan, wanted, results, resume, only is not None, deadline_s)
-    if session is not None:
-        _tell(session.folder, list(session.records), as_json, _predictor(where, results, calibration))
-
-
-def _defaults(device: Device) -> StudyAxes:
-    """The grid by default: over the ranks that a launcher started, or over this machine's GPUs."""
-    from pyperf_suite.hardware.cuda_driver import gpus
-    from pyperf_suite.probes.study.axes import default_axes
-    from pyperf_suite.ranks.environment import rank_environment
-
-    found = rank_environment()
-    return default_axes(device, found.count if found.launched else max(1, len(gpus())))
+        folder: RunFolder | None = folder_of(plan, results, resume or "latest")
+    else:
+        folder = _measure(plan, wanted, results, resume, only is not None, deadline_s)
+    if folder is not None:
+        _tell(folder, as_json, _predictor(where, results, calibration))
 
 
 def _predictor(device: Device, results: Path, calibration: Path | None) -> Predictor | None:
@@ -143,8 +127,9 @@ def _plan(cases: Sequence[Case], asked: Asked, device: Device, deadline_s: float
 
 def _measure(
     plan: Plan, wanted: Sequence[Case], results: Path, resume: str | None, may_begin: bool, deadline_s: float
-) -> Session | None:
+) -> RunFolder | None:
     """Visit what is wanted in every experiment; None in ranks of a launcher other than the first."""
+    from pyperf_suite.advise.study.fit import refusals
     from pyperf_suite.ranks.environment import rank_environment
     from pyperf_suite.runner.session import Session
     from pyperf_suite.runner.sparing_workers import SparingWorkers
@@ -157,9 +142,12 @@ def _measure(
         if workers is None:
             return None
     try:
-        if launched:
-            wanted = _of_this_world(wanted, rank_environment().count)
-        refused = _refused(plan)
+        here = _of_this_world(wanted) if launched else wanted
+        refused = refusals([each.case for each in plan.cases], plan.device)
+        runnable = tuple(each for each in plan.cases if each.case.case_id not in refused)
+        if not runnable:
+            raise UserError(next(iter(refused.values())))
+        replace(plan, cases=runnable).validate()
         for reason in dict.fromkeys(refused.values()):
             click.echo(f"not run: {reason}", err=True)
         folder = _begun(plan, results, resume) if may_begin else folder_of(plan, results, resume)
@@ -170,36 +158,34 @@ def _measure(
         if workers is not None:
             workers.close()
         raise
-    names = {case.case_id for case in wanted}
+    names = {case.case_id for case in here}
     _visit(session, [each for each in plan.cases if each.case.case_id in names], launched)
-    return session
+    return folder
 
 
 def _visit(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> None:
     """One experiment of all configurations after the other, so that what drifts drifts for all of them."""
     from rich.console import Console
 
+    from pyperf_suite.runner.outlook import Outlook
+
     plan, console = session.plan, Console(stderr=True)
     experiments = range(plan.profile.processes)
-    visits = [(planned, number) for number in experiments for planned in _shuffled(wanted, plan.seed + number)]
+    visits = [
+        (each, number)
+        for number in experiments
+        for each in random.Random(plan.seed + number).sample(wanted, len(wanted))
+    ]
     if launched:
-        visits = [(planned, _next_experiment(session, planned, experiments)) for planned in wanted]
-    count, times = len(wanted), 1 if launched else len(experiments)
-    console.print(
-        f"study: {count} configuration{'s' if count > 1 else ''} x {times} experiment{'s' if times > 1 else ''} of "
-        f"{plan.profile.name} of warm-up on {plan.device}",
-        highlight=False,
-        soft_wrap=True,
-    )
+        visits = [(each, _next_experiment(session, each, experiments)) for each in wanted]
+        plan = replace(plan, profile=replace(plan.profile, processes=1))
+    ahead = Outlook(replace(plan, cases=tuple(wanted))).line
+    console.print(f"study: {ahead}", highlight=False, soft_wrap=True)
     with kept_when_interrupted(session):
         session.open()
         with progress_on(console, len(visits)) as show:
             session.visit_all(visits, show, lambda planned, record: _told(planned.case, record))
         session.finish()
-
-
-def _shuffled(wanted: Sequence[PlannedCase], seed: int) -> list[PlannedCase]:
-    return random.Random(seed).sample(list(wanted), len(wanted))
 
 
 def _next_experiment(session: Session, planned: PlannedCase, experiments: range) -> int:
@@ -216,50 +202,16 @@ def _told(case: Case, record: Record) -> str:
     return f"{case.parameters.name}: {case.parameters.global_batch / record.seconds:.4g} samples/s"
 
 
-def _of_this_world(wanted: Sequence[Case], ranks: int) -> list[Case]:
+def _of_this_world(wanted: Sequence[Case]) -> list[Case]:
     """What a launcher's ranks can run. Raises UserError where that is nothing."""
-    from pyperf_suite.probes.study.grid import worlds_of
-
-    found = [case for case in wanted if case.parameters.ranks == ranks]
-    if not found:
-        raise UserError(
-            f"The launcher started {ranks} ranks, but the configurations asked for take "
-            f"{', '.join(map(str, worlds_of(wanted)))}: start as many as one of them takes."
-        )
-    if len(found) < len(wanted):
-        others = ", ".join(str(world) for world in worlds_of(wanted) if world != ranks)
-        click.echo(f"{len(wanted) - len(found)} configurations take {others} ranks and wait for a launch.", err=True)
-    return found
-
-
-def _refused(plan: Plan) -> Mapping[str, str]:
-    """Why configurations cannot run on this machine, by case id. Raises UserError where none is left."""
-    found: dict[str, str] = {}
-    for planned in plan.cases:
-        reason = _why_refused(planned.case, plan.device)
-        if reason:
-            found[planned.case.case_id] = f"{planned.case.parameters.name}: {reason}"
-    if len(found) == len(plan.cases):
-        raise UserError(next(iter(found.values())))
-    kept = tuple(planned for planned in plan.cases if planned.case.case_id not in found)
-    replace(plan, cases=kept).validate()
-    return found
-
-
-def _why_refused(case: Case, device: Device) -> str:
-    from pyperf_suite.advise.study.fit import room_of, why_not
-    from pyperf_suite.hardware.cuda_driver import gpus
+    from pyperf_suite.probes.study.grid import of_worlds
     from pyperf_suite.ranks.environment import rank_environment
 
-    launched, ranks = rank_environment(), case.parameters.ranks
-    try:
-        case.validate()
-    except UserError as reason:
-        return str(reason)
-    if not launched.launched and device.kind == "cuda" and ranks > len(gpus()):
-        return f"It takes {ranks} GPUs, but this machine has {len(gpus())}: start it by torchrun on more nodes."
-    here = -(-ranks // launched.nodes) if launched.launched else ranks
-    return why_not(case.parameters, device.kind, room_of(device, here))
+    found = of_worlds(wanted, [rank_environment().count])
+    if len(found) < len(wanted):
+        left = len(wanted) - len(found)
+        click.echo(f"{left} of {len(wanted)} configurations take other numbers of ranks: start those apart.", err=True)
+    return found
 
 
 def _begun(plan: Plan, results: Path, resume: str | None) -> RunFolder:
@@ -273,35 +225,32 @@ def _begun(plan: Plan, results: Path, resume: str | None) -> RunFolder:
     return create_run(results, machine, plan, resume)
 
 
-def _tell(folder: RunFolder, records: Sequence[Record], as_json: bool, predictor: Predictor | None) -> None:
+def _tell(folder: RunFolder, as_json: bool, predictor: Predictor | None) -> None:
     from rich.console import Console
 
-    from pyperf_suite.probes.study.data import as_data
-    from pyperf_suite.probes.study.probe import Study
-    from pyperf_suite.probes.study.results import results_of
+    from pyperf_suite.probes.study.findings import analyse
     from pyperf_suite.report.run_report import report_run, run_as_json
-    from pyperf_suite.spec.discovery import replace_probe
+    from pyperf_suite.spec.discovery import find_probe, replace_probe
 
     # This process tells once and ends.
-    replace_probe(Study(predictor))
+    replace_probe(replace(find_probe(PROBE), analyse=partial(analyse, predictor=predictor)))
     if as_json:
-        click.echo(run_as_json(folder, records, {"study": as_data(results_of(records, predictor))}))
+        click.echo(run_as_json(folder, folder.records()))
     else:
-        report_run(Console(), folder, records)
+        report_run(Console(), folder, folder.records())
 
 
 def _list(cases: Sequence[Case]) -> None:
-    width = len(str(len(cases)))
     for number, case in enumerate(cases, 1):
         p = case.parameters
         ranks = "1 rank" if p.ranks == 1 else f"{p.ranks} ranks"
-        micro_batches = f"{p.micro_batches} micro-batches of {p.batch}"
-        click.echo(f"{number:{width}}  {p.name}  ({ranks}, {micro_batches}, {case.implementation})")
+        cut = f"{ranks}, micro-batches {p.micro_batches} x {p.batch}, {case.implementation}"
+        click.echo(f"{number:{len(str(len(cases)))}}  {p.name}  ({cut})")
 
 
 def _script(asked: Asked, allocation: Allocation, device: str, results: Path, deadline_s: float) -> str:
     from pyperf_suite.hardware.devices import Device
-    from pyperf_suite.probes.study.axes import default_axes
+    from pyperf_suite.probes.study.grid import default_axes
 
     if not asked.cuts_itself:
         raise UserError(
@@ -309,7 +258,6 @@ def _script(asked: Asked, allocation: Allocation, device: str, results: Path, de
             "a GRID.toml, or options such as --data 8,16 --zero 1,3."
         )
     kind: Any = "cpu" if device == "cpu" else "cuda"
-    cases = asked.cases(default_axes(Device(kind)))
-    arguments = [*asked.arguments(), f"--device={'cpu' if kind == 'cpu' else 'cuda'}", f"--deadline={deadline_s:g}"]
-    worlds = [case.parameters.ranks for case in cases]
-    return sbatch_script(allocation, worlds, asked.run.experiments, arguments, str(results))
+    worlds = [case.parameters.ranks for case in asked.cases(default_axes(Device(kind)))]
+    options = [f"--device={kind}", f"--deadline={deadline_s:g}", f"--results={results}"]
+    return sbatch_script(allocation, worlds, asked.run.experiments, [*asked.arguments(), *options])

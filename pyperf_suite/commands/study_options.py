@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ import click
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.probes.study.axes import StudyAxes
-    from pyperf_suite.probes.study.grid_file import RunSettings
+    from pyperf_suite.advise.study.grid_file import RunSettings, StudyFile
+    from pyperf_suite.probes.study.grid import StudyAxes
     from pyperf_suite.runner.case import Case
 
 # Options by the axis that each replaces.
@@ -39,6 +40,7 @@ GRID_OPTIONS = {
     "dtype": "float32 or bfloat16.",
     "implementation": "gloo or nccl.",
 }
+FLAGS = {"zero_stage": ("--zero-stage", "--zero")}
 RUN_OPTIONS = {
     "steps": "Timed in each experiment.",
     "warm_up": "Steps before those.",
@@ -48,37 +50,25 @@ RUN_OPTIONS = {
 
 
 def study_options(command: Any) -> Any:
-    """The grid's options, and how each configuration is run."""
+    """The grid's options, how each configuration is run, and what a SLURM job asks for."""
+    number = partial(click.option, type=int, metavar="N")
+    of_job = partial(click.option, help="Of the SLURM job.")
     options = [
-        *(click.option(_flag(name), type=int, metavar="N", help=text) for name, text in MODEL_OPTIONS.items()),
+        *(number(_flag(name), help=text) for name, text in MODEL_OPTIONS.items()),
         click.option("--gated/--not-gated", default=None, help="SwiGLU and RMSNorm, or GELU and LayerNorm."),
         *(
-            click.option(
-                *([_flag(name), "--zero"] if name == "zero_stage" else [_flag(name)]),
-                name,
-                metavar="A,B,...",
-                help=text,
-            )
+            click.option(*FLAGS.get(name, (_flag(name),)), name, metavar="A,B,...", help=text)
             for name, text in GRID_OPTIONS.items()
         ),
-        *(click.option(_flag(name), type=int, metavar="N", help=text) for name, text in RUN_OPTIONS.items()),
+        *(number(_flag(name), help=text) for name, text in RUN_OPTIONS.items()),
         click.option("--ranks", metavar="N,...", help="Only configurations of so many ranks."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def slurm_options(command: Any) -> Any:
-    """What a SLURM job asks for."""
-    options = (
         click.option("--print-slurm", is_flag=True, help="Print an sbatch script that runs the study, and end."),
-        click.option("--nodes", type=int, default=1, show_default=True, metavar="N", help="Of the SLURM job."),
-        click.option("--gpus-per-node", type=int, default=8, show_default=True, metavar="N", help="Of the SLURM job."),
-        click.option("--time", "time_limit", default="", metavar="HH:MM:SS", help="Of the SLURM job."),
-        click.option("--partition", default="", metavar="NAME", help="Of the SLURM job."),
-        click.option("--account", default="", metavar="NAME", help="Of the SLURM job."),
-    )
+        of_job("--nodes", type=int, default=1, show_default=True, metavar="N"),
+        of_job("--gpus-per-node", type=int, default=8, show_default=True, metavar="N"),
+        of_job("--time", default="", metavar="HH:MM:SS"),
+        of_job("--partition", default="", metavar="NAME"),
+        of_job("--account", default="", metavar="NAME"),
+    ]
     for option in reversed(options):
         command = option(command)
     return command
@@ -89,6 +79,7 @@ class Asked:
     """A study as asked for: options that were given, and what the file says beside them."""
 
     path: Path | None
+    file: StudyFile
     axes: Mapping[str, tuple[Any, ...]]
     run: RunSettings
     ranks: tuple[int, ...]
@@ -97,42 +88,37 @@ class Asked:
     @classmethod
     def of(cls, path: Path | None, named: Mapping[str, Any]) -> Asked:
         """Read options, and the file for how to run. Raises UserError for what a study does not know."""
-        from pyperf_suite.probes.study.axes import parse_value, read_value
+        from pyperf_suite.advise.study.grid_file import StudyFile, read_study
+        from pyperf_suite.probes.study.grid import AXES, StudyAxes
+        from pyperf_suite.spec.axes import read_axes
 
         given = {name: value for name, value in named.items() if value is not None}
-        axes: dict[str, tuple[Any, ...]] = {}
-        for name, value in given.items():
-            if name in GRID_OPTIONS:
-                axes[name] = tuple(parse_value(name, each) for each in value.split(","))
-            elif name in MODEL_OPTIONS or name == "gated":
-                axes[name] = (read_value(name, value),)
-        run = replace(_read(path).run, **{name: value for name, value in given.items() if name in RUN_OPTIONS})
+        file = StudyFile() if path is None else read_study(path)
+        axes = read_axes(StudyAxes, {name: str(value) for name, value in given.items() if name in AXES})
+        run = replace(file.run, **{name: value for name, value in given.items() if name in RUN_OPTIONS})
         run.validate()
-        return cls(path, axes, run, _numbers("ranks", given.get("ranks", "")), given)
+        return cls(path, file, axes, run, _numbers("ranks", given.get("ranks", "")), given)
 
     def cases(self, defaults: StudyAxes) -> list[Case]:
         """Every configuration asked for, in the grid's order. Raises UserError for what cannot be."""
         from pyperf_suite.probes.study.grid import cases_of, of_worlds
 
-        cases = cases_of(_read(self.path).over(defaults).given(self.axes))
+        cases = cases_of(self.file.over(defaults).given(self.axes))
         return of_worlds(cases, self.ranks) if self.ranks else cases
 
     @property
     def cuts_itself(self) -> bool:
         """Whether file and options say how steps are cut, so that the grid is the same on every machine."""
-        from pyperf_suite.probes.study.axes import CUTS
+        from pyperf_suite.probes.study.grid import CUTS
 
-        read = _read(self.path)
-        return bool(read.configurations) or any(name in CUTS for name in (*read.axes, *self.axes))
+        return bool(self.file.configurations) or any(name in CUTS for name in (*self.file.axes, *self.axes))
 
     def arguments(self) -> list[str]:
         """The same study on a command line."""
         words = [str(self.path)] if self.path is not None else []
         for name, value in self.given.items():
-            if name == "gated":
-                words.append("--gated" if value else "--not-gated")
-            else:
-                words.append(f"{_flag(name)}={value}")
+            gated = "--gated" if value else "--not-gated"
+            words.append(gated if name == "gated" else f"{_flag(name)}={value}")
         return words
 
 
@@ -141,13 +127,10 @@ def chosen(cases: Sequence[Case], only: str | None) -> list[Case]:
     if only is None:
         return list(cases)
     numbers = _numbers("only", only)
-    if not numbers:
-        raise UserError("--only names no configuration: give their numbers, as in 1,2,4 (--list).")
-    for number in numbers:
-        if not 1 <= number <= len(cases):
-            raise UserError(
-                f"--only {number} was asked for, but configurations are numbered 1 to {len(cases)} (--list)."
-            )
+    if not numbers or not all(1 <= number <= len(cases) for number in numbers):
+        raise UserError(
+            f"--only {only!r:.60} was asked for, but configurations are numbered 1 to {len(cases)} (--list)."
+        )
     return [cases[number - 1] for number in dict.fromkeys(numbers)]
 
 
@@ -156,12 +139,6 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
         return tuple(int(each) for each in text.split(",")) if text else ()
     except ValueError:
         raise UserError(f"--{name} {text[:60]!r} was asked for, but takes whole numbers, as in 1,2,4.") from None
-
-
-def _read(path: Path | None) -> Any:
-    from pyperf_suite.probes.study.grid_file import StudyFile, read_study
-
-    return StudyFile() if path is None else read_study(path)
 
 
 def _flag(name: str) -> str:

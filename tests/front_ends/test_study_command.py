@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,8 +23,8 @@ from pyperf_suite.commands.slurm_script import Allocation
 from pyperf_suite.commands.study import _of_this_world
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.study.axes import default_axes
-from pyperf_suite.probes.study.grid import cases_of
+from pyperf_suite.probes.study.grid import cases_of, default_axes
+from pyperf_suite.ranks.environment import ALONE
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.worker_pool import WorkerPool
 
@@ -156,9 +157,9 @@ def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--data", "two"), "data=two was asked for, but data takes a whole number"),
+        (("--data", "two"), "data=two was asked for, but data takes int values"),
         (("--data", "1,,2"), "data= was asked for"),
-        (("--data", "0"), "data has to be at least 1"),
+        (("--data", "0"), "data is at least 1"),
         (("--data", "3"), "A global batch of 8 cannot be cut"),
         (("--data", "1,2", "--ranks", "3"), "No configuration takes 3 ranks"),
         (("--ranks", "many"), "--ranks 'many' was asked for, but takes whole numbers"),
@@ -215,11 +216,13 @@ def test_the_list_numbers_configurations_and_measures_nothing(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_launcher_with_another_number_of_ranks_is_told_which_there_are() -> None:
+def test_a_launcher_with_another_number_of_ranks_is_told_which_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = cases_of(default_axes(Device("cpu")))
-    assert {case.parameters.ranks for case in _of_this_world(cases, 4)} == {4}
-    with pytest.raises(UserError, match="The launcher started 3 ranks, but the configurations asked for take 1, 2, 4"):
-        _of_this_world(cases, 3)
+    monkeypatch.setattr("pyperf_suite.ranks.environment.rank_environment", lambda: replace(ALONE, count=4))
+    assert {case.parameters.ranks for case in _of_this_world(cases)} == {4}
+    monkeypatch.setattr("pyperf_suite.ranks.environment.rank_environment", lambda: replace(ALONE, count=3))
+    with pytest.raises(UserError, match=r"No configuration takes 3 ranks .*: those asked for take 1, 2, 4"):
+        _of_this_world(cases)
 
 
 @pytest.mark.parametrize(

@@ -87,14 +87,16 @@ def findings_by_probe(records: Path) -> Mapping[str, Findings]:
 
 def tables(findings: Findings) -> list[Table]:
     """Every table."""
-    return [
-        Table(
-            table.title,
-            [getattr(column, "name", column) for column in table.columns],
-            [[cell_text(cell) for cell in row] for row in table.rows],
-        )
-        for table in findings.tables
-    ]
+    found = []
+    for table in findings.tables:
+        columns = [getattr(column, "name", column) for column in table.columns]
+        rows = [[cell_text(cell) for cell in row] for row in table.rows]
+        for place in [number for number, name in enumerate(columns) if name.startswith("±")]:
+            # Golden has an error in the cell of its value: 149 ± 3.4.
+            for row in rows:
+                row[place - 1] += f" ± {row[place]}"
+        found.append(Table(table.title, columns, rows))
+    return found
 
 
 def cell_text(cell: Cell) -> str:
