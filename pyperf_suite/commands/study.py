@@ -15,9 +15,9 @@ from pyperf_suite.commands.measuring import (
     folder_of,
     kept_when_interrupted,
     progress_on,
-    run_options,
     workers_of_the_launcher,
 )
+from pyperf_suite.commands.options import run_options
 from pyperf_suite.commands.slurm_script import Allocation, sbatch_script
 from pyperf_suite.commands.study_options import Asked, chosen, study_options
 from pyperf_suite.errors import UserError

@@ -13,8 +13,10 @@ from pyperf_suite.spec.findings import Cell, Heading, Remark, Table, Verdict
 from pyperf_suite.spec.quantity import Quantity
 
 NOT_KNOWN = "-"
+FINE = 0.1
 SUFFIX = {"x": "×", "count": "", "+%": "", "%": ""}
 DURATIONS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+IN_THE_CELL = ("duration", "size", "%", "+%")
 POWERS_OF_1024 = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
 
 
@@ -26,9 +28,9 @@ def told(quantity: Quantity) -> str:
 
 
 def bare(quantity: Quantity) -> str:
-    """Without the unit where the column's heading has it: `1.25 [1.20, 1.31]`, `3.14`."""
+    """Without the unit where the column's heading has it: `1.25 [1.20, 1.31]`, `3.14`, `39 %`."""
     number, unit = _parts(quantity)
-    shown = f"{number} {unit}" if quantity.unit in ("duration", "size") else number
+    shown = f"{number} {unit}" if quantity.unit in IN_THE_CELL else number
     return " ".join(filter(None, (shown, _interval(quantity))))
 
 
@@ -41,7 +43,7 @@ def cell(value: Cell) -> str:
 
 def heading(column: Heading) -> str:
     """A column's name with the unit of its numbers: `time, ms`, `beside the loop, ×`."""
-    unit = SUFFIX.get(column.unit, column.unit) if column.unit not in ("duration", "size") else ""
+    unit = SUFFIX.get(column.unit, column.unit) if column.unit not in IN_THE_CELL else ""
     return f"{column.name}, {unit}" if unit else column.name
 
 
@@ -56,7 +58,7 @@ def is_number(table: Table, place: int) -> bool:
 def sentence(remark: Remark | Verdict) -> str:
     """A remark with its gaps filled; a verdict with the claim, its source and what would decide it."""
     if isinstance(remark, Remark):
-        return _fill(remark)
+        return f"Predicted: {_fill(remark)}" if remark.kind == "predicted" else _fill(remark)
     alone = f" by {remark.why}, {remark.remedy}" if remark.measured.processes == 1 else ""
     outcome = remark.outcome if remark.outcome != "holds" and "not" not in remark.outcome else f"claim {remark.outcome}"
     return f"{_fill(remark.told)}; {outcome}{alone} ({remark.claim.text}: {remark.claim.source})."
@@ -74,7 +76,7 @@ def _parts(quantity: Quantity) -> tuple[str, str]:
         return _percent(quantity.value, ""), "%"
     if quantity.unit == "+%":
         return _percent(quantity.value, "+"), "%"
-    return _number(quantity.value / scale, quantity.unit), unit
+    return _number(quantity.value / scale, quantity), unit
 
 
 def _shown_in(quantity: Quantity) -> tuple[str, float]:
@@ -86,15 +88,17 @@ def _shown_in(quantity: Quantity) -> tuple[str, float]:
     return SUFFIX.get(quantity.unit, quantity.unit), 1 / value
 
 
-def _number(value: float, unit: str) -> str:
+def _number(value: float, of: Quantity) -> str:
     if not math.isfinite(value):
         return NOT_KNOWN if math.isnan(value) else "any"
-    if unit == "x":
-        return f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
-    if unit == "count":
+    if of.unit == "x":
+        # Small gains that are known well are told apart by the third decimal.
+        is_fine = abs(of.value - 1) < FINE and 0 < of.high - of.low < FINE
+        return f"{value:.{3 if is_fine else 2}f}" if abs(value) < 100 else f"{value:.0f}"
+    if of.unit == "count":
         return f"{value:.0f}"
     # Three significant digits, but no whole number is rounded to fewer than it has.
-    digits = 4 if unit in ("size", "ms", "us") else 3
+    digits = 4 if of.unit in ("size", "ms", "us") else 3
     written = f"{value:.{digits}g}"
     return f"{value:.0f}" if "e" in written and abs(value) < 1e15 and abs(value) >= 1 else written
 
@@ -105,11 +109,11 @@ def _percent(value: float, sign: str) -> str:
 
 
 def _interval(quantity: Quantity) -> str:
-    if math.isnan(quantity.low) or quantity.processes == 0:
+    if math.isnan(quantity.low) or not (quantity.processes or quantity.predicted):
         return ""
     if quantity.unit in ("%", "+%"):
         sign = "+" if quantity.unit == "+%" else ""
         return f"[{_percent(quantity.low, sign)}, {_percent(quantity.high, sign)}]"
     _, scale = _shown_in(quantity)
-    low, high = (_number(bound / scale, quantity.unit) for bound in (quantity.low, quantity.high))
+    low, high = (_number(bound / scale, quantity) for bound in (quantity.low, quantity.high))
     return f"[{low}, {high}]"

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.commands.history import Age
 from pyperf_suite.commands.layout import _link
+from pyperf_suite.commands.options import Age
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cgroup, nccl_log, pcie, topology, virtualisation
 from pyperf_suite.hardware.catalogue import capability_of, find_gpu

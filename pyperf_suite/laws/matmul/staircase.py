@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import nnls
 
 from pyperf_suite.laws.matmul.tiling import CriticalPath
 
@@ -46,6 +45,8 @@ def nonnegative_fit(features: NDArray[np.float64], seconds: ArrayLike) -> list[f
 
     `features` has a row for each measurement and a column for each cost. Raises ValueError for no measurements.
     """
+    from scipy.optimize import nnls
+
     measured = np.asarray(seconds, dtype=np.float64)
     if measured.size == 0:
         raise ValueError("A law cannot be fitted to no measurements.")
