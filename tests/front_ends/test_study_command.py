@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
 from pyperf_suite.commands.slurm_script import Allocation
-from pyperf_suite.commands.study import _of_this_world
+from pyperf_suite.commands.study_run import of_this_world
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.study.grid import cases_of, default_axes
@@ -218,11 +218,11 @@ def test_the_list_numbers_configurations_and_measures_nothing(tmp_path: Path) ->
 
 def test_a_launcher_with_another_number_of_ranks_is_told_which_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = cases_of(default_axes(Device("cpu")))
-    monkeypatch.setattr("pyperf_suite.ranks.environment.rank_environment", lambda: replace(ALONE, count=4))
-    assert {case.parameters.ranks for case in _of_this_world(cases)} == {4}
-    monkeypatch.setattr("pyperf_suite.ranks.environment.rank_environment", lambda: replace(ALONE, count=3))
+    monkeypatch.setattr("pyperf_suite.commands.study_run.rank_environment", lambda: replace(ALONE, count=4))
+    assert {case.parameters.ranks for case in of_this_world(cases)} == {4}
+    monkeypatch.setattr("pyperf_suite.commands.study_run.rank_environment", lambda: replace(ALONE, count=3))
     with pytest.raises(UserError, match=r"No configuration takes 3 ranks .*: those asked for take 1, 2, 4"):
-        _of_this_world(cases)
+        of_this_world(cases)
 
 
 @pytest.mark.parametrize(

@@ -83,10 +83,10 @@ COLUMNS = (
     Column("configuration", lambda each: each.name, priority=2),
     Column("ranks", lambda each: each.parameters.ranks),
     Column("micro-batch", lambda each: f"{each.parameters.batch} x {each.parameters.micro_batches}", priority=0),
-    Column("mean", lambda each: each.rate.mean, "samples/s", priority=2),
-    Column("± error", lambda each: each.rate.error, "samples/s"),
-    Column("median", lambda each: each.rate.median[0], "samples/s"),
-    Column("rate", lambda each: each.rate.mean * each.parameters.seq, "tokens/s", priority=0),
+    Column("mean", lambda each: each.rate, "samples/s", priority=2),
+    Column("± error", lambda each: each.error, "samples/s"),
+    Column("median", lambda each: each.median[0], "samples/s"),
+    Column("rate", lambda each: each.rate * each.parameters.seq, "tokens/s", priority=0),
     Column("MFU", lambda each: each.mfu, "%"),
     Column("predicted", lambda each: each.predicted_rate, "samples/s"),
     Column("time off", lambda each: each.time_error, "+%"),
@@ -142,12 +142,12 @@ def _of_model(found: Sequence[Result], name: str) -> Iterator[Any]:
 
 def _how_taken(timed: Sequence[Result]) -> Remark:
     """How much is known of what differs between experiments."""
-    fewest = min((each.rate for each in timed), key=lambda rate: len(rate.experiments))
+    fewest = min(timed, key=lambda each: len(each.rates))
     if fewest.error is None:
         return remark("One experiment has no error: --experiments 3 shows how far experiments differ", kind="caution")
     return remark(
         "Rates are means over {experiments} experiments; the interval of a median holds it with {confidence}",
-        experiments=len(fewest.experiments),
+        experiments=len(fewest.rates),
         confidence=Quantity(fewest.median[1], "%"),
     )
 
@@ -159,7 +159,7 @@ def _fastest(model: str, timed: Sequence[Result], configurations: int) -> Remark
         f"{{configuration}}, {place}: {{rate}}, {{flop}} ({{model}}, {{size}} parameters)",
         configuration=best.name,
         configurations=configurations,
-        rate=Quantity(best.rate.mean, "samples/s"),
+        rate=Quantity(best.rate, "samples/s"),
         flop=Quantity(best.flop_per_s, "TFLOP/s"),
         model=model,
         size=Quantity(float(best.parameters.dimensions.parameters), "count"),
@@ -213,7 +213,7 @@ def _least_memory(timed: Sequence[Result]) -> Remark | None:
         configuration=least.name,
         held=Quantity(held(least.memory), "MB"),
         share=Quantity(held(least.memory) / held(best.memory), "x"),
-        rate=Quantity(least.rate.mean / best.rate.mean, "x"),
+        rate=Quantity(least.rate / best.rate, "x"),
     )
 
 
@@ -282,5 +282,5 @@ def _bar(result: Result) -> Bar:
     if not result.timed:
         lost = result.lost[0]
         return Bar(result.name, math.nan, note=textwrap.shorten(f"{lost.outcome}: {lost.reason}", LONGEST_NOTE))
-    error, mark = result.rate.error, result.predicted_rate
-    return Bar(result.name, result.rate.mean, error if error else math.nan, mark.value if mark else math.nan)
+    error, mark = result.error, result.predicted_rate
+    return Bar(result.name, result.rate, error if error else math.nan, mark.value if mark else math.nan)

@@ -37,21 +37,16 @@ class Configuration:
     axes: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def __str__(self) -> str:
-        return ";".join(f"{name}={','.join(map(str, values))}" for name, values in self.axes)
-
-    @classmethod
-    def of(cls, **axes: Any) -> Configuration:
-        """As in `Configuration.of(data=2, zero_stage=(1, 2, 3))`."""
-        return cls(tuple((name, each if isinstance(each, tuple) else (each,)) for name, each in axes.items()))
+        return ";".join(f"{name}={'|'.join(map(str, values))}" for name, values in self.axes)
 
     @classmethod
     def parse(cls, text: str) -> Configuration:
-        """Read `data=2;zero_stage=3`. Raises UserError for anything that is no axis of the grid with a value."""
+        """Read `data=2;zero_stage=1|3`. Raises UserError for anything that is no axis of the grid with values."""
         parts = [part.strip().partition("=") for part in text.split(";") if part]
         for name, equals, _ in parts:
             if not equals or name not in GRID:
                 raise UserError(f"{name!r} is no part of a configuration: write AXIS=VALUE with {', '.join(GRID)}.")
-        return cls(tuple(read_axes(StudyAxes, {name: value for name, _, value in parts}).items()))
+        return cls(tuple(read_axes(StudyAxes, {name: value.replace("|", ",") for name, _, value in parts}).items()))
 
 
 @dataclass(frozen=True)
@@ -93,40 +88,26 @@ class StudyAxes:
         return replace(self, configuration=own, **changed)
 
 
+# Ways to cut a step: on a CPU, on one GPU, and on N together.
+ON_CPU = (
+    *("data=1|2|4", "attention=math", "checkpointing=every"),
+    *("data=2;zero_stage=1|2|3", "tensor=2", "pipeline=2;chunks=1|2"),
+)
+ALONE = "attention=flash|math", "checkpointing=every"
+TOGETHER = "data=N;zero_stage=0|1|2|3", "data=N;zero_stage=1;attention=math", "tensor=N", "pipeline=N;chunks=1|2"
+GPT_ON_GPUS = {"hidden": 2048, "heads": 16, "layers": 16, "seq": 2048, "vocab": 50304, "global_batch": 16, "batch": 1}
+
+
 def default_axes(device: Device, gpus: int = 1) -> StudyAxes:
     """A tiny GPT on 1 to 4 ranks of a CPU; on GPUs a larger one over all of them, cut in each way that they divide."""
-    own = Configuration.of
     if device.kind == "cpu":
-        ways = (
-            own(data=(1, 2, 4)),
-            own(attention="math"),
-            own(checkpointing=Checkpointing("every")),
-            own(data=2, zero_stage=(1, 2, 3)),
-            own(tensor=2),
-            own(pipeline=2, chunks=(1, 2)),
-        )
-        return StudyAxes(configuration=ways)
+        return StudyAxes(configuration=tuple(map(Configuration.parse, ON_CPU)))
     # Heads, layers and micro-batches come out even over so many.
     ranks = max(power for power in (1, 2, 4, 8) if power <= gpus)
-    alone = (own(attention=("flash", "math")), own(checkpointing=Checkpointing("every")))
-    together = (
-        own(data=ranks, zero_stage=(0, 1, 2, 3)),
-        own(data=ranks, zero_stage=1, attention="math"),
-        own(tensor=ranks),
-        own(pipeline=ranks, chunks=(1, 2)),
-    )
-    return StudyAxes(
-        hidden=(2048,),
-        heads=(16,),
-        layers=(16,),
-        seq=(2048,),
-        vocab=(50304,),
-        global_batch=(16,),
-        batch=(1,),
-        implementation=("nccl",),
-        dtype=("bfloat16",),
-        configuration=(*alone, *together) if ranks > 1 else alone,
-    )
+    ways = [*ALONE, *(way.replace("N", str(ranks)) for way in TOGETHER)] if ranks > 1 else ALONE
+    larger: dict[str, Any] = {name: (value,) for name, value in GPT_ON_GPUS.items()}
+    own = tuple(map(Configuration.parse, ways))
+    return StudyAxes(**larger, implementation=("nccl",), dtype=("bfloat16",), configuration=own)
 
 
 def cases_of(axes: StudyAxes) -> list[Case]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
@@ -44,59 +43,16 @@ class Prediction:
     rank_memory: tuple[Memory, ...] = ()
 
 
-class Predictor(Protocol):
-    """Predicts configurations; by case id, those alone that it can."""
-
-    def __call__(self, cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, Prediction]: ...
-
-
-@dataclass(frozen=True)
-class Throughput:
-    """Of `samples` a step, from the `seconds` of each experiment's steps.
-
-    The experiment, a set of processes started anew, is the unit: steps within one resemble each other. Raises
-    ValueError for no experiments, one without steps, or a step that took no time.
-    """
-
-    samples: int
-    seconds: Sequence[Sequence[float]]
-
-    def __post_init__(self) -> None:
-        if not self.seconds or not all(self.seconds):
-            raise ValueError("a throughput needs at least one experiment with at least one step")
-        if any(not second > 0 for steps in self.seconds for second in steps):
-            raise ValueError("a throughput needs steps that took time")
-
-    @cached_property
-    def experiments(self) -> list[float]:
-        """Samples per second of each, over the time of all its steps."""
-        return [self.samples * len(steps) / math.fsum(steps) for steps in self.seconds]
-
-    @property
-    def mean(self) -> float:
-        """Over experiments."""
-        return math.fsum(self.experiments) / len(self.experiments)
-
-    @property
-    def error(self) -> float | None:
-        """The standard deviation of the mean over experiments, None of a single one."""
-        count = len(self.experiments)
-        return statistics.stdev(self.experiments) / math.sqrt(count) if count > 1 else None
-
-    @property
-    def median(self) -> tuple[Quantity, float]:
-        """Of each experiment's median step, and the confidence of its bounds: 75 % for three, no bounds for one."""
-        usual = [self.samples / statistics.median(steps) for steps in self.seconds]
-        found, count = median_interval(usual, CONFIDENCE, effective=len(usual)), len(usual)
-        low, high = (found.low, found.high) if count > 1 else (math.nan, math.nan)
-        return Quantity(statistics.median(usual), "samples/s", low, high, count), found.confidence
+Predictor = Callable[[Sequence[Case], Sequence[Record]], Mapping[str, Prediction]]
+"""Predicts configurations, from their records where it needs them; by case id, those alone that it can."""
 
 
 @dataclass(frozen=True)
 class Result:
     """One configuration: the record of each of its experiments, and what laws say of it.
 
-    `rate`, `reading` and what is made of them are those of experiments that are `timed`, of which there may be none.
+    The experiment, a set of processes started anew, is the unit: steps within one resemble each other. Rates are those
+    of experiments that are `timed`; without one there are none.
     """
 
     visits: tuple[Record, ...]
@@ -120,18 +76,37 @@ class Result:
 
     @cached_property
     def timed(self) -> list[Record]:
-        """Of the experiments that gave a time."""
-        return [visit for visit in self.visits if visit.outcome == "ok"]
+        """Of the experiments whose steps took time."""
+        return [each for each in self.visits if each.outcome == "ok" and min(each.kept_seconds, default=0) > 0]
 
     @property
     def lost(self) -> list[Record]:
-        """Of those that gave none, with their reasons."""
-        return [visit for visit in self.visits if visit.outcome != "ok"]
+        """Of the others, with their reasons."""
+        return [visit for visit in self.visits if visit not in self.timed]
 
     @cached_property
-    def rate(self) -> Throughput:
-        """Over experiments."""
-        return Throughput(self.parameters.global_batch, [visit.kept_seconds for visit in self.timed])
+    def rates(self) -> list[float]:
+        """Samples per second of each experiment, over the time of all its steps."""
+        steps = [visit.kept_seconds for visit in self.timed]
+        return [self.parameters.global_batch * len(each) / math.fsum(each) for each in steps]
+
+    @cached_property
+    def rate(self) -> float:
+        """The mean over experiments."""
+        return math.fsum(self.rates) / len(self.rates)
+
+    @property
+    def error(self) -> float | None:
+        """The standard deviation of the mean over experiments, None of a single one."""
+        return statistics.stdev(self.rates) / math.sqrt(len(self.rates)) if len(self.rates) > 1 else None
+
+    @property
+    def median(self) -> tuple[Quantity, float]:
+        """Of each experiment's median step, and the confidence of its bounds: 75 % for three, no bounds for one."""
+        usual = [self.parameters.global_batch / statistics.median(each.kept_seconds) for each in self.timed]
+        found = median_interval(usual, CONFIDENCE, effective=len(usual))
+        low, high = (found.low, found.high) if len(usual) > 1 else (math.nan, math.nan)
+        return Quantity(statistics.median(usual), "samples/s", low, high, len(usual)), found.confidence
 
     @cached_property
     def reading(self) -> Reading:
@@ -173,7 +148,7 @@ class Result:
     @property
     def flop_per_s(self) -> float:
         """The model's own FLOPs, what checkpointing computes again left out, over all ranks."""
-        return self.rate.mean * float(model_flop(self.parameters.dimensions, 1, self.parameters.seq))
+        return self.rate * float(model_flop(self.parameters.dimensions, 1, self.parameters.seq))
 
     @property
     def mfu(self) -> float | None:
@@ -221,4 +196,4 @@ def results_of(records: Iterable[Record], predictor: Predictor | None = None) ->
     if predictor is not None and found:
         predicted = predictor([each.case for each in found], [visit for each in found for visit in each.visits])
         found = [replace(each, prediction=predicted.get(each.case.case_id)) for each in found]
-    return sorted(found, key=lambda each: -each.rate.mean if each.timed else 0.0)
+    return sorted(found, key=lambda each: -each.rate if each.timed else 0.0)

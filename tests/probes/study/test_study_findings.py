@@ -14,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.study import PROBE
 from pyperf_suite.probes.study import findings as told
 from pyperf_suite.probes.study.findings import ALL, analyse, memory_errors, rank_correlation
-from pyperf_suite.probes.study.results import Prediction, Throughput, results_of
+from pyperf_suite.probes.study.grid import OPERATOR
+from pyperf_suite.probes.study.results import Prediction, Result, results_of
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Bars, Findings, Remark, Table
 
 Layout = Callable[..., Case]
@@ -305,36 +307,45 @@ def test_rates_of_a_gpu_are_compared_with_its_data_sheet(layout: Layout, visits:
     assert unknown.mfu is None
 
 
+def result_of(samples: int, experiments: Sequence[Sequence[float]]) -> Result:
+    """Of `samples` a step, the seconds of each experiment's steps."""
+    case = Case(OPERATOR, ParallelStepParameters(vocab=32, tied=False, batch=samples), "gloo")
+    made = partial(Record, "made-up", "timing", case.to_json(), case.case_id, position=0, started_at="", outcome="ok")
+    times = [Metric("s", *[1.0] * 5, list(steps)) for steps in experiments]
+    return Result(tuple(made(process=number, metrics={"time": time}) for number, time in enumerate(times)))
+
+
 def test_mean_and_standard_error_are_those_of_the_experiments_and_not_of_their_steps() -> None:
     # Samples over time: 8 samples a step, 2 steps in 0.4 s, in 0.5 s and in 0.8 s.
-    rate = Throughput(8, [[0.1, 0.3], [0.25, 0.25], [0.4, 0.4]])
-    assert rate.experiments == pytest.approx([40.0, 32.0, 20.0])
-    assert rate.mean == pytest.approx(92 / 3)
+    result = result_of(8, [[0.1, 0.3], [0.25, 0.25], [0.4, 0.4]])
+    assert result.rates == pytest.approx([40.0, 32.0, 20.0])
+    assert result.rate == pytest.approx(92 / 3)
     squares = (40 - 92 / 3) ** 2 + (32 - 92 / 3) ** 2 + (20 - 92 / 3) ** 2
-    assert rate.error == pytest.approx(math.sqrt(squares / 2 / 3))
-    assert Throughput(8, [[0.1, 0.1]]).error is None
+    assert result.error == pytest.approx(math.sqrt(squares / 2 / 3))
+    assert result_of(8, [[0.1, 0.1]]).error is None
 
 
 def test_the_median_is_of_each_experiments_usual_step_and_its_interval_says_how_sure_it_is() -> None:
-    median, confidence = Throughput(10, [[0.1, 0.1, 9.0], [0.2, 0.2, 0.2], [0.5, 0.5, 0.5]]).median
+    median, confidence = result_of(10, [[0.1, 0.1, 9.0], [0.2, 0.2, 0.2], [0.5, 0.5, 0.5]]).median
     assert (median.low, median.value, median.high) == pytest.approx((20.0, 50.0, 100.0))
     assert confidence == pytest.approx(0.75)
-    _, of_six = Throughput(1, [[0.1 + 0.01 * number] for number in range(6)]).median
+    _, of_six = result_of(1, [[0.1 + 0.01 * number] for number in range(6)]).median
     assert of_six >= 0.95
 
 
-@pytest.mark.parametrize("experiments", [[], [[]], [[0.1], []], [[0.0]], [[-1.0]], [[math.nan]]])
-def test_what_took_no_time_has_no_throughput(experiments: list[list[float]]) -> None:
-    with pytest.raises(ValueError, match="a throughput needs"):
-        Throughput(8, experiments)
+@pytest.mark.parametrize("steps", [[], [0.0], [0.1, 0.0], [-1.0]])
+def test_an_experiment_that_took_no_time_is_lost(steps: list[float]) -> None:
+    result = result_of(8, [steps, [0.5]])
+    assert ([each.process for each in result.timed], [each.process for each in result.lost]) == ([1], [0])
+    assert result.rate == 16
 
 
 @given(st.lists(st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=6), min_size=2, max_size=8), st.integers(1, 512))
 def test_the_mean_lies_between_the_experiments_and_the_median_within_its_interval(experiments, samples) -> None:
-    rate = Throughput(samples, experiments)
-    assert min(rate.experiments) * (1 - 1e-9) <= rate.mean <= max(rate.experiments) * (1 + 1e-9)
-    assert rate.median[0].low <= rate.median[0].value <= rate.median[0].high
-    assert len(rate.experiments) == len(experiments)
+    result = result_of(samples, experiments)
+    assert min(result.rates) * (1 - 1e-9) <= result.rate <= max(result.rates) * (1 + 1e-9)
+    assert result.median[0].low <= result.median[0].value <= result.median[0].high
+    assert len(result.rates) == len(experiments)
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=3, max_size=12))

@@ -70,7 +70,7 @@ def test_micro_batches_fill_the_global_batch() -> None:
 
 def test_the_same_configuration_named_twice_is_run_once() -> None:
     axes = default_axes(CPU)
-    twice = Configuration.of(data=(2, 2)), Configuration.of(data=2, zero_stage=0)
+    twice = Configuration.parse("data=2|2"), Configuration.parse("data=2;zero_stage=0")
     assert names(StudyAxes(**{**vars(axes), "configuration": twice})) == ["dp2 flash"]
 
 
@@ -125,7 +125,7 @@ def test_a_world_that_nothing_takes_is_refused_with_those_there_are() -> None:
 
 
 def test_a_configuration_is_read_as_it_is_written() -> None:
-    for text in ("data=2;zero_stage=3", "attention=math", "checkpointing=every:2;pipeline=2", ""):
+    for text in ("data=2;zero_stage=3", "data=1|2|4", "attention=math", "checkpointing=every:2;pipeline=2", ""):
         assert str(Configuration.parse(text)) == text
     assert Configuration.parse("checkpointing=every:2").axes == (("checkpointing", (Checkpointing("every", 2),)),)
 
