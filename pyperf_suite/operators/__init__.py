@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.operators.operator import Subject
 
-# The module and class of each, imported when it is asked for: a probe needs its own alone.
+# The module and class of each whose module has another name than itself; all others are found by theirs, as OPERATOR.
 OPERATORS = {
     "matmul": "matmul.product:Matmul",
     "attention": "attention.attention:Attention",
@@ -34,8 +35,16 @@ OPERATORS = {
 @functools.cache
 def find_operator(name: str) -> Subject[Any]:
     """The operator, or other subject of cases, of that name. Raises UserError that names those there are."""
-    if name not in OPERATORS:
+    if name in OPERATORS:
+        module, _, kind = OPERATORS[name].partition(":")
+        made: Subject[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
+        return made
+    found: Subject[Any] | None
+    found = getattr(importlib.import_module(f"{__name__}.{name}"), "OPERATOR", None) if _is_module(name) else None
+    if found is None:
         raise UserError(f"Unknown operator {name!r}: choose from {', '.join(sorted(OPERATORS))}.")
-    module, _, kind = OPERATORS[name].partition(":")
-    found: Subject[Any] = getattr(importlib.import_module(f"pyperf_suite.operators.{module}"), kind)()
     return found
+
+
+def _is_module(name: str) -> bool:
+    return name.isidentifier() and importlib.util.find_spec(f"{__name__}.{name}") is not None

@@ -14,6 +14,9 @@ from pyperf_suite.spec.quantity import Quantity, quantity
 Cell = str | int | Quantity | None
 
 
+Kind = Literal["", "law", "predicted", "caution"]
+
+
 @dataclass(frozen=True)
 class Remark:
     """A sentence with gaps: `template` names in braces the `values` that it speaks of.
@@ -25,7 +28,7 @@ class Remark:
 
     template: str
     values: Mapping[str, Cell] = field(default_factory=dict)
-    kind: Literal["", "law", "predicted", "caution"] = ""
+    kind: Kind = ""
     effect: str = ""
 
     @property
@@ -40,9 +43,7 @@ class Remark:
         return bool(self.effect) and self.weight == 0.0
 
 
-def remark(
-    template: str, *, kind: Literal["", "law", "predicted", "caution"] = "", effect: str = "", **values: Any
-) -> Remark:
+def remark(template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
     """A remark whose Ratios become quantities and whose plain floats lose nothing: `{faster}` with faster=a_ratio."""
     cells: dict[str, Cell] = {}
     for name, value in values.items():

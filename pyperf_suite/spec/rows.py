@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import string
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.findings import Cell, Heading, Table
+from pyperf_suite.spec.findings import Cell, Heading, Kind, Remark, Series, Table, remark
 from pyperf_suite.spec.quantity import Quantity, quantity
 
 Item = TypeVar("Item")
@@ -56,6 +57,16 @@ class Reading:
     def time(self) -> Quantity:
         """Seconds with their bounds."""
         return Quantity(self.seconds, "ms", self.low, self.high, len(self.by_process))
+
+    @property
+    def throughput(self) -> Quantity:
+        """Useful FLOP a second, between those of the slowest and of the fastest process."""
+        return self.per_second(self.flop, "TFLOP/s")
+
+    def per_second(self, amount: float, unit: str) -> Quantity:
+        """So much a launch, bytes or FLOP, as a rate with its bounds."""
+        ends = (amount / self.high, amount / self.low)
+        return Quantity(amount / self.seconds, unit, *ends, len(self.by_process))
 
 
 def readings(records: Iterable[Record]) -> list[Reading]:
@@ -186,6 +197,10 @@ class Row:
         """The other's time over its own, over the processes that measured both."""
         return speedup(other.reading, self.reading)
 
+    def remark(self, template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
+        """A remark on this row: what the template names and `values` lack is the row's own, as `{dtype}` is."""
+        return remark(template, kind=kind, effect=effect, **named(self, template, values))
+
 
 class Rows(list[Row]):
     """The rows of a run, in order; `records` are all that they were made from, those of failed cases too."""
@@ -228,6 +243,23 @@ def rows_of(records: Sequence[Record], order: Callable[[Row], Any] | None = None
     return rows
 
 
+def named(row: Row, template: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a template names: from `values`, else what the row has."""
+    names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
+    return {name: values[name] if name in values else getattr(row, name) for name in names if name != "measured"}
+
+
+def series(
+    label: str, items: Iterable[Item], x: Callable[[Item], float], y: Callable[[Item], Any], style: str = "points"
+) -> Series:
+    """Points of items: `y` gives a number, or a Ratio or Quantity, whose bounds become bars; None has no point."""
+    points = [(x(item), quantity(value)) for item in items if (value := y(item)) is not None]
+    places, values = [place for place, _ in points], [value for _, value in points]
+    has_bars = any(value.has_interval for value in values)
+    low, high = (([getattr(each, end) for each in values] if has_bars else []) for end in ("low", "high"))
+    return Series(label, places, [value.value for value in values], style, low, high)
+
+
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Items by key, in the order of the first of each."""
     found: dict[Key, list[Item]] = {}
@@ -240,17 +272,18 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 class Column:
     """A quantity of each row, or of each item of another kind: what it is called, how an item has it, its unit.
 
-    `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known.
+    `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known; as text
+    it names an attribute of the item, by default that of the column's own name.
     """
 
     name: str
-    value: Callable[[Any], Any]
+    value: Callable[[Any], Any] | str = ""
     unit: str = ""
     priority: int = 1
 
     def cell(self, item: Any) -> Cell:
         """What the item has, as a cell."""
-        value = self.value(item)
+        value = self.value(item) if callable(self.value) else getattr(item, self.value or self.name)
         if value is None or isinstance(value, str | Quantity):
             return value
         if isinstance(value, int | float | Ratio) and (self.unit or not isinstance(value, int)):
