@@ -80,23 +80,23 @@ def _sum_of_parts(result: Result) -> float | None:
 
 
 COLUMNS = (
-    Column("configuration", lambda each: each.name, priority=2),
+    Column("configuration", "name", priority=2),
     Column("ranks", lambda each: each.parameters.ranks),
     Column("micro-batch", lambda each: f"{each.parameters.batch} x {each.parameters.micro_batches}", priority=0),
-    Column("mean", lambda each: each.rate, "samples/s", priority=2),
-    Column("± error", lambda each: each.error, "samples/s"),
+    Column("mean", "rate", "samples/s", priority=2),
+    Column("± error", "error", "samples/s"),
     Column("median", lambda each: each.median[0], "samples/s"),
     Column("rate", lambda each: each.rate * each.parameters.seq, "tokens/s", priority=0),
-    Column("MFU", lambda each: each.mfu, "%"),
-    Column("predicted", lambda each: each.predicted_rate, "samples/s"),
-    Column("time off", lambda each: each.time_error, "+%"),
+    Column("MFU", "mfu", "%"),
+    Column("predicted", "predicted_rate", "samples/s"),
+    Column("time off", "time_error", "+%"),
     *map(_bytes_of, PARTS),
     Column("all", _sum_of_parts, "MB"),
-    Column("predicted memory", lambda each: each.predicted_bytes, "MB", priority=0),
-    Column("memory off", lambda each: each.memory_error, "+%"),
+    Column("predicted memory", "predicted_bytes", "MB", priority=0),
+    Column("memory off", "memory_error", "+%"),
 )
 LOST = (
-    Column("configuration", lambda each: each.name, priority=2),
+    Column("configuration", "name", priority=2),
     Column("outcome", lambda each: each.lost[0].outcome),
     Column("experiments lost", lambda each: len(each.lost)),
     Column("of", lambda each: len(each.visits)),
