@@ -33,7 +33,7 @@ EVERY = Checkpointing("every")
 # Of fewer configurations an order says nothing.
 FEWEST_IN_ORDER = 3
 LONGEST_REASON, LONGEST_NOTE = 160, 90
-ALL = "all parts"
+ALL = "memory"
 
 Change = Callable[[ParallelStepParameters], Mapping[str, Any]]
 
@@ -54,7 +54,7 @@ def _of_stage(stage: int, other: int) -> Change:
 
 # The published claim, one way to train, the other, and the parameters that the other differs in, none without one.
 COMPARED: tuple[tuple[Claim | None, str, str, Change], ...] = (
-    (FLASH, "flash attention", "math", lambda p: {"attention": "math"} if p.attention in FUSED else {}),
+    (FLASH, "flash attention", "the math backend", lambda p: {"attention": "math"} if p.attention in FUSED else {}),
     (None, "ZeRO 1", "DDP, which keeps all states on all ranks", _of_stage(1, 0)),
     (ZERO_2, "ZeRO 1", "ZeRO 2", _of_stage(1, 2)),
     (ZERO_3, "ZeRO 2", "ZeRO 3", _of_stage(2, 3)),
@@ -91,7 +91,7 @@ COLUMNS = (
     Column("predicted", "predicted_rate", "samples/s"),
     Column("time off", "time_error", "+%"),
     *map(_bytes_of, PARTS),
-    Column("all", _sum_of_parts, "MB"),
+    Column("memory", _sum_of_parts, "MB"),
     Column("predicted memory", "predicted_bytes", "MB", priority=0),
     Column("memory off", "memory_error", "+%"),
 )
@@ -146,19 +146,25 @@ def _how_taken(timed: Sequence[Result]) -> Remark:
     if fewest.error is None:
         return remark("One experiment has no error: --experiments 3 shows how far experiments differ", kind="caution")
     return remark(
-        "Rates are means over {experiments} experiments; the interval of a median holds it with {confidence}",
+        "Rates are means over {experiments} experiments; intervals of medians have a confidence of {confidence}",
         experiments=len(fewest.rates),
         confidence=Quantity(fewest.median[1], "%"),
     )
 
 
 def _fastest(model: str, timed: Sequence[Result], configurations: int) -> Remark:
-    best = timed[0]
-    place = "fastest of {configurations} configurations" if configurations > 1 else "the only configuration"
+    """What it gains is how much the choice matters: its speed relative to the slowest."""
+    best, slowest = timed[0], timed[-1]
+    gain = speedup(slowest.reading, best.reading)
+    place = "the fastest of {configurations} configurations" if configurations > 1 else "the only configuration"
+    place += ", {gain} as fast as the slowest, {slowest}" if gain is not None and len(timed) > 1 else ""
     return remark(
-        f"{{configuration}}, {place}: {{rate}}, {{flop}} ({{model}}, {{size}} parameters)",
+        f"{{configuration}} is {place}: {{rate}}, {{flop}} ({{model}}, {{size}} parameters)",
+        effect="gain" if gain is not None and _ratio(gain).excludes(1.0) else "",
         configuration=best.name,
         configurations=configurations,
+        gain=None if gain is None else _ratio(gain),
+        slowest=slowest.name,
         rate=Quantity(best.rate, "samples/s"),
         flop=Quantity(best.flop_per_s, "TFLOP/s"),
         model=model,

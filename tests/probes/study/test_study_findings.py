@@ -106,9 +106,9 @@ def test_rows_are_sorted_by_mean_and_those_without_a_time_stand_below_with_the_r
 
 def test_memory_is_told_by_part_and_as_a_sum_and_not_where_nobody_counted(studied: list[Record]) -> None:
     by_name = {row["configuration"]: row for row in rows(found(studied).tables[0])}
-    counted = [by_name["dp2 flash"][name].value for name in ("weights", "optimizer", "all")]
+    counted = [by_name["dp2 flash"][name].value for name in ("weights", "optimizer", "memory")]
     assert counted == [4e6, 8e6, 12e6]
-    assert [by_name["1 rank math"][name] for name in ("weights", "optimizer", "all")] == [None, None, None]
+    assert [by_name["1 rank math"][name] for name in ("weights", "optimizer", "memory")] == [None, None, None]
     least = remark_with(found(studied), "held", "share")
     assert least.values["configuration"] == "dp2 zero3 flash"
     assert (value(least, "held"), value(least, "share")) == (6e6, 0.5)
@@ -121,7 +121,7 @@ def test_a_peak_is_of_all_parts_together(layout: Layout, visits: Visits) -> None
     (result,) = results_of(records)
     assert result.memory == {"weights": 4e6, "activations": 1e6, "peak": 9e6}
     assert result.rank_memory[1]["weights"] == 5e6
-    assert rows(found(records).tables[0])[0]["all"] is None
+    assert rows(found(records).tables[0])[0]["memory"] is None
 
 
 def test_a_visit_that_was_resumed_stands_for_the_one_that_failed(layout: Layout, visits: Visits) -> None:
