@@ -96,7 +96,8 @@ def test_what_fails_is_a_row_with_its_reason_and_the_study_goes_on(doubles, tmp_
     result = invoke(*SHORT, "--data", "1,2", "--experiments", "1", "--results", str(tmp_path))
     assert result.exit_code == 0, result.output
     assert "1 of 2 configurations gave no time: dp2 flash" in result.output
-    assert "Rank 1 stopped answering: the process died." in result.output
+    (lost,) = [record for record in records_in(tmp_path) if record.outcome == "failed"]
+    assert lost.reason == "Rank 1 stopped answering: the process died."
     assert "8 samples/s" in result.output
     (picture,) = tmp_path.glob("*/*/study.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
