@@ -33,7 +33,7 @@ EVERY = Checkpointing("every")
 # Of fewer configurations an order says nothing.
 FEWEST_IN_ORDER = 3
 LONGEST_REASON, LONGEST_NOTE = 160, 90
-ALL = "memory"
+ALL = "all parts"
 
 Change = Callable[[ParallelStepParameters], Mapping[str, Any]]
 
