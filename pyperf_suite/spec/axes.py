@@ -187,6 +187,12 @@ class Sizes:
         return sizes
 
 
+def size_name(size_bytes: int) -> str:
+    """`64 MiB`: an exact size as a name, as of a series or a tick; what is measured is a quantity."""
+    written = _written(size_bytes)
+    return f"{written[:-3]} {written[-3:]}" if written.endswith("iB") else f"{written} B"
+
+
 def _written(size_bytes: int) -> str:
     """The shortest exact spelling."""
     for unit in ("GiB", "MiB", "KiB"):
@@ -200,3 +206,8 @@ def _bytes(text: str) -> int:
     if match is None or match[2].upper() not in BYTES or not int(match[1]):
         raise UserError(f"{text.strip()!r} is not a size: write bytes, or KiB, MiB or GiB, as in 64KiB.")
     return int(match[1]) * BYTES[match[2].upper()]
+
+
+def every_size(ladders: Iterable[Sizes]) -> list[int]:
+    """The sizes of all ladders in bytes, each once, ascending."""
+    return sorted({size_bytes for each in ladders for size_bytes in each.ladder()})

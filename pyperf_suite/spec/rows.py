@@ -273,13 +273,14 @@ class Column:
     """A quantity of each row, or of each item of another kind: what it is called, how an item has it, its unit.
 
     `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known; as text
-    it names an attribute of the item, by default that of the column's own name.
+    it names an attribute of the item, by default that of the column's own name. `predicted` says that a law gives it.
     """
 
     name: str
     value: Callable[[Any], Any] | str = ""
     unit: str = ""
     priority: int = 1
+    predicted: bool = False
 
     def cell(self, item: Any) -> Cell:
         """What the item has, as a cell."""
@@ -287,7 +288,7 @@ class Column:
         if value is None or isinstance(value, str | Quantity):
             return value
         if isinstance(value, int | float | Ratio) and (self.unit or not isinstance(value, int)):
-            return quantity(value, self.unit)
+            return quantity(value, self.unit, self.predicted)
         return value if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

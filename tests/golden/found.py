@@ -90,12 +90,13 @@ def tables(findings: Findings) -> list[Table]:
     found = []
     for table in findings.tables:
         columns = [getattr(column, "name", column) for column in table.columns]
-        rows = [[cell_text(cell) for cell in row] for row in table.rows]
-        for place in [number for number, name in enumerate(columns) if name.startswith("±")]:
-            # Golden has an error in the cell of its value: 149 ± 3.4.
-            for row in rows:
-                row[place - 1] += f" ± {row[place]}"
-        found.append(Table(table.title, columns, rows))
+        # Golden has an error in the cell of its value: 149 ± 3.4.
+        errors = [place for place, name in enumerate(columns) if name.startswith("±")]
+        cells = [[[*cell_texts(cell)] for cell in row] for row in table.rows]
+        for row in cells:
+            for place in errors:
+                row[place - 1] = [f"{row[place - 1][0]} ± {row[place][0]}"]
+        found.append(Table(table.title, columns, [[text for cell in row for text in cell] for row in cells]))
     return found
 
 
@@ -107,6 +108,13 @@ def cell_text(cell: Cell) -> str:
         return bare(cell)
     bounds = "" if cell.processes == 0 else f" [{in_unit(cell, cell.low)!r}, {in_unit(cell, cell.high)!r}]"
     return f"{in_unit(cell, cell.value)!r}{bounds}"
+
+
+def cell_texts(cell: Cell) -> list[str]:
+    """A cell, then the bounds of a quantity apart: golden has them in columns of their own here and there."""
+    if not isinstance(cell, Quantity) or cell.processes == 0:
+        return [cell_text(cell)]
+    return [cell_text(cell), *(repr(in_unit(cell, value)) for value in (cell.value, cell.low, cell.high))]
 
 
 def in_unit(quantity: Quantity, value: float) -> float:

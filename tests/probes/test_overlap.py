@@ -9,14 +9,13 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.overlap import RUNS
-from pyperf_suite.probes.training.overlap import OverlapProbe
+from pyperf_suite.probes.overlap import HIDES, OVERLAPS, PROBE
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.discovery import find_probe
-from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.findings import Cell, Claim, Findings, Remark, Verdict
 
 CPU = Device("cpu")
-PROBE = OverlapProbe()
 # The message is half as long as the product and four fifths of it hide.
 PARTLY = {
     "product": 20e-3,
@@ -61,9 +60,19 @@ def records_of(seconds: dict[str, float], details: dict[str, Any] | None = None)
     return found
 
 
-def told(findings: Findings, words: str) -> str:
-    (sentence,) = [sentence for sentence in findings.sentences if words in sentence]
-    return sentence
+def found(seconds: dict[str, float], details: dict[str, Any] | None = None) -> Findings:
+    return PROBE.findings(records_of(seconds, details))
+
+
+def verdicts(seconds: dict[str, float], claim: Claim) -> list[Verdict]:
+    return [each for each in found(seconds).verdicts if each.claim == claim]
+
+
+def cells(findings: Findings) -> dict[str, Cell]:
+    """Of the only row; of two columns of a name, as the product and its time, the second."""
+    (table,) = findings.tables
+    (row,) = table.rows
+    return {column.name: cell for column, cell in zip(table.columns, row, strict=True)}
 
 
 def test_the_probe_can_be_found_and_every_profile_has_cases():
@@ -88,46 +97,41 @@ def test_an_axis_that_cannot_be_says_so(axis, sentence):
 
 
 def test_what_hides_is_a_share_of_the_shorter():
-    sentence = told(PROBE.findings(records_of(PARTLY)), "as fast as in turn")
-    assert "together they are 1.36 [1.36, 1.36] x as fast" in sentence
-    assert "80% [80%, 80%] of the shorter hides; claim holds" in sentence
+    (verdict,) = verdicts(PARTLY, OVERLAPS)
+    assert (verdict.measured.value, verdict.outcome) == (pytest.approx(30 / 22), "holds")
+    hidden = cells(found(PARTLY))["hidden"]
+    assert (hidden.value, hidden.low, hidden.high) == (pytest.approx(0.8), pytest.approx(0.8), pytest.approx(0.8))
 
 
 def test_a_message_that_is_shorter_than_compute_and_does_not_hide_fails_its_claim():
-    sentence = told(PROBE.findings(records_of(PARTLY)), "as long as the product")
-    assert "50% as long as the product" in sentence
-    assert "1.10 [1.10, 1.10] x the product alone; claim does not hold here" in sentence
-    hidden = PARTLY | {"together": 20.2e-3}
-    assert "; claim holds" in told(PROBE.findings(records_of(hidden)), "as long as the product")
-
-
-def test_more_than_all_cannot_hide():
-    waiting = PARTLY | {"in_turn": 40e-3}
-    assert "so that all of the shorter hides" in told(PROBE.findings(records_of(waiting)), "as fast as in turn")
+    (verdict,) = verdicts(PARTLY, HIDES)
+    assert verdict.told.values["share"].value == pytest.approx(0.5)
+    assert (verdict.measured.value, verdict.outcome) == (pytest.approx(1.1), "does not hold here")
+    (verdict,) = verdicts(PARTLY | {"together": 20.2e-3}, HIDES)
+    assert verdict.outcome == "holds"
 
 
 def test_a_message_that_is_longer_than_compute_is_no_case_of_that_claim():
-    findings = PROBE.findings(records_of(PARTLY | {"all_reduce": 25e-3}))
-    assert not [sentence for sentence in findings.sentences if "x the product alone" in sentence]
+    assert verdicts(PARTLY | {"all_reduce": 25e-3}, HIDES) == []
 
 
 def test_each_is_told_how_the_other_slows_it():
-    sentence = told(PROBE.findings(records_of(PARTLY)), "beside the other")
-    assert "the product takes 1.30 [1.30, 1.30] x as long" in sentence
-    assert "the all_reduce takes 2.00 [2.00, 2.00] x as long" in sentence
-    assert "multiprocessors" not in sentence
+    findings = found(PARTLY)
+    told = {each.values["run"]: each.values["longer"] for each in findings.remarks if isinstance(each, Remark)}
+    assert told == {"product": cells(findings)["product beside"], "all_reduce": cells(findings)["all_reduce beside"]}
+    assert [told[run].value for run in ("product", "all_reduce")] == [pytest.approx(1.3), pytest.approx(2.0)]
 
 
-def test_on_a_gpu_nccls_share_of_it_is_told_or_said_to_be_unknown():
-    known = PROBE.findings(records_of(PARTLY, {"nccl_blocks": 24, "multiprocessors": 132}))
-    assert "24 blocks, at most as many of 132 multiprocessors" in told(known, "beside the other")
-    unknown = PROBE.findings(records_of(PARTLY, {"nccl_blocks": None, "multiprocessors": 132}))
-    assert "is unknown" in told(unknown, "beside the other")
+@pytest.mark.parametrize("blocks", [24, None])
+def test_on_a_gpu_nccls_share_of_it_is_told_where_it_is_known(blocks):
+    row = cells(found(PARTLY, {"nccl_blocks": blocks, "multiprocessors": 132}))
+    assert (row["blocks of NCCL"], row["SMs"]) == (blocks, 132)
 
 
 def test_the_table_shows_what_was_measured_and_leaves_out_what_was_not():
-    (table,) = PROBE.findings(records_of({name: PARTLY[name] for name in ("in_turn", "together")})).tables
-    (row,) = table.rows
-    assert dict(zip(table.columns, row, strict=True))["together ms"] == "26.4"
-    assert row.count("-") == 6
+    row = cells(found({name: PARTLY[name] for name in ("in_turn", "together")}))
+    assert row["together"].value == pytest.approx(26.4e-3)
+    assert sorted(name for name, cell in row.items() if cell is None) == sorted(
+        ("product", "all_reduce", "hidden", "product beside", "all_reduce beside", "blocks of NCCL", "SMs")
+    )
     assert PROBE.findings([]) == Findings()

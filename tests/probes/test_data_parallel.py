@@ -11,17 +11,24 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange
-from pyperf_suite.probes.training.data_parallel.findings import explain
-from pyperf_suite.probes.training.data_parallel.probe import DataParallelAxes, DataParallelProbe
+from pyperf_suite.probes.data_parallel import (
+    BUCKETS,
+    DDP_BEATS_DP,
+    DP_BEATS_UNLINKED,
+    LINKS_MATTER,
+    NO_SYNC,
+    OVERLAP,
+    PROBE,
+    DataParallelAxes,
+)
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.axes import Sizes
+from pyperf_suite.spec.axes import NO, YES, Sizes
 from pyperf_suite.spec.discovery import find_probe
-from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.findings import Findings, Remark, Verdict
 
 CPU = Device("cpu")
-PROBE = DataParallelProbe()
 AXES = PROBE.axes("standard", CPU)
 PROCESSES = 3
 COMPUTE_S_A_LAYER = 8e-3
@@ -99,9 +106,17 @@ def records_of(cases: list[Case], noise: float = 0.0, skew: float = 1.0, outcome
     return found
 
 
-def told(findings: Findings, words: str) -> str:
-    (sentence,) = [sentence for sentence in findings.sentences if words in sentence]
-    return sentence
+def swept(axes: DataParallelAxes) -> list[Case]:
+    return list(PROBE.sweep(axes))
+
+
+def remarks(findings: Findings, name: str) -> list[Remark]:
+    """Those with a value of that name."""
+    return [each for each in findings.remarks if isinstance(each, Remark) and name in each.values]
+
+
+def verdicts(findings: Findings) -> dict[str, Verdict]:
+    return {each.claim.text: each for each in findings.verdicts}
 
 
 def test_the_probe_can_be_found_and_every_profile_has_cases():
@@ -128,7 +143,7 @@ def test_a_gpu_has_data_parallel_and_nccl_without_direct_copies_beside():
     axes = DataParallelAxes(
         ("nccl",), (4,), (4096,), (2,), (128,), (1,), ("none", "ddp", "dp"), (Sizes.parse("25MiB"),)
     )
-    cases = PROBE.sweep(axes)
+    cases = swept(axes)
     assert [case.implementation for case in cases] == ["nccl", "nccl", "dp"]
     for case in cases:
         case.validate()
@@ -139,7 +154,7 @@ def test_under_a_launcher_its_ranks_are_those_there_are(monkeypatch):
         monkeypatch.setenv(name, value)
     assert PROBE.axes("quick", CPU).ranks == (3,)
     with pytest.raises(UserError, match="ranks=2 was asked for, but the launcher started 3"):
-        PROBE.sweep(AXES)
+        swept(AXES)
 
 
 @pytest.mark.parametrize(
@@ -159,60 +174,86 @@ def test_an_axis_that_cannot_be_says_so(axis, sentence):
 
 def test_the_law_is_found_in_steps_that_follow_it():
     axes = replace(AXES, layers=(4, 8), all_reduce=(Sizes(2**16, 2**25, 2),))
-    findings = explain(records_of(PROBE.sweep(axes), noise=0.02))
-    sentence = told(findings, "Law on 2 ranks over gloo")
-    assert "within the 10% wanted" in sentence
+    findings = PROBE.findings(records_of(swept(axes), noise=0.02))
+    (law,) = remarks(findings, "hidden")
+    assert law.kind == "law"
+    assert law.values["hidden"].value == pytest.approx(LAW.hidden, abs=0.1)
+    assert law.values["slowdown"].value == pytest.approx(LAW.slowdown, rel=0.1)
+    assert law.values["error"].value <= law.values["wanted"].value
     (table,) = findings.tables
-    place = table.columns.index("law ms")
-    assert [row[place] == "-" for row in table.rows] == [row[1] == "none" for row in table.rows]
+    place = [column.name for column in table.columns].index("law")
+    assert [row[place] is None for row in table.rows] == [row[1] == "none" for row in table.rows]
+    assert all(row[place].predicted for row in table.rows if row[place])
     (figure,) = findings.figures
     assert [len(panel.series) for panel in figure.rows[0]] == [3, 3]
 
 
 def test_ranks_wait_for_the_last_so_its_time_is_what_the_law_begins_with():
     axes = replace(AXES, layers=(4, 8), all_reduce=(Sizes(2**16, 2**25, 2),))
-    sentence = told(explain(records_of(PROBE.sweep(axes), skew=1.5)), "Law on")
+    (law,) = remarks(PROBE.findings(records_of(swept(axes), skew=1.5)), "hidden")
     # The time of a step is the mean over ranks, which would leave a fifth of compute unexplained.
-    assert "missed by 0.0%" in sentence
+    assert law.values["error"].value < 0.0005
 
 
 def test_without_all_reduces_there_is_no_law_but_everything_else():
-    findings = explain(records_of(PROBE.sweep(replace(AXES, all_reduce=()))))
-    assert not [sentence for sentence in findings.sentences if sentence.startswith("Law")]
-    assert told(findings, "x the step without exchange")
+    findings = PROBE.findings(records_of(swept(replace(AXES, all_reduce=()))))
+    assert not remarks(findings, "hidden")
+    (cost,) = remarks(findings, "longer")
+    assert cost.values["longer"].value == pytest.approx(
+        min(row[2].value for row in findings.tables[0].rows if row[1].startswith("DDP")) / (4 * COMPUTE_S_A_LAYER)
+    )
+
+
+def test_steps_without_their_like_without_exchange_have_no_law():
+    cases = [case for case in swept(AXES) if getattr(case.parameters, "exchange", "") != "none"]
+    findings = PROBE.findings(records_of([*cases, *swept(replace(AXES, layers=(8,), bucket=(Sizes.parse("1MiB"),)))]))
+    (figure,) = findings.figures
+    assert [series.label for series in figure.rows[0][0].series] == ["DDP"]
 
 
 def test_each_claim_of_the_guides_gets_its_verdict():
-    findings = explain(records_of(PROBE.sweep(AXES)))
-    for words in ("exchanging while backward goes on", "as fast as a single one", "no_sync over 2 micro-batches"):
-        assert "; claim holds (" in told(findings, words)
-    every = [case.parameters for case in PROBE.sweep(AXES) if case.operator == "data_parallel"]
-    assert f"In all {PROCESSES * len(every)} visits the gradients" in told(findings, "a single process")
+    findings = PROBE.findings(records_of(swept(AXES)))
+    judged = verdicts(findings)
+    assert {claim.text: "holds" for claim in (OVERLAP, BUCKETS, NO_SYNC)} == {
+        text: each.outcome for text, each in judged.items()
+    }
+    assert judged[NO_SYNC.text].told.values["accumulate"] == 2
+    every = [case.parameters for case in swept(AXES) if case.operator == "data_parallel"]
+    (correct,) = remarks(findings, "trials")
+    assert correct.values["trials"] == PROCESSES * len(every)
+
+
+def test_a_static_graph_stands_beside_the_usual_one():
+    (graph,) = remarks(PROBE.findings(records_of(swept(replace(AXES, static_graph=(NO, YES))))), "faster")
+    assert graph.values["faster"].value == pytest.approx(1)
 
 
 def test_on_gpus_dp_and_slow_links_stand_beside_ddp():
     axes = replace(
-        PROBE.axes("standard", CPU),
-        implementation=("nccl",),
-        ranks=(2,),
-        exchange=("none", "ddp", "dp"),
-        peer_to_peer=tuple(type(AXES.static_graph[0])(each) for each in (True, False)),
-        all_reduce=(),
+        AXES, implementation=("nccl",), exchange=("none", "ddp", "dp"), peer_to_peer=(YES, NO), all_reduce=()
     )
-    findings = explain(records_of(PROBE.sweep(axes)))
-    sentence = told(findings, "over NCCL, float32, DDP is ")
-    assert "claim holds (DDP is typically faster than DP" in sentence
-    assert "takes 1.30 [1.30, 1.30] x the time with them; claim holds" in told(findings, "DDP without direct copies")
+    findings = PROBE.findings(records_of(swept(axes)))
+    judged = verdicts(findings)
+    assert judged[DDP_BEATS_DP.text].outcome == "holds"
+    assert judged[LINKS_MATTER.text].outcome == "holds"
+    assert judged[LINKS_MATTER.text].measured.value == pytest.approx(1.3)
     # 1.2 times a single bucket is longer than 1.3 times the best of several.
-    assert "; claim does not hold here" in told(findings, "DP with direct copies is 0.9")
+    assert judged[DP_BEATS_UNLINKED.text].outcome == "does not hold here"
+    assert 0.9 < judged[DP_BEATS_UNLINKED.text].measured.value < 1
+    direct, around = findings.tables
+    dp = next(row for row in direct.rows if row[1] == "DataParallel")
+    assert dp[3].value == pytest.approx(dp[2].value / (4 * COMPUTE_S_A_LAYER))
+    assert "DataParallel" not in [row[1] for row in around.rows]
 
 
 def test_what_a_rank_sends_is_told_in_bytes():
-    sentence = told(explain(records_of(PROBE.sweep(AXES))), "x the step without exchange")
-    assert "each rank sends 12.6 MB in" in sentence
+    (table,) = PROBE.findings(records_of(swept(AXES))).tables
+    rows = {row[1]: dict(zip([column.name for column in table.columns], row, strict=True)) for row in table.rows}
+    assert rows["DDP, 4 MiB"]["sent by a rank"].value == pytest.approx(12.6e6, rel=0.01)
+    assert (rows["DDP, 4 MiB"]["buckets"], rows["none"]["buckets"]) == (3, None)
 
 
 def test_records_of_nothing_say_nothing():
-    assert explain([]) == Findings()
-    failed = records_of(PROBE.sweep(AXES), outcome="failed")
-    assert explain(failed) == Findings()
+    assert PROBE.findings([]) == Findings()
+    failed = records_of(swept(AXES), outcome="failed")
+    assert PROBE.findings(failed) == Findings()
