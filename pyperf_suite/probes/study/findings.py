@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.operators.training.on_ranks import MOST_RANKS
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.study.results import PARTS, Memory, Predictor, Result, held, results_of
@@ -28,8 +29,7 @@ ZERO_3 = Claim("ZeRO 2 before ZeRO 3", SEED, low=1.0)
 PIPELINE = Claim("no pipeline before any", SEED, low=1.0)
 CHECKPOINTING = Claim("nothing checkpointed before activations checkpointed", SEED, low=1.0)
 
-FUSED = ("flash", "sdpa")
-EVERY = Checkpointing("every")
+KEEP, AGAIN = Checkpointing("none"), Checkpointing("every")
 # Of fewer configurations an order says nothing.
 FEWEST_IN_ORDER = 3
 LONGEST_REASON, LONGEST_NOTE = 160, 90
@@ -38,35 +38,31 @@ ALL = "all parts"
 Change = Callable[[ParallelStepParameters], Mapping[str, Any]]
 
 
+def _turned(name: str, own: Container[Any], other: Any) -> Change:
+    """One parameter turned from any of these values into another."""
+    return lambda p: {name: other} if getattr(p, name) in own else {}
+
+
 def _recut(way: str) -> Change:
     """Data-parallel ranks turned into as many of another way; the global batch and the micro-batch stay."""
 
     def change(p: ParallelStepParameters) -> Mapping[str, Any]:
-        alone = p.data > 1 and p.ranks == p.data and not p.zero_stage
-        return {"data": 1, "micro_batches": p.micro_batches * p.data, way: p.data} if alone else {}
+        is_ddp = p.data > 1 and p.ranks == p.data and not p.zero_stage
+        return {"data": 1, "micro_batches": p.micro_batches * p.data, way: p.data} if is_ddp else {}
 
     return change
 
 
-def _of_stage(stage: int, other: int) -> Change:
-    return lambda p: {"zero_stage": other} if p.zero_stage == stage else {}
-
-
 # The published claim, one way to train, the other, and the parameters that the other differs in, none without one.
 COMPARED: tuple[tuple[Claim | None, str, str, Change], ...] = (
-    (FLASH, "flash attention", "the math backend", lambda p: {"attention": "math"} if p.attention in FUSED else {}),
-    (None, "ZeRO 1", "DDP, which keeps all states on all ranks", _of_stage(1, 0)),
-    (ZERO_2, "ZeRO 1", "ZeRO 2", _of_stage(1, 2)),
-    (ZERO_3, "ZeRO 2", "ZeRO 3", _of_stage(2, 3)),
+    (FLASH, "flash attention", "the math backend", _turned("attention", ("flash", "sdpa"), "math")),
+    (None, "ZeRO 1", "DDP, which keeps all states on all ranks", _turned("zero_stage", (1,), 0)),
+    (ZERO_2, "ZeRO 1", "ZeRO 2", _turned("zero_stage", (1,), 2)),
+    (ZERO_3, "ZeRO 2", "ZeRO 3", _turned("zero_stage", (2,), 3)),
     (None, "data parallelism", "tensor parallelism", _recut("tensor")),
     (PIPELINE, "data parallelism", "a pipeline", _recut("pipeline")),
-    (None, "the interleaved schedule", "1F1B", lambda p: {"chunks": 1} if p.chunks > 1 else {}),
-    (
-        CHECKPOINTING,
-        "activations kept",
-        "activations computed again",
-        lambda p: {"checkpointing": EVERY} if p.checkpointing.kind == "none" else {},
-    ),
+    (None, "the interleaved schedule", "1F1B", _turned("chunks", range(2, MOST_RANKS + 1), 1)),
+    (CHECKPOINTING, "activations kept", "activations computed again", _turned("checkpointing", (KEEP,), AGAIN)),
 )
 
 
