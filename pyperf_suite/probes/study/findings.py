@@ -151,15 +151,17 @@ def _how_taken(timed: Sequence[Result]) -> Remark:
 def _fastest(model: str, timed: Sequence[Result], configurations: int) -> Remark:
     """What it gains is how much the choice matters: its speed relative to the slowest."""
     best, slowest = timed[0], timed[-1]
-    gain = speedup(slowest.reading, best.reading)
+    ratio = speedup(slowest.reading, best.reading) if len(timed) > 1 else None
+    gain = None if ratio is None else _ratio(ratio)
     place = "the fastest of {configurations} configurations" if configurations > 1 else "the only configuration"
-    place += ", {gain} as fast as the slowest, {slowest}" if gain is not None and len(timed) > 1 else ""
+    place += ", {gain} as fast as the slowest, {slowest}" if gain else ""
     return remark(
         f"{{configuration}} is {place}: {{rate}}, {{flop}} ({{model}}, {{size}} parameters)",
-        effect="gain" if gain is not None and _ratio(gain).excludes(1.0) else "",
+        # It is told even where noise could explain the gain.
+        effect="gain" if gain and not (gain.has_interval and not gain.excludes(1.0)) else "",
         configuration=best.name,
         configurations=configurations,
-        gain=None if gain is None else _ratio(gain),
+        gain=gain,
         slowest=slowest.name,
         rate=Quantity(best.rate, "samples/s"),
         flop=Quantity(best.flop_per_s, "TFLOP/s"),

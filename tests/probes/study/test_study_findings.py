@@ -80,10 +80,18 @@ def test_the_fastest_has_its_rate_and_its_lead_over_the_next(studied: list[Recor
     assert fastest.values["configuration"] == "dp2 flash"
     assert fastest.values["configurations"] == 5
     assert value(fastest, "rate") == pytest.approx((80 + 8 / 0.11 + 8 / 0.12) / 3)
+    assert (fastest.values["slowest"], fastest.effect) == ("1 rank math", "gain")
+    assert value(fastest, "gain") == pytest.approx(3.82, abs=0.01)
     lead = remark_with(found(studied), "lead")
     assert lead.values["next"] == "1 rank flash"
     assert value(lead, "lead") == pytest.approx(1.91, abs=0.01)
     assert not lead.is_noise
+
+
+def test_the_fastest_is_told_even_where_noise_explains_it(layout: Layout, visits: Visits) -> None:
+    findings = found([*visits(layout(), [0.1, 0.2, 0.3]), *visits(layout(data=2), [0.3, 0.2, 0.15])])
+    assert not remark_with(findings, "gain").is_noise
+    assert remark_with(findings, "lead").is_noise
 
 
 def test_rows_are_sorted_by_mean_and_those_without_a_time_stand_below_with_the_reason(studied: list[Record]) -> None:
