@@ -158,11 +158,12 @@ def collectives(
 def _judge_training_of(model: str, device: str) -> None:
     """Have the probe of this process, which measures once and ends, tell of that model."""
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes.collectives.probe import Collectives
-    from pyperf_suite.probes.collectives.verdicts import FLOP_PER_S, Training
+    from pyperf_suite.probes.collectives import PROBE, analyse
+    from pyperf_suite.probes.collectives.training import FLOP_PER_S, Training
     from pyperf_suite.spec.discovery import replace_probe
 
-    replace_probe(Collectives(Training.parse(model, FLOP_PER_S[resolve(device).kind])))
+    training = Training.parse(model, FLOP_PER_S[resolve(device).kind])
+    replace_probe(replace(PROBE, analyse=lambda rows: analyse(rows, training)))
 
 
 def _run(

@@ -13,6 +13,8 @@ from pyperf_suite.spec.findings import Cell, Heading, Remark, Table, Verdict
 from pyperf_suite.spec.quantity import Quantity
 
 NOT_KNOWN = "-"
+# From here on digits are powers of ten.
+HUGE = 1e15
 FINE = 0.1
 SUFFIX = {"x": "×", "count": "", "+%": "", "%": ""}
 DURATIONS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
@@ -30,8 +32,7 @@ def told(quantity: Quantity) -> str:
 def bare(quantity: Quantity) -> str:
     """Without the unit where the column's heading has it: `1.25 [1.20, 1.31]`, `3.14`, `39 %`."""
     number, unit = _parts(quantity)
-    shown = f"{number} {unit}" if quantity.unit in IN_THE_CELL else number
-    return " ".join(filter(None, (shown, _interval(quantity))))
+    return " ".join(filter(None, (number, unit if quantity.unit in IN_THE_CELL else "", _interval(quantity))))
 
 
 def cell(value: Cell) -> str:
@@ -72,6 +73,8 @@ def _fill(remark: Remark) -> str:
 def _parts(quantity: Quantity) -> tuple[str, str]:
     """The number and its unit."""
     unit, scale = _shown_in(quantity)
+    if math.isnan(quantity.value):
+        return NOT_KNOWN, ""
     if quantity.unit == "%":
         return _percent(quantity.value, ""), "%"
     if quantity.unit == "+%":
@@ -91,6 +94,8 @@ def _shown_in(quantity: Quantity) -> tuple[str, float]:
 def _number(value: float, of: Quantity) -> str:
     if not math.isfinite(value):
         return NOT_KNOWN if math.isnan(value) else "any"
+    if of.unit in ("x", "count") and abs(value) >= HUGE:
+        return f"{value:.3g}"
     if of.unit == "x":
         # Small gains that are known well are told apart by the third decimal.
         is_fine = abs(of.value - 1) < FINE and 0 < of.high - of.low < FINE
@@ -100,10 +105,14 @@ def _number(value: float, of: Quantity) -> str:
     # Three significant digits, but no whole number is rounded to fewer than it has.
     digits = 4 if of.unit in ("size", "ms", "us") else 3
     written = f"{value:.{digits}g}"
-    return f"{value:.0f}" if "e" in written and abs(value) < 1e15 and abs(value) >= 1 else written
+    return f"{value:.0f}" if "e" in written and 1 <= abs(value) < HUGE else written
 
 
 def _percent(value: float, sign: str) -> str:
+    if not math.isfinite(value):
+        return "any"
+    if abs(value) >= HUGE:
+        return f"{100 * value:{sign}.3g}"
     decimals = 1 if 0 < abs(value) < 0.1 else 0
     return f"{100 * value:{sign}.{decimals}f}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pyperf_suite.measure.ratio import Ratio, exactly
@@ -39,7 +39,7 @@ class Remark:
 
     @property
     def is_noise(self) -> bool:
-        """Whether it speaks of an effect whose interval holds none."""
+        """Whether it speaks of an effect that is not known, or whose interval holds none."""
         return bool(self.effect) and self.weight == 0.0
 
 
@@ -56,8 +56,11 @@ def _weight(found: Quantity) -> float:
     none = 0.0 if found.base == "change" else 1.0
     if found.has_interval and not found.excludes(none):
         return 0.0
-    ratio = found.value + 1 if found.base == "change" else found.value
-    return abs(math.log(ratio)) if ratio > 0 and math.isfinite(ratio) else 0.0
+    ratio = found.value + 1 - none
+    if math.isnan(ratio):
+        return 0.0
+    # All of it gone, or none of it before: no logarithm, but no noise either.
+    return abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf
 
 
 Outcome = Literal["holds", "does not hold here", "undecided"]
@@ -65,6 +68,7 @@ OUTCOMES: tuple[Outcome, ...] = ("holds", "does not hold here", "undecided")
 
 ONE_PROCESS = "one process measured it"
 OPEN_INTERVAL = "the interval lies on both sides of the bound"
+NOT_A_NUMBER = "no value of it is known"
 
 
 @dataclass(frozen=True)
@@ -97,13 +101,17 @@ class Claim:
         `remedy` says how to have more processes, where --profile standard is not the way.
         """
         known = quantity(exactly(measured) if isinstance(measured, float | int) else measured, unit)
+        if known.processes == 0 and math.isnan(known.low):
+            known = replace(known, low=known.value, high=known.value)
         outcome = self.outcome(known)
-        why = "" if outcome != "undecided" else ONE_PROCESS if known.processes == 1 else OPEN_INTERVAL
-        decide = "" if not why else (remedy or "--profile standard has three") if why == ONE_PROCESS else MORE_PROCESSES
+        why, decide = "", ""
+        if math.isnan(known.value):
+            why = NOT_A_NUMBER
+        elif outcome == "undecided" and known.processes == 1:
+            why, decide = ONE_PROCESS, remedy or "--profile standard has three"
+        elif outcome == "undecided":
+            why, decide = OPEN_INTERVAL, "more processes narrow it"
         return Verdict(self, remark(template, measured=known, **values), known, outcome, why, decide)
-
-
-MORE_PROCESSES = "more processes narrow it"
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ import statistics
 import string
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.findings import Cell, Heading, Kind, Remark, Series, Table, remark
+from pyperf_suite.spec.findings import Cell, Claim, Heading, Kind, Remark, Series, Table, Verdict, remark
 from pyperf_suite.spec.quantity import Quantity, quantity
 
 Item = TypeVar("Item")
@@ -94,6 +95,12 @@ def _reading(visits: list[Record]) -> Reading:
         kernel=dict(latest[0].kernel),
         by_process={record.process: record.metrics["time"].value for record in latest},
     )
+
+
+def _counted(record: Record) -> Reading:
+    """Of a case that is not timed."""
+    unknown = (math.nan, math.nan, math.nan)
+    return Reading(record.parsed_case(), *unknown, flop=0, converged=True, kernel=dict(record.kernel), by_process={})
 
 
 def observed(records: Iterable[Record], metric: str) -> dict[str, float]:
@@ -201,6 +208,10 @@ class Row:
         """A remark on this row: what the template names and `values` lack is the row's own, as `{dtype}` is."""
         return remark(template, kind=kind, effect=effect, **named(self, template, values))
 
+    def judge(self, claim: Claim, template: str, measured: Ratio | Quantity | float, **values: Any) -> Verdict:
+        """The verdict of a claim on this row, whose template is filled as that of a remark."""
+        return claim.judge(template, measured, **named(self, template, values))
+
 
 class Rows(list[Row]):
     """The rows of a run, in order; `records` are all that they were made from, those of failed cases too."""
@@ -234,9 +245,10 @@ class Rows(list[Row]):
 
 
 def rows_of(records: Sequence[Record], order: Callable[[Row], Any] | None = None) -> Rows:
-    """A row for each case that was measured, in the order of measuring or as `order` sorts."""
+    """A row for each case that was timed, or counted as bytes are, in the order of measuring or as `order` sorts."""
     seen, rows = all_observed(records), Rows()
-    rows += [Row(reading, seen[reading.case.case_id], rows) for reading in readings(records)]
+    counted = {each.case_id: _counted(each) for each in records if each.kind == "static" and each.outcome == "ok"}
+    rows += [Row(reading, seen[reading.case.case_id], rows) for reading in (*readings(records), *counted.values())]
     rows.records = records
     if order is not None:
         rows.sort(key=order)
@@ -244,9 +256,10 @@ def rows_of(records: Sequence[Record], order: Callable[[Row], Any] | None = None
 
 
 def named(row: Row, template: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a template names: from `values`, else what the row has."""
+    """What a template names: from `values`, else what the row has; of a verdict `measured` is its own."""
     names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
-    return {name: values[name] if name in values else getattr(row, name) for name in names if name != "measured"}
+    names = [name for name in names if name in values or name != "measured"]
+    return {name: values[name] if name in values else getattr(row, name) for name in names}
 
 
 def series(
@@ -287,9 +300,11 @@ class Column:
         value = self.value(item) if callable(self.value) else getattr(item, self.value or self.name)
         if value is None or isinstance(value, str | Quantity):
             return value
-        if isinstance(value, int | float | Ratio) and (self.unit or not isinstance(value, int)):
+        # Those of numpy are numbers too.
+        is_whole = isinstance(value, Integral)
+        if isinstance(value, Real | Ratio) and (self.unit or not is_whole):
             return quantity(value, self.unit, self.predicted)
-        return value if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        return int(value) if is_whole and not isinstance(value, bool) else str(value)
 
 
 def table(title: str, columns: Sequence[Column], items: Iterable[Any]) -> Table:

@@ -144,7 +144,9 @@ def points(findings: Findings) -> list[Series]:
         place = (figure, panel.title)
         for series in panel.series:
             x = [value * factor(panel.x_unit) for value in series.x]
-            held = ([v * factor(panel.y_unit) for v in values] for values in (series.y, series.low, series.high))
+            # Golden points always have bounds: what was counted has those of its value.
+            low, high = (ends or (series.y if series.style == "points" else ()) for ends in (series.low, series.high))
+            held = ([v * factor(panel.y_unit) for v in values] for values in (series.y, low, high))
             found.append(Series(*place, series.label, series.style, x, *held))
         for label, edges in (("strong edges", panel.strong_edges), ("weak edges", panel.weak_edges)):
             if edges:

@@ -35,7 +35,7 @@ from pyperf_suite.operators.training.optimizer_update import TensorSet
 from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.alignment.sizes import Base, RealLife
 from pyperf_suite.probes.calibration.design import AttentionShape
-from pyperf_suite.probes.collectives.verdicts import Training
+from pyperf_suite.probes.collectives.training import Training
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.spec.axes import Flag, Shape, Sizes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,13 +11,14 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.cuda_driver import Gpu
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes.training import checkpointing
-from pyperf_suite.probes.training.checkpointing import CheckpointingAxes, CheckpointingProbe
+from pyperf_suite.probes import checkpointing
+from pyperf_suite.probes.checkpointing import COSTS, PROBE, REPAYS, CheckpointingAxes
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.findings import Findings, Remark, Table
+from pyperf_suite.spec.quantity import Quantity
 
 CPU = resolve("cpu")
-PROBE = CheckpointingProbe()
 AXES: CheckpointingAxes = replace(PROBE.axes("standard", CPU), workers=(1,), budget_mb=(100,))
 FIXED_MB = 10.0
 # What a sequence adds to the most that is held, and the rate relative to keeping all.
@@ -70,6 +70,11 @@ def a_record(case: Case, process: int, held: Held, rate_of_batch: Callable[[int]
     )
 
 
+def cells(table: Table) -> list[dict[str, object]]:
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+
 def searched(
     axes: CheckpointingAxes = AXES,
     held: Held = straight,
@@ -77,7 +82,7 @@ def searched(
     wobble: float = 0.001,
 ) -> tuple[list[Record], int]:
     """Records of a whole run, and how many rounds its search took."""
-    records, cases, rounds = [], PROBE.sweep(axes), -1
+    records, cases, rounds = [], list(PROBE.sweep(axes)), -1
     known = set()
     while cases:
         rounds += 1
@@ -119,13 +124,17 @@ def test_on_a_straight_line_one_batch_is_measured_and_the_next_tried():
 def test_a_model_that_never_fits_ends_at_a_batch_of_one():
     records, _ = searched(replace(AXES, budget_mb=(11,), checkpointing=(Checkpointing(),)))
     assert batches(records, "unsupported") == {"none": {4, 2, 1}}
-    assert "by checkpointing, none none." in PROBE.findings(records).sentences[0]
+    (row,) = cells(PROBE.findings(records).tables[0])
+    assert (row["checkpointing"], row["largest batch"], row["the next one"]) == ("none", None, "does not fit")
+    assert row["budget"] == Quantity(11e6, "MB")
 
 
 def test_without_a_budget_nothing_is_searched_for():
     records, rounds = searched(replace(AXES, budget_mb=(0,)))
     assert rounds == 0
-    assert not any("fits" in said for said in PROBE.findings(records).sentences)
+    found = PROBE.findings(records)
+    assert {each.claim for each in found.verdicts} == {COSTS}
+    assert [table.title for table in found.tables] == ["Steps by checkpointing and batch"]
 
 
 def test_a_batch_that_failed_ends_its_search():
@@ -134,34 +143,55 @@ def test_a_batch_that_failed_ends_its_search():
     assert PROBE.follow_up(broken) == []
 
 
-def test_the_cost_stands_beside_the_claim_and_what_flops_alone_would_give():
-    said = PROBE.findings(searched()[0]).sentences
-    every = next(each for each in said if "dropping all within every block trains" in each and "batch 4:" in each)
-    assert "0.78 [0.78, 0.78] x" in every
-    assert re.search(r"0\.7[5-9] by FLOPs alone", every)
-    assert "keeps 10 of 36 MB for backward (20 of 46 MB held at most)" in every
-    assert "claim holds (dropping what blocks made costs 20-25 % of throughput" in every
-    selective = next(each for each in said if "keeping products and attention alone trains" in each)
-    assert "claim" not in selective
+def test_the_cost_is_judged_and_compared_with_what_flops_alone_would_give():
+    found = PROBE.findings(searched()[0])
+    costs = {each.told.values["checkpointing"]: each for each in found.verdicts if each.claim == COSTS}
+    assert set(costs) == {"every:1", "every:2"}
+    every = costs["every:1"]
+    assert (every.measured.value, every.outcome) == (pytest.approx(0.78), "holds")
+    told = every.told.values
+    assert (told["batch"], told["kept"], told["whole"]) == (4, Quantity(10e6, "MB"), Quantity(36e6, "MB"))
+    assert told["by_flop"].predicted
+    assert 0.75 <= told["by_flop"].value < 0.8
+    (selective,) = (each for each in found.remarks if isinstance(each, Remark) and each.effect)
+    assert (selective.values["checkpointing"], selective.values["by_flop"].value) == ("selective", 1)
+    assert selective.values["measured"].value == pytest.approx(0.95)
+    peaks = {(row["checkpointing"], row["batch"]): row["peak"] for row in cells(found.tables[1])}
+    assert (peaks["every:1", 4], peaks["none", 4]) == (Quantity(20e6, "MB"), Quantity(46e6, "MB"))
 
 
 def test_the_largest_batches_are_told_by_policy():
-    said = " ".join(PROBE.findings(searched()[0]).sentences)
-    assert "fits 100 MB is, by checkpointing, none 10, selective 15, every:1 36, every:2 30." in said
+    rows = cells(PROBE.findings(searched()[0]).tables[0])
+    assert {row["checkpointing"]: row["largest batch"].value for row in rows} == {
+        "none": 10,
+        "selective": 15,
+        "every:1": 36,
+        "every:2": 30,
+    }
+    assert {row["the next one"] for row in rows} == {"does not fit"}
 
 
-def test_where_larger_batches_are_no_faster_keeping_all_is_the_advice():
-    said = " ".join(PROBE.findings(searched()[0]).sentences)
-    assert "with batch 15 trains 0.95 [0.95, 0.95] x as many tokens a second as keeping all with batch 10" in said
-    assert "claim does not hold here (the larger batch" in said
-    assert "keep all with batch 10" in said
+def test_a_search_that_has_not_ended_does_not_say_that_the_next_batch_does_not_fit():
+    records = [record for record in searched()[0] if record.outcome == "ok"]
+    assert {row["the next one"] for row in cells(PROBE.findings(records).tables[0])} == {None}
 
 
-def test_where_they_are_faster_the_policy_that_gains_most_is_the_advice():
-    records, _ = searched(rate_of_batch=lambda batch: batch**0.5)
-    said = " ".join(PROBE.findings(records).sentences)
-    assert "claim holds (the larger batch" in said
-    assert "take every:1 with batch 36" in said
+@pytest.mark.parametrize(
+    ("rate_of_batch", "policy", "gain", "outcome", "fastest"),
+    [
+        (lambda batch: 1.0, "selective", 0.95, "does not hold here", ("none", 10)),
+        (lambda batch: batch**0.5, "every:1", 0.78 * 3.6**0.5, "holds", ("every:1", 36)),
+    ],
+    ids=["larger batches are no faster", "larger batches are faster"],
+)
+def test_the_fastest_policy_within_the_budget_is_the_advice(rate_of_batch, policy, gain, outcome, fastest):
+    found = PROBE.findings(searched(rate_of_batch=rate_of_batch)[0])
+    (repaid,) = (each for each in found.verdicts if each.claim == REPAYS)
+    assert (repaid.measured.value, repaid.outcome) == (pytest.approx(gain), outcome)
+    assert (repaid.told.values["checkpointing"], repaid.told.values["plain"]) == (policy, 10)
+    advice = found.remarks[-1].values
+    assert (advice["checkpointing"], advice["batch"]) == fastest
+    assert advice["budget"] == Quantity(100e6, "MB")
 
 
 def test_processes_that_disagree_leave_it_undecided():
@@ -172,24 +202,34 @@ def test_processes_that_disagree_leave_it_undecided():
         else r
         for r in records
     ]
-    said = PROBE.findings(shaken).sentences
-    assert any("undecided (dropping" in each for each in said)
+    assert {each.claim: each.outcome for each in PROBE.findings(shaken).verdicts}[COSTS] == "undecided"
 
 
 def test_every_step_has_a_row_and_the_figure_a_line_at_the_budget():
     records, _ = searched()
     found = PROBE.findings(records)
-    rows = {(row[0], row[1]): row for row in found.tables[0].rows}
-    assert rows[("none", "10")][-1] == "does not fit"
-    assert rows[("every:1", "4")][4].startswith("0.78")
+    rows = {(row["checkpointing"], row["batch"]): row for row in cells(found.tables[1])}
+    assert rows["none", 10]["batch after it"] == "does not fit"
+    assert rows["none", 4]["batch after it"] is None
+    assert rows["every:1", 4]["relative to none"].value == pytest.approx(0.78)
+    assert rows["none", 4]["tokens"].value == pytest.approx(1e5)
     assert len(rows) == sum(len(each) for each in batches(records, "ok").values())
     panel = found.figures[0].rows[0][0]
-    assert panel.strong_edges == (100.0,)
-    assert {series.label for series in panel.series} == set(MB_EACH)
+    assert (panel.strong_edges, panel.x_unit) == ((100e6,), "MB")
+    assert {series.label: series.x[0] for series in panel.series} == {
+        policy: 1e6 * (FIXED_MB + 4 * each) for policy, each in MB_EACH.items()
+    }
+    none = next(series for series in panel.series if series.label == "none")
+    assert none.y[0] == pytest.approx(1e5)
+    assert none.low[0] < none.y[0] < none.high[0]
+
+
+def test_one_policy_alone_is_not_drawn():
+    assert PROBE.findings(searched(replace(AXES, checkpointing=(Checkpointing(),)))[0]).figures == ()
 
 
 def test_nothing_measured_is_nothing_said():
-    assert PROBE.findings([]).sentences == ()
+    assert PROBE.findings([]) == Findings()
 
 
 @pytest.mark.parametrize("profile", ["quick", "standard", "full"])
