@@ -34,6 +34,9 @@ class Finite(click.FloatRange):
         return number
 
 
+wide_option = click.option("--wide", is_flag=True, help="Print every column of a table, however wide the terminal is.")
+
+
 def measuring_options(command: Command) -> Command:
     """The options of every command that measures cases of probes in a profile."""
     options = (
@@ -85,6 +88,7 @@ def run_options(command: Command) -> Command:
             help="For one case, and for each step that several ranks take together.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables."),
+        wide_option,
     )
     for option in reversed(options):
         command = option(command)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyperf_suite.commands.measuring import wide_option
 from pyperf_suite.commands.model_options import asked_gpu, asked_model, gpu_options, model_options
 from pyperf_suite.errors import UserError
 
@@ -52,12 +53,14 @@ DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32", "int8")
 )
 @click.option("--output", type=click.Path(path_type=Path), metavar="FOLDER", help="For the heat maps and a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+@wide_option
 def size(
     config: Path | None,
     gpu: str | None,
     calibration: Path | None,
     output: Path | None,
     as_json: bool,
+    wide: bool,
     seq: int | None,
     micro_batch: int,
     tp: int,
@@ -98,7 +101,7 @@ def size(
     prices = _prices(laws, dtype)
     found = sizing(spec, setting, _bounds(spec, vary, parameter_change, reach, head_dims), prices, notes)
     measured = _measured(found, prices, profile, device, results) if measure else None
-    _present(found, prices, output, as_json, measured)
+    _present(found, prices, output, as_json, wide, measured)
 
 
 def _measured(found: Sizing, prices: LawPrices, profile: str, device: str, results: Path) -> MeasuredSizing:
@@ -120,16 +123,14 @@ def _measured(found: Sizing, prices: LawPrices, profile: str, device: str, resul
 
 
 def _present(
-    found: Sizing, prices: LawPrices, output: Path | None, as_json: bool, measured: MeasuredSizing | None
+    found: Sizing, prices: LawPrices, output: Path | None, as_json: bool, wide: bool, measured: MeasuredSizing | None
 ) -> None:
     """Print the answer; pictures and a page only into a folder that was named."""
-    from rich.console import Console
-
     from pyperf_suite.advise.sizing.as_json import sizing_as_json
     from pyperf_suite.advise.sizing.report import findings_of_sizing
-    from pyperf_suite.report.markdown import page
-    from pyperf_suite.report.run_report import draw_all
-    from pyperf_suite.report.terminal import cautions, escape, print_findings
+    from pyperf_suite.render.markdown import page
+    from pyperf_suite.render.run_report import draw_all
+    from pyperf_suite.render.terminal import console_for, escape, print_findings
 
     findings = {"size": findings_of_sizing(found, prices)}
     records = []
@@ -142,7 +143,7 @@ def _present(
             output.mkdir(parents=True, exist_ok=True)
             pictures = draw_all(findings, output)
             text = output / "sizing.md"
-            text.write_text(page(f"Sizes on {found.gpu.name}", findings, cautions(records), pictures), encoding="utf-8")
+            text.write_text(page(f"Sizes on {found.gpu.name}", findings, records, pictures), encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"{output} cannot be written ({error.strerror}): name another folder with --output."
@@ -152,7 +153,7 @@ def _present(
         told = sizing_as_json(found, [str(path) for path in written])
         click.echo(json.dumps(told | ({} if measured is None else {"measured": measured.to_json()}), indent=2))
         return
-    console = Console()
+    console = console_for(wide)
     print_findings(console, findings, records)
     if measured is not None:
         console.print(f"records   {escape(str(measured.folder.records_path))}", highlight=False, soft_wrap=True)
@@ -169,8 +170,17 @@ def _present(
 @click.option("--layout", default="TN", show_default=True, metavar="XY", help="TN fprop, NN dgrad, NT wgrad, or TT.")
 @gpu_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+@wide_option
 def explain(
-    m: int, n: int, k: int, dtype: str, layout: str, gpu: str | None, calibration: Path | None, as_json: bool
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    layout: str,
+    gpu: str | None,
+    calibration: Path | None,
+    as_json: bool,
+    wide: bool,
 ) -> None:
     """Explain the time of one product C[M,N] = A[M,K] B[K,N]: tiles, waves, alignment, bound, better sizes nearby.
 
@@ -179,8 +189,6 @@ def explain(
       pyperf-suite explain 4096 50257 4096 --gpu H200
       pyperf-suite explain 4096 4096 50257 --gpu H200 --layout NN --dtype fp8 --json
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from rich.console import Console
-
     from pyperf_suite.advise.product.explain import (
         check_product,
         explain_product,
@@ -188,7 +196,7 @@ def explain(
         product_as_json,
     )
     from pyperf_suite.advise.product.likely_tile import likely_tile
-    from pyperf_suite.report.terminal import print_findings
+    from pyperf_suite.render.terminal import console_for, print_findings
 
     spec, laws = asked_gpu(gpu, calibration)
     check_product(m, n, k, layout.upper())
@@ -197,7 +205,7 @@ def explain(
     if as_json:
         click.echo(json.dumps(product_as_json(product), indent=2))
     else:
-        print_findings(Console(), {"explain": findings_of_product(product)}, [])
+        print_findings(console_for(wide), {"explain": findings_of_product(product)}, [])
 
 
 def _prices(laws: GpuSpec | Calibration, dtype: str) -> LawPrices:

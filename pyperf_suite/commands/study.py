@@ -60,6 +60,7 @@ def study(
     resume: str | None,
     deadline_s: float,
     as_json: bool,
+    wide: bool,
     calibration: Path | None,
     print_slurm: bool,
     nodes: int,
@@ -96,11 +97,11 @@ def study(
         _predictor(where, results, calibration)  # a file that is no calibration is no reason to lose an hour
     if tell:
         folder = folder_of(plan, results, resume or "latest")
-        _tell(folder, folder.records(), as_json, _predictor(where, results, calibration))
+        _tell(folder, folder.records(), as_json, wide, _predictor(where, results, calibration))
         return
     session = _measure(plan, wanted, results, resume, only is not None, deadline_s)
     if session is not None:
-        _tell(session.folder, list(session.records), as_json, _predictor(where, results, calibration))
+        _tell(session.folder, list(session.records), as_json, wide, _predictor(where, results, calibration))
 
 
 def _defaults(device: Device) -> StudyAxes:
@@ -273,21 +274,20 @@ def _begun(plan: Plan, results: Path, resume: str | None) -> RunFolder:
     return create_run(results, machine, plan, resume)
 
 
-def _tell(folder: RunFolder, records: Sequence[Record], as_json: bool, predictor: Predictor | None) -> None:
-    from rich.console import Console
-
+def _tell(folder: RunFolder, records: Sequence[Record], as_json: bool, wide: bool, predictor: Predictor | None) -> None:
     from pyperf_suite.probes.study.data import as_data
     from pyperf_suite.probes.study.probe import Study
     from pyperf_suite.probes.study.results import results_of
-    from pyperf_suite.report.run_report import report_run, run_as_json
+    from pyperf_suite.render.run_report import report_run, run_as_json
+    from pyperf_suite.render.terminal import console_for
     from pyperf_suite.spec.discovery import replace_probe
 
     # This process tells once and ends.
     replace_probe(Study(predictor))
     if as_json:
-        click.echo(run_as_json(folder, records, {"study": as_data(results_of(records, predictor))}))
+        click.echo(run_as_json(folder, records, {"study": as_data(results_of(records, predictor))}), nl=False)
     else:
-        report_run(Console(), folder, records)
+        report_run(console_for(wide), folder, records)
 
 
 def _list(cases: Sequence[Case]) -> None:

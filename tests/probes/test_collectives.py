@@ -19,8 +19,8 @@ from pyperf_suite.probes.collectives.findings import explain
 from pyperf_suite.probes.collectives.peaks import link_peak
 from pyperf_suite.probes.collectives.probe import Collectives, CollectivesAxes
 from pyperf_suite.probes.collectives.verdicts import Training, bound_below_s
-from pyperf_suite.report.picture import draw
-from pyperf_suite.report.run_report import run_as_json
+from pyperf_suite.render.picture import draw
+from pyperf_suite.render.run_report import run_as_json
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
@@ -383,11 +383,11 @@ def test_a_resumed_visit_replaces_the_one_before(network: Any) -> None:
 def test_the_run_is_kept_as_json_markdown_and_text(network: Any, tmp_path: Path) -> None:
     records: list[Record] = network().records(cases())
     told = json.loads(run_as_json(RunFolder(tmp_path, {}), records))
-    tables = told["findings"]["collectives"]["tables"]
-    assert tables[0]["columns"][:2] == ["size B", "count"]
-    assert told["cases"][0]["tflop_per_s"] is None
+    [probe] = told["probes"]
+    assert [column["name"] for column in probe["tables"][0]["columns"]][:2] == ["size B", "count"]
+    assert probe["cases"][0]["tflop_per_s"] is None
     page = (tmp_path / "findings.md").read_text()
     assert "| size B | count | type |" in page
     assert "](collectives_4_ranks_float32.png)" in page
     assert "# Avg bus bandwidth" in (tmp_path / "nccl_tests.txt").read_text()
-    assert {Path(path).name for path in told["texts"]} == {"findings.md", "nccl_tests.txt"}
+    assert probe["documents"] == ["nccl_tests.txt"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pyperf_suite.render.picture import draw
 from pyperf_suite.report.bars import draw_bars
-from pyperf_suite.report.picture import draw
 from pyperf_suite.spec.findings import Bar, Bars, Figure
 
 BARS = Bars(

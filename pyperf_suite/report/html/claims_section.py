@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from pyperf_suite.render.results import Told
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.names import title_of
-from pyperf_suite.report.html.results import Told
 from pyperf_suite.report.html.sentence import VERDICTS, Judged, chip, judged
 from pyperf_suite.spec.findings import Findings
 

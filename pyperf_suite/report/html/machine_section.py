@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyperf_suite.render.results import Run
+from pyperf_suite.render.text import sentence as sentence_of
 from pyperf_suite.report.html.careful import draw_careful
 from pyperf_suite.report.html.escape import text
-from pyperf_suite.report.html.results import Run
 from pyperf_suite.report.html.table import draw_pairs, draw_table
-from pyperf_suite.report.terminal import cautions
+from pyperf_suite.spec.cautions import cautions_of
 from pyperf_suite.spec.findings import Table
 
 _MOST_FACTS = 60
@@ -101,4 +102,8 @@ def _changed(runs: Sequence[Run]) -> Table:
 def _about_the_machine(run: Run) -> list[str]:
     """Of the cautions those that say something of the machine, not of a case."""
     words = ("sentinel", "Other processes", "hypervisor")
-    return [sentence for sentence in cautions(run.records()) if any(word in sentence for word in words)]
+    return [
+        sentence
+        for sentence in map(sentence_of, cautions_of(run.records(), [])[0])
+        if any(word in sentence for word in words)
+    ]

@@ -9,6 +9,7 @@ from importlib import resources
 from pyperf_suite import __version__
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.store import Store
+from pyperf_suite.render.results import Results, Run, Told
 from pyperf_suite.report.html.careful import draw_careful
 from pyperf_suite.report.html.claims_section import claims_of, draw_claims
 from pyperf_suite.report.html.escape import text
@@ -17,7 +18,6 @@ from pyperf_suite.report.html.machine_section import draw_machine
 from pyperf_suite.report.html.names import FIRST, anchor, rank, title_of
 from pyperf_suite.report.html.plotly_script import packed_script
 from pyperf_suite.report.html.probe_section import draw_probe, findings_of
-from pyperf_suite.report.html.results import Results, Run, Told
 from pyperf_suite.report.html.sentence import VERDICTS
 from pyperf_suite.report.html.sizing_section import draw_sizing
 from pyperf_suite.spec.findings import Findings

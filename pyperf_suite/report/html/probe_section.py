@@ -6,16 +6,17 @@ from collections.abc import Sequence
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.observations import label_of
-from pyperf_suite.report.command import command_of
+from pyperf_suite.render.command import command_of
+from pyperf_suite.render.results import Told
+from pyperf_suite.render.text import sentence as sentence_of
 from pyperf_suite.report.html.careful import draw_careful
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.findings import draw_findings
 from pyperf_suite.report.html.names import title_of
 from pyperf_suite.report.html.provenance import Source
-from pyperf_suite.report.html.results import Told
 from pyperf_suite.report.html.table import draw_table
-from pyperf_suite.report.terminal import cautions
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.cautions import cautions_of
 from pyperf_suite.spec.discovery import find_probe, probe_names
 from pyperf_suite.spec.findings import Findings, Table
 
@@ -67,7 +68,7 @@ def draw_probe(told: Told, findings: Findings, anchor: str) -> str:
         (
             f'<section id="{anchor}"><h3>{text(title_of(told.probe))}</h3>{question}{_when(told)}',
             draw_findings(findings, source_of(told)),
-            draw_careful("To be careful about", cautions(told.records)),
+            draw_careful("To be careful about", [*map(sentence_of, cautions_of(told.records, [])[0])]),
             _not_measured(told.records),
             "</section>",
         )

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.render.results import Run
 from pyperf_suite.report.html.escape import text
 from pyperf_suite.report.html.figure import draw_figure
 from pyperf_suite.report.html.predicted import MARK
 from pyperf_suite.report.html.provenance import Source
-from pyperf_suite.report.html.results import Run
 from pyperf_suite.spec.findings import Figure
 
 # A model of a common shape, whose heads and vocabulary are known to be badly chosen.

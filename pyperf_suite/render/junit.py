@@ -5,10 +5,11 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 
+from pyperf_suite.history.exit_code import DEFAULT_FAIL_ON, concern
 from pyperf_suite.history.finding import Finding
-from pyperf_suite.history.outputs.exit_code import DEFAULT_FAIL_ON, concern
-from pyperf_suite.history.outputs.words import change
 from pyperf_suite.printable import printable
+from pyperf_suite.render import text
+from pyperf_suite.render.comparisons import change
 
 
 def junit_xml(heading: str, findings: Sequence[Finding], fail_on: str = DEFAULT_FAIL_ON) -> bytes:
@@ -42,7 +43,7 @@ def _test(finding: Finding, fail_on: str) -> ElementTree.Element:
     kind = {"regression": "failure", "failed": "error"}.get(concern(finding, fail_on) or "")
     if kind is not None:
         told = ElementTree.SubElement(test, kind, message=printable(finding.sentence), type=finding.verdict)
-        told.text = printable(f"{finding.verdict} {change(finding.ratio)}\n{finding.sentence}")
+        told.text = printable(f"{finding.verdict} {text.cell(change(finding.ratio))}\n{finding.sentence}")
     elif _is_skipped(finding, fail_on):
         ElementTree.SubElement(test, "skipped", message=printable(f"{finding.verdict}: {finding.sentence}"))
     else:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from pyperf_suite.render.results import choose, read_results
 from pyperf_suite.report.html.page import draw_page
-from pyperf_suite.report.html.results import choose, read_results
 
 
 def chromium() -> ModuleType:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pyperf_suite import files
-from pyperf_suite.report.bars import draw_bars
-from pyperf_suite.report.heat_map import draw_heat_map
+from pyperf_suite.render.bars import draw_bars
+from pyperf_suite.render.heat_map import draw_heat_map
 from pyperf_suite.spec.findings import Bars, Figure, HeatMap, Panel
 
 _PANEL_WIDTH_IN, _PANEL_HEIGHT_IN = 4.2, 3.1

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
-from pyperf_suite.report.html.results import choose, read_results
+from pyperf_suite.render.results import choose, read_results
 
 
 class Reader(html.parser.HTMLParser):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pyperf_suite.report.picture import _draw_panel, _line_colour, draw
-from pyperf_suite.report.run_report import draw_all
-from pyperf_suite.report.terminal import cautions, print_findings
+from pyperf_suite.render.picture import _draw_panel, _line_colour, draw
+from pyperf_suite.render.run_report import draw_all
+from pyperf_suite.render.terminal import cautions, print_findings
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Figure, Findings, HeatMap, Panel, Series, Table
 
