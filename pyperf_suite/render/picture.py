@@ -1,32 +1,44 @@
-"""Figures of findings drawn as PNG files with matplotlib, which is imported only here and only when drawing."""
+"""Figures drawn as PNG files with matplotlib, which is imported only here and only when drawing."""
 
 from __future__ import annotations
 
 import io
-import itertools
+import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pyperf_suite import files
-from pyperf_suite.render.bars import draw_bars
-from pyperf_suite.render.heat_map import draw_heat_map
-from pyperf_suite.spec.findings import Bars, Figure, HeatMap, Panel
+from pyperf_suite.printable import printable
+from pyperf_suite.render.charts import (
+    BESIDE,
+    COLOURS,
+    MOST_NUMBERS,
+    Chart,
+    Trace,
+    bars_range,
+    caption_of,
+    charts_of,
+    spread_of,
+    with_unit,
+)
+from pyperf_suite.render.text import shown_in
+from pyperf_suite.spec.findings import Bars, Figure, HeatMap
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _PANEL_WIDTH_IN, _PANEL_HEIGHT_IN = 4.2, 3.1
-# A cell has its number written in it.
+# A cell has its number written in it; a bar has its name in front of it.
 _CELL_WIDTH_IN, _CELL_HEIGHT_IN = 0.42, 0.3
-# A bar has its name in front of it.
 _BARS_WIDTH_IN, _BAR_HEIGHT_IN = 7.0, 0.27
-
-# Readable for the colour-blind (Okabe and Ito 2008), and told apart by shape as well.
-_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#777777"
-_MARKS = tuple(
-    zip((_BLUE, _ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", _GREY), "osD^vP*X", strict=True)
-)
-
-# What is highest must not touch the frame.
-_HEADROOM = 1.04
+# Words get room of their own, so that panels keep theirs; a legend of many lines stands below them.
+_LEGEND_LINE_IN, _TITLE_LINE_IN, _CAPTION_LINE_IN, _MOST_LINES_ABOVE = 0.21, 0.3, 0.17, 3
+_MARKS = "osD^vP*X"
+_GREY = "#777777"
+# Blue and orange stay apart for the colour-blind, and white is "as now"; a cell without a value must not look like it.
+_MAP_COLOURS, _NOTHING = "PuOr", "#c8c8c8"
 
 
 def draw(figure: Figure, folder: Path) -> Path:
@@ -36,150 +48,189 @@ def draw(figure: Figure, folder: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    columns = max(len(row) for row in figure.rows)
-    drawn = [panel for row in figure.rows for panel in row if isinstance(panel, Panel)]
-    points = [series.label for panel in drawn for series in panel.series if series.style == "points"]
-    marks = dict(zip(dict.fromkeys(points), itertools.cycle(_MARKS), strict=False))
-    width, height = _panel_size_in(figure)
-    size = (max(1.6 * _PANEL_WIDTH_IN, columns * width), len(figure.rows) * height + 1.1)
-    # Cells and bars are numbered from 0 on, so those of different sizes have no axis in common.
-    mapped = len(drawn) < sum(map(len, figure.rows))
-    canvas, axes = pyplot.subplots(
-        len(figure.rows),
-        columns,
-        figsize=size,
-        squeeze=False,
-        sharey="none" if mapped else "row",
-        sharex="none" if mapped else "col",
-        layout="constrained",
-    )
-    for row, panels in enumerate(figure.rows):
-        for column in range(columns):
-            panel = panels[column] if column < len(panels) else None
-            if isinstance(panel, HeatMap):
-                draw_heat_map(axes[row][column], panel)
-            elif isinstance(panel, Bars):
-                draw_bars(axes[row][column], panel)
-            elif panel is not None:
-                _draw_panel(
-                    axes[row][column],
-                    panel,
-                    marks,
-                    first=column == 0,
-                    titled=panel.title != _title_at(figure, row - 1, column),
-                    last=_title_at(figure, row + 1, column) is None,
-                )
-            else:
-                axes[row][column].set_visible(False)
-    for row_of_axes, panels in zip(axes, figure.rows, strict=True):
-        if all(isinstance(panel, Panel) for panel in panels):
-            # Only now, when every panel of the row has had its say in how high it is.
-            row_of_axes[0].set_ylim(0, _HEADROOM * row_of_axes[0].get_ylim()[1])
-    named = {
-        label: handle for each in axes.flat for handle, label in zip(*each.get_legend_handles_labels(), strict=True)
-    }
-    # The title belongs to the legend: matplotlib keeps room for either above the panels, not for both.
-    canvas.legend(
-        list(named.values()),
-        list(named),
-        title=textwrap.fill(figure.title, int(size[0] * 8)),
-        title_fontsize=13,
-        loc="outside upper center",
-        ncols=_legend_columns(list(named), size[0]),
-        frameon=False,
-    )
-    canvas.supxlabel(textwrap.fill(figure.caption, int(size[0] * 13)), fontsize=9, color="#444444")
-    path = folder / f"{figure.name}.png"
-    picture = io.BytesIO()
+    rows = charts_of(figure)
+    columns = max(map(len, rows))
+    panel_width, panel_height = _panel_size_in([panel for row in rows for panel in row])
+    width = max(1.6 * _PANEL_WIDTH_IN, columns * panel_width)
+    title = textwrap.fill(plain(figure.title), int(width * 8))
+    caption = textwrap.fill(plain(caption_of(figure, rows)), int(width * 13))
+    canvas, axes = pyplot.subplots(len(rows), columns, squeeze=False, layout="constrained")
     try:
+        for place, row in enumerate(rows):
+            for column, axis in enumerate(axes[place]):
+                if column < len(row):
+                    _draw_panel(axis, rows, place, column)
+                else:
+                    axis.set_visible(False)
+        named = {
+            label: handle for each in axes.flat for handle, label in zip(*each.get_legend_handles_labels(), strict=True)
+        }
+        legend_columns = _legend_columns(list(named), width)
+        legend_lines = -(-len(named) // legend_columns)
+        below = legend_lines > _MOST_LINES_ABOVE
+        # Above the panels matplotlib keeps room for either a legend, which then has the title, or a title.
+        canvas.legend(
+            list(named.values()),
+            list(named),
+            title=None if below else title,
+            title_fontsize=13,
+            loc="outside lower center" if below else "outside upper center",
+            ncols=legend_columns,
+            frameon=False,
+        )
+        if below:
+            canvas.suptitle(f"{title}\n" + textwrap.fill(plain(caption_of(figure, rows)), int(width * 11)), fontsize=11)
+        else:
+            canvas.supxlabel(caption, fontsize=9, color="#444444")
+        words_in = _TITLE_LINE_IN * (title.count("\n") + 1) + _CAPTION_LINE_IN * (caption.count("\n") + 1)
+        canvas.set_size_inches(width, len(rows) * panel_height + words_in + _LEGEND_LINE_IN * legend_lines + 0.2)
+        picture = io.BytesIO()
         canvas.savefig(picture, dpi=120, format="png")
     finally:
         pyplot.close(canvas)
+    path = folder / f"{figure.name}.png"
     files.write_whole(path, picture.getvalue())
     return path
 
 
-def _panel_size_in(figure: Figure) -> tuple[float, float]:
+def plain(said: str) -> str:
+    """Text in which matplotlib finds no formula."""
+    return printable(said).replace("$", r"\$")
+
+
+def _panel_size_in(panels: Sequence[Any]) -> tuple[float, float]:
     """Width and height of each panel: the usual, or what the largest heat map's cells or the most bars ask for."""
-    maps = [panel for row in figure.rows for panel in row if isinstance(panel, HeatMap)]
-    bars = [panel for row in figure.rows for panel in row if isinstance(panel, Bars)]
-    columns = max((len(heat_map.x) for heat_map in maps), default=0)
-    rows = max((len(heat_map.y) for heat_map in maps), default=0)
-    most_bars = max((len(panel.bars) for panel in bars), default=0)
+    maps = [panel for panel in panels if isinstance(panel, HeatMap)]
+    bars = [panel for panel in panels if isinstance(panel, Bars)]
     return (
-        max(_PANEL_WIDTH_IN, 2 + columns * _CELL_WIDTH_IN, _BARS_WIDTH_IN if bars else 0.0),
-        max(_PANEL_HEIGHT_IN, 1 + rows * _CELL_HEIGHT_IN, 1 + most_bars * _BAR_HEIGHT_IN),
+        max([_PANEL_WIDTH_IN, *(2 + len(each.x) * _CELL_WIDTH_IN for each in maps), *(_BARS_WIDTH_IN for _ in bars)]),
+        max(
+            _PANEL_HEIGHT_IN,
+            *(1 + len(each.y) * _CELL_HEIGHT_IN for each in maps),
+            *(1 + len(each.bars) * _BAR_HEIGHT_IN for each in bars),
+            0.0,
+        ),
     )
 
 
-def _title_at(figure: Figure, row: int, column: int) -> str | None:
-    """The title of the panel at that place; None where there is none."""
-    there = 0 <= row < len(figure.rows) and column < len(figure.rows[row])
-    return figure.rows[row][column].title if there else None
-
-
-def _legend_columns(labels: list[str], width_in: float) -> int:
+def _legend_columns(labels: Sequence[str], width_in: float) -> int:
     """As many as have room beside each other: a letter takes a twelfth of an inch, a mark half an inch."""
     widest_in = max(map(len, labels), default=0) / 12 + 0.5
     return max(1, min(len(labels), int(width_in / widest_in)))
 
 
-def _line_colour(label: str, marks: Mapping[str, tuple[str, str]]) -> str:
-    """Of several sets of points a law has the colour of its own; beside a single one orange is easier to see."""
-    own = [colour for points, (colour, _) in marks.items() if label == f"law of {points}"]
-    return own[0] if own and len(marks) > 1 else _ORANGE
+def _draw_panel(axis: Axes, rows: Sequence[Sequence[Any]], place: int, column: int) -> None:
+    """With its title, unless the panel above has the same; axes of one row or column that are alike are named once."""
+
+    def at(row: int, beside: int) -> Any:
+        return rows[row][beside] if 0 <= row < len(rows) and 0 <= beside < len(rows[row]) else None
+
+    panel, above, left, below = (
+        at(place, column), at(place - 1, column), at(place, column - 1), at(place + 1, column),
+    )  # fmt: skip
+    if isinstance(panel, HeatMap):
+        _draw_heat_map(axis, panel)
+    elif isinstance(panel, Bars):
+        _draw_bars(axis, panel)
+    elif isinstance(panel, Chart):
+        draw_chart(axis, panel)
+        if getattr(left, "y_label", None) != panel.y_label:
+            axis.set_ylabel(plain(panel.y_label))
+        if getattr(below, "x_label", None) != panel.x_label:
+            axis.set_xlabel(plain(panel.x_label))
+    if getattr(above, "title", None) != panel.title:
+        axis.set_title(plain(panel.title), fontsize=10)
 
 
-def _draw_panel(  # type: ignore[no-untyped-def]
-    axes, panel: Panel, marks: Mapping[str, tuple[str, str]], first: bool, titled: bool, last: bool
-) -> None:
-    for position in panel.strong_edges:
-        axes.axvline(position, color=_GREY, linewidth=0.9, alpha=0.55, zorder=0)
-    for position in panel.weak_edges:
-        axes.axvline(position, color=_GREY, linewidth=0.8, alpha=0.45, linestyle=":", zorder=0)
-    for series in panel.series:
-        if series.style == "line":
-            axes.plot(
-                series.x, series.y, color=_line_colour(series.label, marks), linewidth=1.4, label=series.label, zorder=2
-            )
-        elif series.style == "beside":
-            axes.plot(
-                series.x,
-                series.y,
-                color=_GREY,
-                linestyle="--",
-                linewidth=1.1,
-                marker="x",
-                markersize=3.5,
-                label=series.label,
-                zorder=1,
-            )
-        else:
-            below = [max(0.0, y - low) for y, low in zip(series.y, series.low, strict=True)]
-            above = [max(0.0, high - y) for y, high in zip(series.y, series.high, strict=True)]
-            colour, mark = marks[series.label]
-            axes.errorbar(
-                series.x,
-                series.y,
-                yerr=(below, above),
-                fmt=mark,
-                markersize=3.5,
-                color=colour,
-                elinewidth=1,
-                label=series.label,
-                zorder=3,
-            )
-    if panel.x_ticks:
-        axes.set_xscale("log")
-        axes.set_xticks(*zip(*panel.x_ticks, strict=True))
-        axes.minorticks_off()
-    elif all(float(place).is_integer() for series in panel.series for place in series.x):
-        axes.xaxis.get_major_locator().set_params(integer=True)  # there is no quarter of a loader
-    axes.spines[["top", "right"]].set_visible(False)
-    if titled:
-        axes.set_title(panel.title, fontsize=10)
-    if first:
-        axes.set_ylabel(panel.y_label)
-    if last:
-        axes.tick_params(labelbottom=True)  # also above a place that is left empty
-        axes.set_xlabel(panel.x_label)
+def draw_chart(axis: Axes, chart: Chart) -> None:
+    """Edges behind lines behind points, within the chart's ranges."""
+    for position in chart.strong_edges:
+        axis.axvline(position, color=_GREY, linewidth=0.9, alpha=0.55, zorder=0)
+    for position in chart.weak_edges:
+        axis.axvline(position, color=_GREY, linewidth=0.8, alpha=0.45, linestyle=":", zorder=0)
+    for trace in chart.traces:
+        _draw_trace(axis, trace)
+    if chart.ticks:
+        axis.set_xscale("log")
+        axis.set_xticks([at for at, _ in chart.ticks], [plain(name) for _, name in chart.ticks])
+        axis.minorticks_off()
+    elif all(x.is_integer() for trace in chart.traces for x in trace.x):
+        # There is no quarter of a loader.
+        axis.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+    axis.set_xlim(chart.x_range)
+    axis.set_ylim(chart.y_range)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_trace(axis: Axes, trace: Trace) -> None:
+    label = plain(trace.label)
+    if trace.colour == BESIDE or not isinstance(trace.colour, int):
+        axis.plot(
+            trace.x, trace.y, "x--", color=_GREY, linewidth=1.1, markersize=3.5, label=label, zorder=1
+        )  # fmt: skip
+        return
+    colour = COLOURS[trace.colour]
+    if trace.style == "line":
+        axis.plot(trace.x, trace.y, color=colour, linewidth=1.4, label=label, zorder=2)
+        return
+    axis.errorbar(
+        trace.x, trace.y, yerr=trace.whiskers, fmt=_MARKS[trace.colour], markersize=3.5, color=colour, elinewidth=1,
+        label=label, zorder=3,
+    )  # fmt: skip
+
+
+def _draw_heat_map(axis: Axes, heat_map: HeatMap) -> None:
+    """The cells, their numbers where they have room, a frame around `here` and the bar that reads the colours."""
+    spread = spread_of(heat_map)
+    image = axis.imshow(
+        heat_map.values, cmap=_MAP_COLOURS, vmin=1 - spread, vmax=1 + spread, origin="lower", aspect="auto",
+        interpolation="nearest",
+    )  # fmt: skip
+    axis.set_facecolor(_NOTHING)
+    for side, sizes, most in ((axis.xaxis, heat_map.x, 18), (axis.yaxis, heat_map.y, 24)):
+        places = range(0, len(sizes), max(1, math.ceil(len(sizes) / most)))
+        side.set_ticks(list(places), [str(sizes[place]) for place in places])
+    axis.tick_params(axis="x", rotation=45 if len(heat_map.x) > 6 else 0, labelsize=8)
+    axis.tick_params(axis="y", labelsize=8)
+    cells = [(r, c, v) for r, row in enumerate(heat_map.values) for c, v in enumerate(row) if math.isfinite(v)]
+    for row, column, value in cells if len(cells) <= MOST_NUMBERS else ():
+        colour = "white" if abs(value - 1) > 0.65 * spread else "black"
+        axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
+    if heat_map.here is not None:
+        row, column = heat_map.here
+        across, up = (-0.5, 0.5, 0.5, -0.5, -0.5), (-0.5, -0.5, 0.5, 0.5, -0.5)
+        axis.plot(
+            [column + each for each in across], [row + each for each in up], color="black", linewidth=2,
+            label="as asked", clip_on=False,
+        )  # fmt: skip
+    axis.set_xlabel(plain(heat_map.x_label))
+    axis.set_ylabel(plain(heat_map.y_label))
+    axis.figure.colorbar(image, ax=axis, label=plain(heat_map.value_label))
+
+
+def _draw_bars(axis: Axes, panel: Bars) -> None:
+    """A bar, its error and its second mark for each that has a value, and in words why the others have none."""
+    unit, scale = shown_in(panel.unit, [bar.value for bar in panel.bars])
+    shown = [place for place, bar in enumerate(panel.bars) if math.isfinite(bar.value)]
+    bars = [panel.bars[place] for place in shown]
+    axis.barh(
+        shown, [bar.value / scale for bar in bars], xerr=[bar.error / scale for bar in bars], color=COLOURS[0],
+        alpha=0.75, height=0.62, error_kw={"elinewidth": 1.2, "capsize": 3, "ecolor": "black"},
+        label=plain(panel.label), zorder=2,
+    )  # fmt: skip
+    marked = [place for place in shown if math.isfinite(panel.bars[place].mark)]
+    if marked:
+        axis.plot(
+            [panel.bars[place].mark / scale for place in marked], marked, linestyle="", marker="D", markersize=5,
+            markerfacecolor="none", markeredgewidth=1.4, color=COLOURS[1], label=plain(panel.mark_label), zorder=3,
+        )  # fmt: skip
+    low, high = (end / scale for end in bars_range(panel))
+    axis.set_xlim(low, high)
+    for place, bar in enumerate(panel.bars):
+        if not math.isfinite(bar.value):
+            note = plain(bar.note)
+            axis.text(0.01 * high, place, note, va="center", fontsize=7, color=_GREY, style="italic")
+    axis.set_yticks(range(len(panel.bars)), [plain(bar.name) for bar in panel.bars], fontsize=8)
+    axis.set_ylim(len(panel.bars) - 0.4, -0.6)  # the first on top
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel(plain(with_unit(panel.x_label, unit)))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from pyperf_suite.printable import printable
 from pyperf_suite.spec.findings import Cell, Claim, Heading, Remark, Table, Verdict
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.quantity import UNITS, Quantity
 from pyperf_suite.spec.summary import Point
 
 NOT_KNOWN = "-"
@@ -136,8 +136,15 @@ def _shown_in(quantity: Quantity) -> tuple[str, float]:
     if quantity.unit in ("duration", "size"):
         sizes = DURATIONS if quantity.unit == "duration" else POWERS_OF_1024
         return next((each for each in sizes if abs(quantity.value) >= each[1]), sizes[-1])
-    value = quantity.scaled(1.0)
-    return SUFFIX.get(quantity.unit, quantity.unit), 1 / value
+    return SUFFIX.get(quantity.unit, quantity.unit), UNITS[quantity.unit][1]
+
+
+def shown_in(unit: str, values: Sequence[float]) -> tuple[str, float]:
+    """The unit that an axis of these values shows, and what they are divided by; one that fits the largest."""
+    if unit in ("%", "+%"):
+        return "%", 0.01
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    return _shown_in(Quantity(largest, unit))
 
 
 def _number(value: float, unit: str) -> str:

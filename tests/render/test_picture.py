@@ -1,19 +1,16 @@
-"""Findings are presented whole: nothing cut, nothing taken for markup, pictures that are pictures."""
+"""Figures become pictures with what they are described by: colours, marks, words, and panels of a size of their own."""
 
 from __future__ import annotations
 
-import io
-import re
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
 
-from pyperf_suite.render.picture import _draw_panel, _line_colour, draw
+from pyperf_suite.render.picture import _draw_bars, draw
 from pyperf_suite.render.run_report import draw_all
-from pyperf_suite.render.terminal import cautions, print_findings
-from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.findings import Figure, Findings, HeatMap, Panel, Series, Table
+from pyperf_suite.spec.findings import Bar, Bars, Figure, Findings, HeatMap, Panel, Series
 
 POINTS = Series("measured", [1, 2, 3], [1.0, 2.0, 3.0], "points", [0.9, 1.9, 2.9], [1.1, 2.1, 3.3])
 FIGURE = Figure(
@@ -31,52 +28,30 @@ FIGURE = Figure(
 
 POINTS_PANEL = Panel("one", "N", "us", (POINTS,))
 
-BUSY = {"elapsed_s": 1.0, "process_cpu_s": 0.5, "cpu_busy_s": 2.0}
+BARS = Bars(
+    "one",
+    "rate",
+    (
+        Bar("first", 3.0e9, 0.2e9, 3.5e9),
+        Bar("second", 2.0e9, math.nan, math.nan),
+        Bar("third", math.nan, note="failed: $rank_1 died"),
+    ),
+    "measured",
+    "predicted",
+    "GB/s",
+)
 
 
-def a_record(
-    kind: str = "timing", outcome: str = "ok", seconds: float = 1.0, converged: bool = True, **quality: object
-) -> Record:
-    case = {
-        "operator": "matmul",
-        "parameters": {"m": 1, "n": 2, "k": 3, "schedule": "library@1"},
-        "implementation": "torch",
-    }
-    metric = Metric("s", seconds, seconds, seconds, seconds, seconds, [seconds])
-    return Record(
-        "run",
-        kind,
-        case,
-        "0",
-        0,
-        0,
-        "",
-        outcome,
-        "because" if outcome != "ok" else "",  # type: ignore[arg-type]
-        metrics={"time": metric} if outcome == "ok" else {},
-        quality={"converged": converged} | quality,
-    )
+@pytest.fixture
+def axes() -> Any:
+    import matplotlib
 
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
 
-def printed(findings: Findings, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    print_findings(console, {"a_probe": findings}, [])
-    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
-
-
-def test_sentences_and_cells_are_printed_as_they_are_even_if_they_look_like_markup() -> None:
-    table = Table("title", ("a", "b"), (("[red]x[/red]", "1"),))
-    text = printed(Findings(("a [bold]sentence[/bold] that goes on",), (table,)))
-    assert "a [bold]sentence[/bold] that goes on" in text
-    assert "[red]x[/red]" in text
-
-
-def test_no_cell_of_a_table_is_cut_in_a_narrow_terminal() -> None:
-    table = Table("title", tuple("abcdef"), (tuple(f"cell-{name}-of-some-length" for name in "abcdef"),))
-    text = printed(Findings((), (table,)), width=60).replace("\n", "")
-    assert "…" not in text
-    for name in "abcdef":
-        assert f"cell-{name}-of-some-length" in text
+    canvas, axes = pyplot.subplots()
+    yield axes
+    pyplot.close(canvas)
 
 
 def test_a_figure_becomes_a_png(tmp_path: Path) -> None:
@@ -120,43 +95,52 @@ def test_each_set_of_points_has_a_colour_of_its_own(tmp_path: Path) -> None:
     assert 0 < colours(1) < colours(4)
 
 
-def test_of_several_sets_of_points_a_law_has_the_colour_of_its_own() -> None:
-    marks = {"ours": ("blue", "o"), "theirs": ("orange", "s")}
-    assert [_line_colour(f"law of {name}", marks) for name in marks] == ["blue", "orange"]
-    assert _line_colour("law of ours", {"ours": ("blue", "o")}) != "blue"
-    assert _line_colour("wave law", marks) not in ("blue", "orange")
-
-
 def test_a_picture_that_cannot_be_written_is_a_warning_and_not_the_end(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="a_figure could not be written"):
         assert draw_all({"a_probe": Findings(figures=(FIGURE,))}, tmp_path / "absent") == []
 
 
-def test_a_sound_run_needs_no_caution() -> None:
-    idle = BUSY | {"cpu_busy_s": 0.55}
-    records = [a_record("sentinel"), a_record(**idle, cpu_steal_s=0.01), a_record("sentinel", seconds=1.01)]
-    assert cautions(records) == []
+def test_bars_are_as_long_as_their_values_in_the_unit_shown_and_the_first_is_on_top(axes: Any) -> None:
+    _draw_bars(axes, BARS)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second", "third"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]
+    assert [patch.get_width() for patch in axes.patches] == [3.0, 2.0]
+    assert axes.get_xlabel() == "rate, GB/s"
 
 
-@pytest.mark.parametrize(
-    ("records", "words"),
-    [
-        ([a_record(outcome="failed")], "1 visit.* failed.*because"),
-        ([a_record(outcome="unsupported")], "1 visit.* unsupported.*because"),
-        ([a_record(converged=False)], "1 of 1 measurements"),
-        ([a_record("sentinel"), a_record("sentinel", seconds=1.2)], "moved by 20%"),
-        ([a_record(**BUSY, cpu_steal_s=0.0)], "Other processes kept 1.5 cores"),
-        ([a_record(**BUSY | {"cpu_busy_s": 0.5}, cpu_steal_s=0.6)], "gave 0.6 cores"),
-    ],
-)
-def test_what_makes_figures_doubtful_is_said(records: list[Record], words: str) -> None:
-    (caution,) = cautions(records)
-    assert re.search(words, caution)
+def test_marks_stand_at_their_values_and_nothing_reaches_the_frame(axes: Any) -> None:
+    _draw_bars(axes, BARS)
+    marks = [line for line in axes.lines if line.get_label() == "predicted"]
+    assert [list(mark.get_xdata()) for mark in marks] == [[3.5]]
+    assert axes.get_xlim()[1] > 3.5
 
 
-@pytest.mark.parametrize(("places", "whole"), [([0, 1, 2], True), ([0.0, 0.5, 1.0], False)])
-def test_what_comes_in_whole_numbers_has_no_quarters_on_its_axis(places: list[float], whole: bool) -> None:
-    axes = pytest.importorskip("matplotlib.figure").Figure().add_subplot()
-    panel = Panel("loaders", "loaders", "iterations/s", (Series("measured", places, [1.0, 2.0, 3.0], "line"),))
-    _draw_panel(axes, panel, {}, first=True, titled=True, last=True)
-    assert all(float(place).is_integer() for place in axes.get_xticks()) is whole
+def test_a_bar_without_a_value_has_words(axes: Any) -> None:
+    _draw_bars(axes, BARS)
+    assert [text.get_text() for text in axes.texts] == [r"failed: \$rank_1 died"]
+
+
+@pytest.mark.parametrize("bars", [BARS.bars, BARS.bars[2:], BARS.bars * 20])
+def test_a_figure_of_bars_is_a_picture_however_many_there_are(bars: tuple[Bar, ...], tmp_path: Path) -> None:
+    path = draw(Figure("study", "Title", "Caption", ((Bars("", "samples/s", bars, "measured"),),)), tmp_path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_long_legend_makes_the_picture_higher_and_leaves_the_panel_its_size(tmp_path: Path) -> None:
+    from matplotlib import pyplot
+
+    def size(names: int) -> tuple[int, float]:
+        series = tuple(Series(f"{'long name ' * 6}{n}", [1, 2], [n, n], "points") for n in range(names))
+        path = draw(Figure(f"legend_{names}", "title", "caption", ((Panel("", "x", "y", series),),)), tmp_path)
+        pixels = pyplot.imread(path)[..., :3]
+        left = next(column for column in pixels.transpose(1, 0, 2) if (column < 0.1).all(axis=1).mean() > 0.2)
+        return len(pixels), float((left < 0.1).all(axis=1).sum())
+
+    (few, panel), (many, with_many) = size(1), size(8)
+    assert many > few + 80
+    assert with_many > 0.85 * panel
+
+
+def test_words_with_dollars_are_no_formulas(tmp_path: Path) -> None:
+    panel = Panel("$one_{", "$x^", "$y", (Series("$s_{", [1], [1.0], "points"),), x_ticks=((1.0, "$2^{"),))
+    assert draw(Figure("dollars", "$a_{", "$b", ((panel,),)), tmp_path).exists()
