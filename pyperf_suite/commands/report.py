@@ -16,10 +16,10 @@ DEFAULT_NAME = "report.html"
 )
 @click.option(
     "--runs",
-    default="latest",
+    default="strongest",
     show_default=True,
-    metavar="latest|all|ID,...",
-    help="Of each probe the newest run that measured anything, every run, or the runs named.",
+    metavar="strongest|latest|all|ID,...",
+    help="Of each probe the run of the most thorough profile, the newest run, every run, or the runs named.",
 )
 @click.option("--machine", metavar="NAME", help="Only this machine: the name of a folder of the results.")
 def report(results: Path, output: Path | None, runs: str, machine: str | None) -> None:
@@ -33,8 +33,8 @@ def report(results: Path, output: Path | None, runs: str, machine: str | None) -
       pyperf-suite report bench_results/cuda-nvidia-h100-132sm-80gib --runs all -o h100.html
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.files import write_for_user, write_in_results
+    from pyperf_suite.render.page import draw_page
     from pyperf_suite.render.results import choose, read_results
-    from pyperf_suite.report.html.page import draw_page
 
     read = read_results(results, machine)
     page = draw_page(read, choose(read, [word.strip() for word in runs.split(",") if word.strip()]))

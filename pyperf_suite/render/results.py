@@ -17,19 +17,56 @@ from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import nearest
 from pyperf_suite.runner.journal import require_whole, sharing_machines
+from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
+from pyperf_suite.spec.rows import grouped
 
 RECORDS = "records.jsonl"
-LATEST, ALL = "latest", "all"
+STRONGEST, LATEST, ALL = "strongest", "latest", "all"
+# Of cases, beside the run that measured most: who measures a part again does not replace the whole.
+_WHOLE = 0.5
+
+
+@dataclass
+class Evidence:
+    """What a run knows of a probe: how thoroughly its cases were measured, how many of them, and how well."""
+
+    profile: str = ""
+    records: int = 0
+    measured: int = 0
+    converged: int = 0
+    processes: set[int] = field(default_factory=set)
+    cases: set[str] = field(default_factory=set)
+
+    def add(self, record: Record) -> None:
+        """Count a record."""
+        self.records += 1
+        if record.outcome == "ok":
+            self.profile = record.profile
+            self.measured += 1
+            self.converged += bool(record.quality.get("converged", True))
+            self.processes.add(record.process)
+            self.cases.add(record.case_id)
+
+    def strength(self, most_cases: int) -> tuple[bool, bool, int, int, int]:
+        """Sorts the strongest last: anything measured, the whole sweep, profile, processes, convergence in tenths."""
+        profiles = list(PROFILES)
+        return (
+            self.measured > 0,
+            len(self.cases) >= _WHOLE * most_cases,
+            profiles.index(self.profile) if self.profile in profiles else -1,
+            len(self.processes),
+            10 * self.converged // max(1, self.measured),
+        )
 
 
 @dataclass(frozen=True)
 class Run:
     """One run as its journal was read through; `place` is the journal within the results folder, with forward slashes.
 
-    Of its records only what every run is asked for is held: how many of each outcome, its probes and whether any of
-    their cases was measured, the first record, and the last that says anything of the machine's state.
+    Of its records only what every run is asked for is held: how many of each outcome, what is known of each probe, the
+    first record, and the last that says anything of the machine's state.
     """
 
     machine: str
@@ -37,8 +74,8 @@ class Run:
     place: str
     path: Path
     manifest: Mapping[str, Any]
-    outcomes: Mapping[str, int]
-    probes: Mapping[str, bool]
+    outcomes: Counter[str]
+    probes: Mapping[str, Evidence]
     first: Record
     last: Record
 
@@ -66,24 +103,18 @@ class Results:
     notes: tuple[str, ...] = ()
     single: bool = False
 
-    @property
-    def machines(self) -> list[str]:
-        """Folder names, in order."""
-        return sorted({run.machine for run in self.runs})
-
     def of_machine(self, machine: str) -> list[Run]:
         """The runs of a machine, oldest first."""
         return [run for run in self.runs if run.machine == machine]
 
 
 @dataclass(frozen=True)
-class Told:
-    """One probe in one run, as the page tells it; `others` are further runs that hold the probe."""
+class Choice:
+    """One probe as one run measured it; `others` are the runs that hold it too and are not shown, newest first."""
 
     probe: str
     run: Run
-    records: list[Record] = field(repr=False)
-    others: int = 0
+    others: tuple[Run, ...] = ()
 
 
 def read_results(asked: Path, machine: str | None = None) -> Results:
@@ -121,56 +152,43 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-def choose(results: Results, wanted: Sequence[str] = (LATEST,)) -> dict[str, list[Told]]:
-    """By machine what is told: of each probe the newest run that measured anything, all runs, or those named.
+def choose(results: Results, wanted: Sequence[str] = (STRONGEST,)) -> dict[str, list[Choice]]:
+    """By machine what is shown: each probe's strongest evidence, its newest run, all runs, or those named.
 
     Raises UserError for a run that there is not, or where none is wanted.
     """
+    words = (STRONGEST, LATEST, ALL)
     if not wanted:
-        raise UserError("--runs names no run: ask for latest, all, or runs by their ids.")
-    named = set(wanted) - {LATEST, ALL}
+        raise UserError(f"--runs names no run: ask for {', '.join(words)}, or runs by their ids.")
+    named = set(wanted) - set(words)
     unknown = sorted(named - {run.run_id for run in results.runs})
     if unknown:
-        near = nearest(unknown[0], (LATEST, ALL))
+        near = nearest(unknown[0], words)
         known = ", ".join(run.run_id for run in results.runs[-5:])
         offered = f"did you mean {near[0]}?" if near else f"the newest are {known}."
         raise UserError(f"There is no run {unknown[0][:80]} in these results: {offered}")
-    chosen: dict[str, list[tuple[str, Run, int]]] = {}
-    for machine in results.machines:
-        holding: dict[str, list[Run]] = {}
-        for run in results.of_machine(machine):
-            for probe in run.probes:
-                holding.setdefault(probe, []).append(run)
-        found = [told for probe, runs in holding.items() for told in _of_probe(probe, runs, wanted, named)]
+    chosen: dict[str, list[Choice]] = {}
+    for machine, runs in grouped(results.runs, lambda run: run.machine).items():
+        holding = grouped(((probe, run) for run in runs for probe in run.probes), lambda item: item[0])
+        found = [
+            choice for probe, held in holding.items() for choice in _of_probe(probe, [run for _, run in held], wanted)
+        ]
         chosen |= {machine: found} if found else {}
-    return _with_records(chosen)
+    return chosen
 
 
-def _of_probe(probe: str, runs: list[Run], wanted: Sequence[str], named: set[str]) -> list[tuple[str, Run, int]]:
-    """The probe with each run that is told, and how many others hold it."""
+def _of_probe(probe: str, runs: list[Run], wanted: Sequence[str]) -> list[Choice]:
+    """The probe with each run that is shown, and the others that hold it."""
     newest_first = runs[::-1]
-    if ALL in wanted:
-        return [(probe, run, 0) for run in newest_first]
-    found = [run for run in newest_first if run.run_id in named]
-    if LATEST in wanted:
-        latest = next((run for run in newest_first if run.probes[probe]), newest_first[0])
-        found = [latest, *(run for run in found if run is not latest)]
-    return [(probe, run, len(runs) - len(found)) for run in found]
-
-
-def _with_records(chosen: Mapping[str, list[tuple[str, Run, int]]]) -> dict[str, list[Told]]:
-    """Each with its probe's records; every journal is read once more, and only what is told is held."""
-    held: dict[tuple[str, str], list[Record]] = {
-        (run.place, probe): [] for found in chosen.values() for probe, run, _ in found
+    most = max(len(run.probes[probe].cases) for run in runs)
+    shown = [run for run in newest_first if ALL in wanted or run.run_id in wanted]
+    first = {
+        STRONGEST: max(newest_first, key=lambda run: run.probes[probe].strength(most)),
+        LATEST: next((run for run in newest_first if run.probes[probe].measured), newest_first[0]),
     }
-    for run in {run.place: run for found in chosen.values() for _, run, _ in found}.values():
-        for record in run.records():
-            if (run.place, record.probe) in held:
-                held[run.place, record.probe].append(record)
-    return {
-        machine: [Told(probe, run, held[run.place, probe], others) for probe, run, others in found]
-        for machine, found in chosen.items()
-    }
+    shown = list({run.place: run for run in (*(first[word] for word in first if word in wanted), *shown)}.values())
+    others = tuple(run for run in newest_first if run not in shown)
+    return [Choice(probe, run, others) for run in shown]
 
 
 def _layout(asked: Path) -> tuple[Path, list[Path], bool]:
@@ -188,14 +206,14 @@ def _run(path: Path, root: Path, notes: list[str]) -> Run | None:
     place = path.relative_to(root).as_posix()
     damaged: list[str] = []
     outcomes: Counter[str] = Counter()
-    probes: dict[str, bool] = {}
+    probes: dict[str, Evidence] = {}
     first = last = None
     for _, record in _records(path, damaged):
         first = first or record
         last = record if last is None or record.state else last
         if record.kind != "sentinel":
             outcomes[record.outcome] += 1
-            probes[record.probe] = probes.get(record.probe, False) or record.outcome == "ok"
+            probes.setdefault(record.probe, Evidence()).add(record)
     if damaged:
         more = f" {len(damaged) - 1} more such." if len(damaged) > 1 else ""
         notes.append(f"{place}: {damaged[0].rstrip('.')}.{more}")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from pyperf_suite.render.page import draw_page
 from pyperf_suite.render.results import choose, read_results
-from pyperf_suite.report.html.page import draw_page
 
 
 def chromium() -> ModuleType:
@@ -87,9 +87,9 @@ def test_pointing_at_a_value_shows_it_with_the_run(opened):
     )
     opened.point_at(spot[0] - 40, spot[1])
     opened.point_at(*spot)
-    told = opened.wait_for("document.querySelector('[id^=history] .picture .hoverlayer').textContent")
-    assert "202601" in told
-    assert "median of a run" in told
+    layer = "document.querySelector('[id^=history] .picture .hoverlayer').textContent"
+    opened.wait_for(f"{layer}.includes('202601')")
+    assert "median of a run" in opened.run(layer)
 
 
 def test_pointing_at_a_cell_shows_its_sizes_and_value(opened):
@@ -159,22 +159,41 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(opened):
     assert opened.run("document.documentElement.scrollWidth") <= 390
 
 
-def test_on_paper_every_fold_is_open_and_pictures_need_no_script(opened):
+def test_on_paper_every_fold_is_open_and_the_page_is_light_until_it_is_printed(opened):
     show(opened, "[id^=history] .picture")
+    opened.prefer("dark")
+    axis = "getComputedStyle(document.querySelector('[id^=history] .picture .xtick text')).fill"
+    dark = "rgb(154, 166, 184)"
+    opened.wait_for(f"{axis} === '{dark}'")
     opened.prefer("dark", media="print")
     opened.run("dispatchEvent(new Event('beforeprint'))")
     assert opened.run("[...document.querySelectorAll('main details:not(.values)')].every((each) => each.open)")
-    still = "getComputedStyle(document.querySelector('[id^=history] .picture {}')).display"
-    assert opened.run(still.format(".still")) == "block"
-    assert opened.run(still.format(".live")) == "none"
+    opened.wait_for(f"{axis} !== '{dark}'")
     assert opened.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    opened.prefer("dark")
+    opened.run("dispatchEvent(new Event('afterprint'))")
+    opened.wait_for(f"{axis} === '{dark}'")
 
 
-def test_without_scripts_the_pictures_are_there(opened, page):
+def test_a_figure_that_cannot_be_drawn_shows_its_values(opened, page):
+    source = "delete window.DecompressionStream"
+    script = opened.ask("Page.addScriptToEvaluateOnNewDocument", source=source)["identifier"]
+    try:
+        opened.open(page)
+        opened.wait_for("[...document.querySelectorAll('figure > .values')].every((each) => each.open)")
+        assert opened.run("[...document.querySelectorAll('.picture')].every((each) => !each.checkVisibility())")
+    finally:
+        opened.ask("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+
+
+def test_without_scripts_the_values_of_every_figure_are_there_as_tables(opened, page):
     opened.ask("Emulation.setScriptExecutionDisabled", value=True)
     try:
         opened.open(page)
-        shown = "[...document.querySelectorAll('.still')].every((each) => each.getBoundingClientRect().height > 80)"
-        assert opened.run(shown)
+        seen = "[...document.querySelectorAll('figure .values table')].every((each) => each.checkVisibility())"
+        assert opened.run(seen)
+        assert opened.run(
+            "[...document.querySelectorAll('.picture, .series')].every((each) => !each.checkVisibility())"
+        )
     finally:
         opened.ask("Emulation.setScriptExecutionDisabled", value=False)

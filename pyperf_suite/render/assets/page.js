@@ -4,6 +4,7 @@
   const pictures = [...document.querySelectorAll(".picture")];
   const symbols = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "star", "x"];
   const drawn = new Set();
+  document.querySelectorAll("details.values").forEach((each) => { each.open = false; });
   let plotly = null;
 
   // Plotly takes some tags in a text for its own: what comes from records is shown as it stands.
@@ -58,12 +59,12 @@
         const interval = each.low.length ? ` [${short(each.low[i])}, ${short(each.high[i])}]` : "";
         const note = each.notes[i] ? "<br>" + plain(each.notes[i]) : "";
         const predicted = each.style === "line" ? " (predicted)" : "";
-        return `<b>${plain(each.name)}</b>${predicted}<br>${plain(data.x)} ${plain(named.get(x) ?? short(x))}` +
-          `<br>${plain(data.y)} ${short(each.y[i])}${interval}${note}`;
+        return `<b>${plain(each.label)}</b>${predicted}<br>${plain(data.x_label)} ${plain(named.get(x) ?? short(x))}` +
+          `<br>${plain(data.y_label)} ${short(each.y[i])}${interval}${note}`;
       });
       const trace = {
-        type: "scatter", name: plain(each.name), x: each.x, y: each.y, text: words, hoverinfo: "text",
-        visible: !hidden.has(each.name), line: { color: colourOf(each.colour), width: 2 },
+        type: "scatter", name: plain(each.label), x: each.x, y: each.y, text: words, hoverinfo: "text",
+        visible: !hidden.has(each.label), line: { color: colourOf(each.colour), width: 2 },
         marker: { color: colourOf(each.colour), size: many > 6 ? 5 : 6, symbol: symbols[each.colour % 8] ?? "x" },
       };
       if (each.style === "points") {
@@ -85,26 +86,26 @@
       type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, layer: "below",
       line: { color: colour("edge"), width: 1, dash }, opacity: 0.6,
     });
-    const across = axis({ title: titled(data.x), range: data.log ? data.xr.map(Math.log10) : data.xr, type: data.log ? "log" : "linear" });
+    const across = axis({ title: titled(data.x_label), range: data.log ? data.x_range.map(Math.log10) : data.x_range, type: data.log ? "log" : "linear" });
     if (data.ticks.length) {
       across.tickvals = data.ticks.map(([x]) => x);
       across.ticktext = data.ticks.map(([, name]) => plain(name));
     }
-    const shapes = [...data.strong.map(vertical("solid")), ...data.weak.map(vertical("dot"))];
-    return [traces, layout({ xaxis: across, yaxis: axis({ title: titled(data.y), range: data.yr }), shapes })];
+    const shapes = [...data.strong_edges.map(vertical("solid")), ...data.weak_edges.map(vertical("dot"))];
+    return [traces, layout({ xaxis: across, yaxis: axis({ title: titled(data.y_label), range: data.y_range }), shapes })];
   }
 
   function map(data) {
     const words = data.values.map((row, j) => row.map((value, i) =>
-      value === null ? "none" : `${plain(data.x)} ${plain(data.xs[i])}<br>${plain(data.y)} ${plain(data.ys[j])}` +
-        `<br>${plain(data.value)} <b>${short(value)}</b>`));
-    const cells = data.xs.length * data.ys.length;
+      value === null ? "none" : `${plain(data.x_label)} ${data.x[i]}<br>${plain(data.y_label)} ${data.y[j]}` +
+        `<br>${plain(data.value_label)} <b>${short(value)}</b>`));
+    const cells = data.x.length * data.y.length;
     const trace = {
-      type: "heatmap", z: data.values, x: data.xs.map((_, i) => i), y: data.ys.map((_, i) => i), text: words, hoverinfo: "text",
+      type: "heatmap", z: data.values, x: data.x.map((_, i) => i), y: data.y.map((_, i) => i), text: words, hoverinfo: "text",
       zmin: 1 - data.spread, zmax: 1 + data.spread, xgap: 1, ygap: 1, showscale: false,
       colorscale: [[0, colour("low")], [0.5, colour("middle")], [1, colour("high")]],
     };
-    const annotations = cells > 260 ? [] : data.values.flatMap((row, j) => row.flatMap((value, i) => value === null ? [] : [{
+    const annotations = cells > 240 ? [] : data.values.flatMap((row, j) => row.flatMap((value, i) => value === null ? [] : [{
       x: i, y: j, text: value.toFixed(2), showarrow: false,
       font: { size: 10, color: colour(Math.abs(value - 1) / data.spread > 0.55 ? "on-dark" : "in-cell") },
     }]));
@@ -115,18 +116,18 @@
     const places = (names, most) => {
       const every = Math.max(1, Math.ceil(names.length / most));
       const chosen = names.map((_, i) => i).filter((i) => i % every === 0);
-      return { tickvals: chosen, ticktext: chosen.map((i) => plain(names[i])), showgrid: false };
+      return { tickvals: chosen, ticktext: chosen.map((i) => String(names[i])), showgrid: false };
     };
     return [[trace], layout({
-      xaxis: axis({ title: titled(data.x), ...places(data.xs, 24) }),
-      yaxis: axis({ title: titled(data.y), ...places(data.ys, 30) }), annotations, shapes, plot_bgcolor: colour("none"),
+      xaxis: axis({ title: titled(data.x_label), ...places(data.x, 24) }),
+      yaxis: axis({ title: titled(data.y_label), ...places(data.y, 30) }), annotations, shapes, plot_bgcolor: colour("none"),
     })];
   }
 
   function bars(data) {
     const rows = data.names.map((_, i) => i);
     const words = rows.map((i) => `<b>${plain(data.names[i])}</b><br>` + (data.values[i] === null ? plain(data.notes[i] || "no value")
-      : `${plain(data.label || data.x)} ${short(data.values[i])}` + (data.errors[i] === null ? "" : ` ± ${short(data.errors[i])}`)) +
+      : `${plain(data.label || data.x_label)} ${short(data.values[i])}` + (data.errors[i] === null ? "" : ` ± ${short(data.errors[i])}`)) +
       (data.marks[i] === null ? "" : `<br>${plain(data.mark_label || "mark")} ${short(data.marks[i])}`));
     const traces = [{
       type: "bar", orientation: "h", x: data.values, y: rows, text: words, textposition: "none", hoverinfo: "text",
@@ -139,7 +140,7 @@
       x: 0, y: i, text: plain(data.notes[i] || "no value"), showarrow: false, xanchor: "left", font: { color: colour("quiet"), size: 11 },
     }));
     return [traces, layout({
-      xaxis: axis({ title: titled(data.x), range: data.xr }), annotations,
+      xaxis: axis({ title: titled(data.x_label), range: data.x_range }), annotations,
       yaxis: axis({ tickvals: rows, ticktext: data.names.map(plain), autorange: "reversed", showgrid: false }),
     })];
   }
@@ -154,12 +155,14 @@
   async function draw(picture) {
     if (drawn.has(picture)) return;
     drawn.add(picture);
-    await load();
-    if (!window.Plotly) return;
-    const still = picture.querySelector(".still");
+    try { await load(); } catch { /* an old browser, or one that forbids it */ }
+    if (!window.Plotly) {
+      picture.hidden = true;
+      picture.closest("figure").querySelectorAll(".values").forEach((each) => { each.open = true; });
+      return;
+    }
     const live = document.createElement("div");
     live.className = "live";
-    live.style.height = Math.max(230, Math.round(still.getBoundingClientRect().height)) + "px";
     picture.classList.add("drawn");
     picture.append(live);
     await redraw(picture);
@@ -204,9 +207,6 @@
     const shown = button.getAttribute("aria-pressed") !== "true";
     button.setAttribute("aria-pressed", String(shown));
     const figure = button.closest("figure");
-    figure.querySelectorAll(".still [data-series]").forEach((part) => {
-      if (part.dataset.series === button.dataset.series) part.style.display = shown ? "" : "none";
-    });
     figure.querySelectorAll(".picture").forEach((picture) => redraw(picture));
   }
 
@@ -217,9 +217,8 @@
     [...head.parentElement.children].forEach((each) => each.removeAttribute("aria-sort"));
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
     const body = table.tBodies[0];
-    const key = (row) => row.cells[column]?.textContent ?? "";
-    const number = (text) => (/^[-+−]?[\d.]+(e[-+]?\d+)?\s?[%x]?$/.test(text) ? parseFloat(text.replace("−", "-")) : NaN);
-    const compare = (a, b) => number(a) - number(b) || a.localeCompare(b, "en", { numeric: true });
+    const key = (row) => row.cells[column]?.dataset.value ?? row.cells[column]?.textContent ?? "";
+    const compare = (a, b) => Number(a) - Number(b) || a.localeCompare(b, "en", { numeric: true });
     const rows = [...body.rows].sort((a, b) => compare(key(a), key(b)));
     body.append(...(down ? rows.reverse() : rows));
   }
@@ -234,7 +233,27 @@
   document.querySelectorAll("main section").forEach((section) => seen.observe(section));
 
   if (matchMedia("(max-width: 920px)").matches) document.querySelector("nav details").open = false;
-  addEventListener("beforeprint", () => document.querySelectorAll("main details:not(.values)").forEach((each) => { each.open = true; }));
+  // Paper is light, every fold on it open, and a figure that is not drawn yet shows its values.
+  let theme;
+  addEventListener("beforeprint", () => {
+    theme = root.dataset.theme;
+    root.dataset.theme = "light";
+    document.querySelectorAll("main details:not(.values)").forEach((each) => { each.open = true; });
+    document.querySelectorAll("figure:has(.picture:not(.drawn)) > .values").forEach((each) => { each.open = true; });
+    redrawAll();
+  });
+  addEventListener("afterprint", () => {
+    if (theme) root.dataset.theme = theme; else delete root.dataset.theme;
+    redrawAll();
+  });
+
+  const later = window.requestIdleCallback ?? ((each) => setTimeout(each, 200));
+  async function drawRest() {
+    const next = pictures.find((each) => !drawn.has(each));
+    if (!next) return;
+    await draw(next);
+    later(drawRest);
+  }
 
   const near = new IntersectionObserver((entries) => {
     entries.filter((entry) => entry.isIntersecting).forEach((entry) => {
@@ -243,4 +262,5 @@
     });
   }, { rootMargin: "400px 0px" });
   pictures.forEach((picture) => near.observe(picture));
+  later(drawRest);
 })();
