@@ -28,16 +28,15 @@ POWERS_OF_1024 = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.
 
 def told(quantity: Quantity) -> str:
     """With unit and interval, as in a sentence: `1.25 × [1.20, 1.31]`, `3.14 ms`, `+39 %`."""
-    number, unit = _parts(quantity)
-    interval = _interval(quantity)
-    return " ".join(filter(None, (number, unit, interval)))
+    shown = _as_read(quantity)
+    return " ".join(filter(None, (*_parts(shown), _interval(shown))))
 
 
 def bare(quantity: Quantity) -> str:
     """Without the unit where the column's heading has it: `1.25 [1.20, 1.31]`, `3.14`, `39 %`."""
-    number, unit = _parts(quantity)
-    shown = f"{number} {unit}" if unit != _in_heading(quantity.unit) else number
-    return " ".join(filter(None, (shown, _interval(quantity))))
+    shown = _as_read(quantity)
+    number, unit = _parts(shown)
+    return " ".join(filter(None, (number, unit if unit != _in_heading(quantity.unit) else "", _interval(shown))))
 
 
 def cell(value: Cell) -> str:
@@ -54,7 +53,7 @@ def heading(column: Heading) -> str:
 
 
 def _in_heading(unit: str) -> str:
-    return SUFFIX.get(unit, unit) if unit not in ("duration", "size") else ""
+    return SUFFIX.get(unit, unit) if unit not in ("duration", "size", "%", "+%") else ""
 
 
 def is_number(table: Table, place: int) -> bool:
@@ -127,13 +126,17 @@ def _parts(quantity: Quantity) -> tuple[str, str]:
     unit, scale = _shown_in(quantity)
     if math.isnan(quantity.value):
         return NOT_KNOWN, ""
-    if quantity.unit == "%":
-        return _percent(quantity.value, ""), "%"
-    if quantity.unit == "+%":
-        if quantity.value >= AS_FACTOR:
-            return _number(1 + quantity.value, "x"), SUFFIX["x"]
-        return _percent(quantity.value, "+"), "%"
+    if quantity.unit in ("%", "+%"):
+        return _percent(quantity.value, "+" if quantity.unit == "+%" else ""), "%"
     return _number(quantity.value / scale, quantity), unit
+
+
+def _as_read(quantity: Quantity) -> Quantity:
+    """A large change as a factor."""
+    if quantity.unit != "+%" or not quantity.value >= AS_FACTOR:
+        return quantity
+    value, low, high = (1 + each for each in (quantity.value, quantity.low, quantity.high))
+    return replace(quantity, unit="x", value=value, low=low, high=high)
 
 
 def _shown_in(quantity: Quantity) -> tuple[str, float]:
@@ -181,8 +184,6 @@ def _percent(value: float, sign: str) -> str:
 def _interval(quantity: Quantity) -> str:
     if math.isnan(quantity.low) or not (quantity.processes or quantity.predicted):
         return ""
-    if quantity.unit == "+%" and quantity.value >= AS_FACTOR:
-        return f"[{_number(1 + quantity.low, 'x')}, {_number(1 + quantity.high, 'x')}]"
     if quantity.unit in ("%", "+%"):
         sign = "+" if quantity.unit == "+%" else ""
         return f"[{_percent(quantity.low, sign)}, {_percent(quantity.high, sign)}]"
