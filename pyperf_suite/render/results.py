@@ -16,6 +16,7 @@ from typing import Any
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import nearest
+from pyperf_suite.render.helpers import Helpers
 from pyperf_suite.runner.journal import require_whole, sharing_machines
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
@@ -131,9 +132,13 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
         places = [path for path in places if path.parent.parent.name == machine]
         if not places and known:
             raise UserError(f"Machine {machine[:80]!r} is not in {asked.name}: it holds {', '.join(known)}.")
-    notes: list[str] = []
-    runs = [_run(path, root, notes) for path in places]
-    read = sorted(filter(None, runs), key=lambda run: (run.machine, run.started_at, run.run_id))
+    with Helpers(sum(path.stat().st_size for path in places)) as helpers:
+        # The largest first, so that none is waited for alone.
+        largest_first = sorted(places, key=lambda path: -path.stat().st_size)
+        answers = {path: helpers.submit(_run, path, root) for path in largest_first}
+        runs = [answers[path].result() for path in places]
+    notes = [note for _, note in runs if note]
+    read = sorted((run for run, _ in runs if run), key=lambda run: (run.machine, run.started_at, run.run_id))
     for note in notes:
         warnings.warn(note, stacklevel=2)
     if not read:
@@ -201,8 +206,8 @@ def _layout(asked: Path) -> tuple[Path, list[Path], bool]:
     return asked, sorted(asked.glob(f"*/*/{RECORDS}")), False
 
 
-def _run(path: Path, root: Path, notes: list[str]) -> Run | None:
-    """The run of a journal; None where it holds no record."""
+def _run(path: Path, root: Path) -> tuple[Run | None, str]:
+    """The run of a journal, None where it holds no record, and what of it was passed over."""
     place = path.relative_to(root).as_posix()
     damaged: list[str] = []
     outcomes: Counter[str] = Counter()
@@ -214,12 +219,12 @@ def _run(path: Path, root: Path, notes: list[str]) -> Run | None:
         if record.kind != "sentinel":
             outcomes[record.outcome] += 1
             probes.setdefault(record.probe, Evidence()).add(record)
-    if damaged:
-        more = f" {len(damaged) - 1} more such." if len(damaged) > 1 else ""
-        notes.append(f"{place}: {damaged[0].rstrip('.')}.{more}")
+    more = f" {len(damaged) - 1} more such." if len(damaged) > 1 else ""
+    note = f"{place}: {damaged[0].rstrip('.')}.{more}" if damaged else ""
     if first is None or last is None:
-        return None
-    return Run(path.parent.parent.name, path.parent.name, place, path, _manifest(path), outcomes, probes, first, last)
+        return None, note
+    manifest = _manifest(path)
+    return Run(path.parent.parent.name, path.parent.name, place, path, manifest, outcomes, probes, first, last), note
 
 
 def _records(path: Path, damaged: list[str]) -> Iterator[tuple[int, Record]]:
