@@ -5,6 +5,8 @@ Nothing is tuned here: what is asked for is what runs. torch and Triton are impo
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -297,5 +299,67 @@ def compile_for(target: str, configuration: Configuration) -> Binary:
         types,
         configuration.constants(k_is_whole=True) | unit_strides,
         aligned=sorted({"m", "n", "k", "partial_sums", "summed", *addresses, *strides}),
+        options=configuration.options,
+    )
+
+
+class GroupedProduct:
+    """C[rows, N] = A[rows, K]·B[e, K, N] for the rows of each expert e: products of all experts in one launch.
+
+    `rows` are those of each expert, in order; an expert may have none. `workers` programs take tiles of all experts in
+    turn. Raises ValueError for experts without any row, and what `Configuration` cannot have.
+    """
+
+    def __init__(self, configuration: Configuration, rows: Sequence[int], n: int, k: int, workers: int) -> None:
+        if min(rows, default=0) < 0 or sum(rows) < 1 or min(n, k, workers) < 1:
+            raise ValueError(f"Products of {list(rows)[:8]} rows x {n} x {k} were asked for, but each is at least 1.")
+        self.configuration, self.rows, self.n, self.k = configuration, tuple(rows), n, k
+        tile_m, tile_n, _ = configuration.tile
+        self.tiles_n = -(-n // tile_n)
+        of_experts = [-(-each // tile_m) * self.tiles_n for each in rows]
+        self.tiles = sum(of_experts)
+        self.workers = min(workers, self.tiles)
+        self._first_rows = [0, *itertools.accumulate(rows)]
+        self._first_tiles = [0, *itertools.accumulate(of_experts)]
+
+    def bind(self, a: Any, b: Any, c: Any) -> Launch:
+        """A launch for contiguous tensors on one device. Raises ValueError for a wrong shape, dtype or device."""
+        import torch
+
+        from pyperf_suite.kernels.matmul_device import grouped_matmul
+
+        count, device = len(self.rows), a.device
+        for name, tensor, shape, dtype in (
+            ("A", a, (sum(self.rows), self.k), self.configuration.dtype),
+            ("B", b, (count, self.k, self.n), self.configuration.dtype),
+            ("C", c, (sum(self.rows), self.n), self.configuration.out_dtype),
+        ):
+            check_tensor(name, tensor, shape, dtype, device)
+            if not tensor.is_contiguous():
+                raise ValueError(f"{name} is not contiguous, but grouped products take it as it is stored.")
+        begins = (self._first_rows, self._first_tiles)
+        places = [torch.tensor(each, dtype=torch.int32, device=device) for each in begins]
+        arguments = (a, b, c, *places, self.n, self.k, self.tiles, self.tiles_n, self.workers)
+        every = self.configuration.constants(self.k % self.configuration.tile[2] == 0, interprets(grouped_matmul))
+        options = {name: every[name] for name in GROUPED_CONSTANTS} | self.configuration.options
+        return Launch(grouped_matmul, self.workers, arguments, options, f"Tile {shown(self.configuration.tile)}")
+
+
+GROUPED_CONSTANTS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "K_IS_WHOLE", "PRECISION", "WIDEN")
+
+
+def compile_grouped_for(target: str, configuration: Configuration) -> Binary:
+    """Compile the grouped kernel for a target such as "sm_90", for dimensions that are multiples of 16."""
+    from pyperf_suite.kernels.matmul_device import grouped_matmul
+
+    operand, output = OPERAND_TYPES[configuration.dtype], OUTPUT_TYPES[configuration.out_dtype]
+    types = {"a": f"*{operand}", "b": f"*{operand}", "c": f"*{output}", "first_rows": "*i32", "first_tiles": "*i32"}
+    every = configuration.constants(k_is_whole=True)
+    return compile_kernel(
+        grouped_matmul,
+        target,
+        types,
+        {name: every[name] for name in GROUPED_CONSTANTS},
+        aligned=("a", "b", "c", "first_rows", "first_tiles", "n", "k"),
         options=configuration.options,
     )

@@ -212,3 +212,40 @@ def store(c, sums, row, column, m, n, c_row_stride, BLOCK_M: tl.constexpr, BLOCK
     columns = column + tl.arange(0, BLOCK_N)
     inside = (rows < m)[:, None] & (columns < n)[None, :]
     tl.store(c + rows.to(tl.int64)[:, None] * c_row_stride + columns[None, :], sums.to(c.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["tiles", "tiles_n", "workers"])
+def grouped_matmul(
+    a,  # A[rows of all experts, K], B[experts, K, N] and C[rows, N] as stored; rows of A, C and B contiguous
+    b,
+    c,
+    first_rows,  # int32[experts + 1]: where each expert's rows begin, and where the last one's end
+    first_tiles,  # int32[experts + 1]: the same of its tiles
+    n,
+    k,
+    tiles,
+    tiles_n,
+    workers,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    K_IS_WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """C's rows of each expert = A's rows of it times its B: workers that take tiles of all experts in turn."""
+    for tile in range(tl.program_id(0), tiles, workers):
+        expert = 0
+        while tl.load(first_tiles + expert + 1) <= tile:
+            expert += 1
+        inside = tile - tl.load(first_tiles + expert)
+        first = tl.load(first_rows + expert).to(tl.int64)
+        rows = tl.load(first_rows + expert + 1) - tl.load(first_rows + expert)
+        row = inside // tiles_n * BLOCK_M
+        column = inside % tiles_n * BLOCK_N
+        sums = multiply_addresses(
+            a + first * k, b + tl.full((), k, tl.int64) * n * expert, row, column, 0, tl.cdiv(k, BLOCK_K), rows, n, k,
+            k, 1, n, 1,
+            BLOCK_M, BLOCK_N, BLOCK_K, K_IS_WHOLE, tl.float32, PRECISION, WIDEN,
+        )  # fmt: skip
+        store(c + first * n, sums, row, column, rows, n, n, BLOCK_M, BLOCK_N)

@@ -11,43 +11,25 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyperf_suite import __version__
-from pyperf_suite.commands.ab import ab
-from pyperf_suite.commands.calibrate import calibrate
-from pyperf_suite.commands.compare import compare
-from pyperf_suite.commands.completion import completion
-from pyperf_suite.commands.doctor import doctor
-from pyperf_suite.commands.findings import findings
 from pyperf_suite.commands.group import Suite
-from pyperf_suite.commands.history import export, history, prune
-from pyperf_suite.commands.layout import layout
-from pyperf_suite.commands.measuring import (
-    Finite,
-    folder_of,
-    kept_when_interrupted,
-    measuring_options,
-    progress_on,
-    workers_of_the_launcher,
-)
-from pyperf_suite.commands.report import report
-from pyperf_suite.commands.selfcheck import selfcheck
-from pyperf_suite.commands.size import explain, size
-from pyperf_suite.commands.study import study
-from pyperf_suite.commands.track import track
+from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
+from pyperf_suite.commands.options import Finite, measuring_options
 from pyperf_suite.errors import Interrupted, UserError
 from pyperf_suite.printable import printable
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan
     from pyperf_suite.runner.session import Session
+    from pyperf_suite.spec.probe import Probe
 
 
 class Spoken(click.ClickException):
@@ -117,30 +99,9 @@ def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""
 
 
-for each in (
-    ab,
-    calibrate,
-    compare,
-    completion,
-    doctor,
-    explain,
-    export,
-    findings,
-    history,
-    layout,
-    prune,
-    report,
-    selfcheck,
-    size,
-    study,
-    track,
-):
-    main.add_command(each)
-
-
 @main.command()
 @click.argument("probes", nargs=-1, metavar="[PROBE]...")
-@click.option("--list", "list_probes", is_flag=True, help="List the probes, with cases and time of each profile here.")
+@click.option("--list", "list_probes", is_flag=True, help="List the probes, or the axes and times of those named.")
 @measuring_options
 def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any) -> None:
     """Measure PROBEs, or all that are timed, and tell what was found.
@@ -197,11 +158,12 @@ def collectives(
 def _judge_training_of(model: str, device: str) -> None:
     """Have the probe of this process, which measures once and ends, tell of that model."""
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes.collectives.probe import Collectives
-    from pyperf_suite.probes.collectives.verdicts import FLOP_PER_S, Training
+    from pyperf_suite.probes.collectives import PROBE, analyse
+    from pyperf_suite.probes.collectives.training import FLOP_PER_S, Training
     from pyperf_suite.spec.discovery import replace_probe
 
-    replace_probe(Collectives(Training.parse(model, FLOP_PER_S[resolve(device).kind])))
+    training = Training.parse(model, FLOP_PER_S[resolve(device).kind])
+    replace_probe(replace(PROBE, analyse=lambda rows: analyse(rows, training)))
 
 
 def _run(
@@ -311,17 +273,43 @@ def _tell(session: Session, as_json: bool, wide: bool) -> None:
 
 
 def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
+    """Every probe's question by topic; of those that are named their axes, and what each profile takes here."""
+    from itertools import groupby
+
+    from pyperf_suite.spec.discovery import all_probes, find_probe
+
+    def line(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    if not names:
+        probes = all_probes()
+        width = max(len(probe.name) for probe in probes)
+        for topic, members in groupby(probes, key=lambda probe: probe.topic):
+            line(f"[bold]{topic}[/bold]")
+            for probe in members:
+                line(f"  {probe.name:{width}}  {probe.question}")
+        line("\nAxes, values and how long each profile takes here: pyperf-suite run --list PROBE")
+    for probe in [find_probe(name) for name in names]:
+        line(f"[bold]{probe.name}[/bold]  {probe.question}")
+        _print_profiles(line, probe, device)
+
+
+def _print_profiles(line: Callable[[str], None], probe: Probe, device: str) -> None:
+    from rich.markup import escape
+
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.runner.outlook import Outlook
     from pyperf_suite.runner.plan import Plan, PlannedCase
     from pyperf_suite.runner.profiles import PROFILES
-    from pyperf_suite.spec.discovery import find_probe, probe_names
 
     where = resolve(device)
-    for name in names or probe_names():
-        probe = find_probe(name)
-        console.print(f"[bold]{name}[/bold]  {probe.question}", highlight=False, soft_wrap=True)
-        for profile in PROFILES.values():
-            cases = probe.cases(profile.name, where)
-            plan = Plan(tuple(PlannedCase(name, case) for case in cases), profile, where)
-            console.print(f"    {Outlook(plan).line} ({profile.purpose})", highlight=False, soft_wrap=True)
+    told: dict[str, str] = {}
+    for profile in PROFILES.values():
+        plan = Plan(tuple(PlannedCase(probe.name, case) for case in probe.cases(profile.name, where)), profile, where)
+        line(f"  {Outlook(plan).line} ({profile.purpose})")
+        axes = probe.axes(profile.name, where)
+        for field in fields(axes):
+            values = ",".join(map(str, getattr(axes, field.name)))
+            if told.get(field.name) != values:
+                told[field.name] = values
+                line(f"    -a {field.name}={escape(values)}")

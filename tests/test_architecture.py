@@ -65,6 +65,7 @@ ONLY_INSIDE_FUNCTIONS = {
     "pyarrow",
     "pynvml",
     "ruptures",
+    "scipy",
     "torch",
     "triton",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,23 +11,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite import files
-from pyperf_suite.commands.outcome import OutcomeOptions, finish, margin_option, outcome_options
+from pyperf_suite.commands.options import (
+    Finite,
+    axes_option,
+    device_option,
+    margin_option,
+    profile_option,
+    results_option,
+    seed_option,
+)
+from pyperf_suite.commands.outcome import OutcomeOptions, finish, outcome_options, rules_of
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
     from pyperf_suite.history.finding import Finding
-    from pyperf_suite.history.pairs.ab import RuleFor
     from pyperf_suite.history.pairs.arms import Arm, PairedCase
     from pyperf_suite.history.pairs.live_pair import Pair
     from pyperf_suite.runner.plan import PlannedCase
-
-
-def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    """What no range keeps out: not a number, which lies in none."""
-    if not math.isfinite(value):
-        raise click.BadParameter(f"{value} is not a finite number.", ctx, param)
-    return value
 
 
 @click.command()
@@ -46,26 +46,16 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
     metavar="EXPR",
     help="Only benchmarks whose probe and label hold these words; `not WORD` leaves out.",
 )
-@click.option(
-    "-a",
-    "--axis",
-    "axes",
-    multiple=True,
-    metavar="[PROBE.]AXIS=VALUE[,VALUE]",
-    help="Replace an axis of the sweep, as `run` does.",
-)
-@click.option(
-    "--profile", default="quick", show_default=True, metavar="NAME", help="Whose cases: quick, standard, full."
-)
-@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, or cuda:N.")
+@axes_option
+@profile_option("Whose cases: quick, standard, full.")
+@device_option()
 @margin_option
 @click.option(
     "--budget",
     "budget_s",
     default=30.0,
     show_default=True,
-    type=click.FloatRange(0, 86_400, min_open=True),
-    callback=_finite,
+    type=Finite(0, 86_400, min_open=True),
     metavar="SECONDS",
     help="For each benchmark.",
 )
@@ -80,10 +70,8 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
 @click.option(
     "--environments", is_flag=True, help="Give each revision a virtual environment with its own requirements."
 )
-@click.option(
-    "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
-)
-@click.option("--seed", default=0, show_default=True, help="Seed of all that is left to chance.")
+@results_option()
+@seed_option("Seed of all that is left to chance.")
 @outcome_options
 def ab(
     probes: tuple[str, ...],
@@ -118,7 +106,7 @@ def ab(
     from pyperf_suite.history.pairs.pair_journal import PairJournal, comparison_folder
 
     where = resolve(device)
-    rule_for = _rules(margin, max_pairs)
+    rule_for = rules_of(margin, max_pairs=max_pairs)
     cases, variants = _cases(probes, profile, where, axes, old, new, expression)
     old_arm, new_arm = _arms(old, new, variants, environments)
     folder = comparison_folder(
@@ -137,19 +125,6 @@ def ab(
     measured = [finding for finding in findings if not finding.details.get("unsupported")]
     heading = f"{new_arm.name} against {old_arm.name} on {where}"
     finish(measured, outcome, heading, _notes(findings, folder, results, identity(where).slug))
-
-
-def _rules(margin: float | None, max_pairs: int) -> RuleFor:
-    """The rule of each benchmark, with the margin that the project's thresholds give it."""
-    from pyperf_suite.history.statistics.sequential import SequentialRule
-    from pyperf_suite.history.thresholds import load_thresholds
-
-    thresholds = load_thresholds()
-
-    def rule_for(case: PairedCase) -> SequentialRule:
-        return SequentialRule(margin=thresholds.margin_of(case.probe, case.label, margin), max_pairs=max_pairs)
-
-    return rule_for
 
 
 def _cases(

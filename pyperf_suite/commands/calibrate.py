@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pyperf_suite.commands.options import device_option, path_option, results_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
-@click.option("--tables", type=click.Path(path_type=Path), metavar="FOLDER", help="Fit to the published tables there.")
+@path_option("--tables", metavar="FOLDER", help="Fit to the published tables there.")
 @click.option(
     "--law",
     "laws",
@@ -29,19 +30,14 @@ if TYPE_CHECKING:
     help="Of the tables only gemm, attention, memory, collectives or step.",
 )
 @click.option("--gpu", metavar="NAME", help="What the run's GPU is like, where the catalogue does not know it.")
-@click.option(
+@path_option(
     "--output",
-    type=click.Path(path_type=Path),
     metavar="PATH",
     help="The file to write for a run, by default beside the machine's runs; the folder for tables, by default the "
     "package's own.",
 )
-@click.option(
-    "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
-)
-@click.option(
-    "--device", default="auto", show_default=True, metavar="DEVICE", help="Whose newest run: auto, cpu or cuda:N."
-)
+@results_option()
+@device_option("Whose newest run: auto, cpu or cuda:N.")
 def calibrate(
     run: Path | None,
     tables: Path | None,
@@ -78,13 +74,12 @@ def _run_folder(run: Path | None, results: Path, device: str) -> RunFolder:
     from pyperf_suite.advise.calibrate.results import newest_run
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.identity import identity
-    from pyperf_suite.probes.calibration.steps import StepCalibration
     from pyperf_suite.runner.results import open_run
 
     if run is not None:
         return open_run(run)
     machine = identity(resolve(device))
-    return newest_run(results, machine.slug, StepCalibration.name if machine.kind == "cpu" else "calibration")
+    return newest_run(results, machine.slug, "step_calibration" if machine.kind == "cpu" else "calibration")
 
 
 def _from_run(console: Console, folder: RunFolder, gpu: str | None, output: Path | None) -> None:

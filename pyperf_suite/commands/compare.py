@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyperf_suite.commands.outcome import OutcomeOptions, finish, margin_option, outcome_options
+from pyperf_suite.commands.options import margin_option, results_option
+from pyperf_suite.commands.outcome import OutcomeOptions, finish, outcome_options
+from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.history.finding import Finding
@@ -24,14 +26,7 @@ NAMED = 4
 @click.argument("new", metavar="NEW")
 @margin_option
 @click.option("-k", "pattern", metavar="TEXT", help="Only benchmarks whose label holds TEXT; * stands for anything.")
-@click.option(
-    "--results",
-    default="bench_results",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Where runs are looked for by name, and where the history is that tells how much runs differ.",
-)
+@results_option("Where runs are looked for by name, and where the history is that tells how much runs differ.")
 @outcome_options
 def compare(
     old: str, new: str, margin: float | None, pattern: str | None, results: Path, outcome: OutcomeOptions
@@ -54,6 +49,8 @@ def compare(
     from pyperf_suite.history.thresholds import load_thresholds
 
     thresholds = load_thresholds()
+    if old == new:
+        raise UserError(f"OLD and NEW are both {old}: name two runs, as in latest~1 latest.")
     before, after = (_chosen(find_side(name, results), pattern) for name in (old, new))
     findings, notes = _compare(before, after, thresholds, margin, results)
     uncompared = one_sided(before, after)
@@ -103,7 +100,6 @@ def _chosen(side: Side, pattern: str | None) -> Side:
     """The side with the benchmarks that -k names, and its sentinels."""
     import dataclasses
 
-    from pyperf_suite.errors import UserError
     from pyperf_suite.history.thresholds import matches
 
     if pattern is None:

@@ -5,6 +5,7 @@ Names are offered by what a parameter is called, so that commands need not know 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from pyperf_suite.commands import vocabulary
+from pyperf_suite.commands.options import DEFAULT_RESULTS, PROFILE_NAMES
+from pyperf_suite.errors import UserError
 
-DEFAULT_RESULTS = "bench_results"
 MOST_RUNS = 50
+DEVICES = ("auto", "cpu", "cuda:0")
 
 Names = Callable[[click.Context, str], Iterable[str]]
 
@@ -45,17 +47,29 @@ def complete(command: click.Command) -> None:
 
 
 def _probes(ctx: click.Context, _: str) -> list[str]:
+    from pyperf_suite.spec.discovery import probe_names
+
     chosen = _named_probes(ctx)
-    return [name for name in vocabulary.AXES if name not in chosen]
+    return [name for name in probe_names() if name not in chosen]
 
 
 def _axes(ctx: click.Context, incomplete: str) -> list[str]:
     """`tile=`, and after a probe's name and a dot its own: `baseline.tile=`."""
     probe, dot, _ = incomplete.rpartition(".")
     if dot:
-        return [f"{probe}.{axis}=" for axis in (vocabulary.axes_of((probe,)) if probe in vocabulary.AXES else ())]
+        return [f"{probe}.{axis}=" for axis in axes_of((probe,))]
     chosen = _named_probes(ctx) or (("collectives",) if ctx.info_name == "collectives" else ())
-    return [f"{axis}=" for axis in vocabulary.axes_of(chosen)]
+    return [f"{axis}=" for axis in axes_of(chosen)]
+
+
+def axes_of(probes: Iterable[str]) -> list[str]:
+    """The axes of those probes, of all where none is named, each once; unknown probes have none."""
+    from pyperf_suite.hardware.devices import Device
+    from pyperf_suite.spec.discovery import find_probe, probe_names
+
+    known = [find_probe(name) for name in probes or probe_names() if name in probe_names()]
+    axes = [probe.axes("quick", Device("cpu")) for probe in known]
+    return list(dict.fromkeys(field.name for each in axes for field in dataclasses.fields(each)))
 
 
 def _gpus(*_: object) -> list[str]:
@@ -88,7 +102,9 @@ def _told_runs(ctx: click.Context, incomplete: str) -> list[str]:
 
 def _named_probes(ctx: click.Context) -> tuple[str, ...]:
     """Behind an option that waits for its value, click leaves the arguments unread in `args`."""
-    return tuple(name for name in (*(ctx.params.get("probes") or ()), *ctx.args) if name in vocabulary.AXES)
+    from pyperf_suite.spec.discovery import probe_names
+
+    return tuple(name for name in (*(ctx.params.get("probes") or ()), *ctx.args) if name in probe_names())
 
 
 def _results(ctx: click.Context) -> Path:
@@ -101,8 +117,8 @@ def _results(ctx: click.Context) -> Path:
 COMPLETED: dict[str | None, Any] = {
     "probes": Completed(_probes),
     "axes": Completed(_axes),
-    "profile": Completed(lambda *_: vocabulary.PROFILES),
-    "device": Completed(lambda *_: vocabulary.DEVICES),
+    "profile": Completed(lambda *_: PROFILE_NAMES),
+    "device": Completed(lambda *_: DEVICES),
     "gpu": Completed(_gpus),
     "machine": Completed(_machines),
     "resume": Completed(_runs),
@@ -112,3 +128,25 @@ COMPLETED_OF: dict[str | None, dict[str | None, Any]] = {
     "compare": {"old": Completed(_compared_runs, files=True), "new": Completed(_compared_runs, files=True)},
     "report": {"runs": Completed(_told_runs)},
 }
+
+PROGRAM = "pyperf-suite"
+VARIABLE = "_PYPERF_SUITE_COMPLETE"  # click's own name for it, by which the program knows that a shell asks
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the script that lets SHELL complete commands, options, probes, axes, runs, machines and GPUs.
+
+    \b
+    Examples:
+      eval "$(pyperf-suite completion bash)"      # also zsh; in ~/.bashrc or ~/.zshrc to keep it
+      pyperf-suite completion fish > ~/.config/fish/completions/pyperf-suite.fish
+    """  # noqa: D301 - click keeps the lines below \b as they are
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise UserError(f"This version of click knows no completion for {shell}: update it.")
+    click.echo(found(ctx.find_root().command, {}, PROGRAM, VARIABLE).source())

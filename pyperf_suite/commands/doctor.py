@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyperf_suite.commands.options import json_option, results_option
+from pyperf_suite.errors import UserError
+
 if TYPE_CHECKING:
     from pyperf_suite.doctor.check import Group
 
@@ -21,17 +24,11 @@ SUMMARIES = {
 
 
 @click.command()
-@click.option(
-    "--results",
-    default="bench_results",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Where results would be kept.",
-)
+@results_option("Where results would be kept.")
+@click.option("--expect", metavar="gpus=N", help="It is a problem where another number of GPUs is there.")
 @click.option("--all", "show_all", is_flag=True, help="Also what does not apply to this machine.")
-@click.option("--json", "as_json", is_flag=True, help="Print every check as JSON.")
-def doctor(results: Path, show_all: bool, as_json: bool) -> None:
+@json_option("Print every check as JSON.")
+def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> None:
     """Say whether this machine is fit for measuring, and what you could do about what is not.
 
     Looks at the CPU, who else uses the machine (for a second), memory, GPUs, compilers, libraries and disks. Nothing is
@@ -40,18 +37,25 @@ def doctor(results: Path, show_all: bool, as_json: bool) -> None:
     \b
     Examples:
       pyperf-suite doctor
-      pyperf-suite doctor --json --results /scratch/bench_results
+      pyperf-suite doctor --expect gpus=8 --json --results /scratch/bench_results
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.doctor.check import as_json as to_json
     from pyperf_suite.doctor.check import exit_code
     from pyperf_suite.doctor.examination import examine
 
-    groups = examine(results)
+    groups = examine(results, gpus_expected=None if expect is None else _gpus(expect))
     if as_json:
         click.echo(json.dumps(to_json(groups), indent=2))
     else:
         _print(groups, show_all)
     raise SystemExit(exit_code(groups))
+
+
+def _gpus(expect: str) -> int:
+    name, _, number = expect.partition("=")
+    if name.strip() != "gpus" or not number.strip().isdigit():
+        raise UserError(f"--expect {expect[:40]} is not known: write gpus=N, as in gpus=8.")
+    return int(number)
 
 
 def _print(groups: Sequence[Group], show_all: bool) -> None:

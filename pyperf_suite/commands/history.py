@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from pyperf_suite.commands.options import Age, json_option, machine_option, options, path_option, results_option
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
 from pyperf_suite.printable import printable
@@ -21,59 +21,23 @@ if TYPE_CHECKING:
     from pyperf_suite.history.stored.series import Benchmark, Series
     from pyperf_suite.history.stored.store import BenchmarkKey, Store
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 EXPORT_FORMATS = ("csv", "json", "parquet", "github-action-benchmark")
 
-
-class Age(click.ParamType):
-    """A length of time as people write it: 36h, 90d, 12w."""
-
-    name = "age"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> datetime.timedelta | None:
-        if isinstance(value, datetime.timedelta):
-            return value
-        match = re.fullmatch(r"(\d{1,6})([hdw])", value.strip())
-        if match is None:
-            self.fail(f"{value!r} is not a length of time: write it as 36h, 90d or 12w.", param, ctx)
-        return int(match[1]) * {"h": datetime.timedelta(hours=1), "d": datetime.timedelta(days=1),
-                                "w": datetime.timedelta(weeks=1)}[match[2]]  # fmt: skip
-
-
-def stored_options(command: Command) -> Command:
-    """Which stored runs a command is about."""
-    options = (
-        click.option(
-            "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
-        ),
-        click.option("--machine", metavar="NAME", help="Only this machine: the name of a folder of the results."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def also_option(command: Command) -> Command:
-    """Results of other projects beside the stored runs."""
-    return click.option(
-        "--also",
-        multiple=True,
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Take in pytest-benchmark JSON of another project, a file or a folder of them, now and from now on.",
-    )(command)
+stored_options = options(results_option(), machine_option)
+also_option = path_option(
+    "--also",
+    multiple=True,
+    help="Take in pytest-benchmark JSON of another project, a file or a folder of them, now and from now on.",
+)
 
 
 @click.command()
 @click.argument("benchmark", required=False, metavar="[BENCHMARK]")
 @stored_options
 @also_option
-@click.option("--png", type=click.Path(path_type=Path), metavar="FILE", help="Draw what is named into FILE.")
+@path_option("--png", help="Draw what is named into FILE.")
 @click.option("--all", "show_all", is_flag=True, help="Every benchmark and every point, however many.")
-@click.option("--json", "as_json", is_flag=True, help="Print the series as JSON instead of tables.")
+@json_option("Print the series as JSON instead of tables.")
 def history(
     benchmark: str | None,
     results: Path,
@@ -128,7 +92,7 @@ def history(
     help="Runs that are among the last N of none of their benchmarks; with --older-than, only those that are also old.",
 )
 @click.option("--delete", "really", is_flag=True, help="Delete what is listed; without it nothing is deleted.")
-@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON instead of a table.")
+@json_option("Print the list as JSON instead of a table.")
 def prune(
     results: Path,
     machine: str | None,
@@ -188,7 +152,7 @@ def prune(
     help="github-action-benchmark: the newest run as customSmallerIsBetter.",
 )
 @click.option("--json", "chosen", flag_value="json", help="The same as --format json.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="By default to standard output.")
+@path_option("-o", "--output", help="By default to standard output.")
 def export(
     benchmark: str | None,
     results: Path,

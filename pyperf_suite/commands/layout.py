@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.commands.measuring import wide_option
 from pyperf_suite.commands.model_options import asked_gpu, asked_model, gpu_options, model_options
+from pyperf_suite.commands.options import Gibibytes, json_option, options, wide_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,36 +34,29 @@ AXES = {
 }
 
 
-def cluster_options(command: Any) -> Any:
-    """What the model is to be trained on."""
-    options = (
-        click.option("--gpus", type=int, required=True, metavar="N", help="In all."),
-        click.option("--gpus-per-node", type=int, metavar="N", help="By default 8, or all if there are fewer."),
-        click.option("--memory", type=float, metavar="GIB", help="Of one GPU; by default as its data sheet says."),
-        click.option(
-            "--link", metavar="RATE", help="Between GPUs of a node: NVLink3, PCIe4, or 300GB/s one direction."
-        ),
-        click.option(
-            "--network",
-            metavar="RATE",
-            help="What each GPU really sends out of its node: HDR, NDR, 200Gbps; by default as the laws have it.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+cluster_options = options(
+    click.option("--gpus", type=int, required=True, metavar="N", help="In all."),
+    click.option("--gpus-per-node", type=int, metavar="N", help="By default 8, or all if there are fewer."),
+    click.option(
+        "--memory", type=Gibibytes(), metavar="GIB", help="Of one GPU, as in 80 or 80GB; else its data sheet's."
+    ),
+    click.option("--link", metavar="RATE", help="Between GPUs of a node: NVLink3, PCIe4, or 300GB/s one direction."),
+    click.option(
+        "--network",
+        metavar="RATE",
+        help="What each GPU really sends out of its node: HDR, NDR, 200Gbps; by default as the laws have it.",
+    ),
+)
+"""What the model is to be trained on."""
 
-
-def axis_options(command: Any) -> Any:
-    """Axes of a layout that are to have one value."""
-    whole = ("dp", "tp", "pp", "virtual-pp", "cp", "ep", "zero", "micro-batch")
-    options = (
-        *(click.option(f"--{name}", type=int, metavar="N", help="Only this value.") for name in whole),
-        click.option("--recompute", metavar="WHAT", help="Only this: nothing, attention or layers."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+axis_options = options(
+    *(
+        click.option(f"--{name}", type=int, metavar="N", help="Only this value.")
+        for name in ("dp", "tp", "pp", "virtual-pp", "cp", "ep", "zero", "micro-batch")
+    ),
+    click.option("--recompute", metavar="WHAT", help="Only this: nothing, attention or layers."),
+)
+"""Axes of a layout that are to have one value."""
 
 
 @click.command()
@@ -76,7 +69,7 @@ def axis_options(command: Any) -> Any:
 @click.option("--sequence-parallel/--no-sequence-parallel", default=True, help="Beside TP; by default on.")
 @click.option("--overlap/--no-overlap", default=True, help="Send gradients beside computation; by default on.")
 @click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Rows of each list.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+@json_option()
 @wide_option
 def layout(
     config: Path | None,

@@ -1,4 +1,4 @@
-"""What every command that measures is made of: options, the ranks it may be one of, its run's folder, progress."""
+"""What every command that measures is made of: the ranks it may be one of, its run's folder, progress."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.errors import Interrupted, UserError
 
@@ -18,81 +16,6 @@ if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan
     from pyperf_suite.runner.results import RunFolder
     from pyperf_suite.runner.session import Session
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-PROFILE_NAMES = ("quick", "standard", "full")
-
-
-class Finite(click.FloatRange):
-    """A number of the range that is neither nan, which no comparison keeps out, nor infinite."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
-
-
-wide_option = click.option("--wide", is_flag=True, help="Print every column of a table, however wide the terminal is.")
-
-
-def measuring_options(command: Command) -> Command:
-    """The options of every command that measures cases of probes in a profile."""
-    options = (
-        click.option("--profile", default="quick", show_default=True, metavar="NAME", help=", ".join(PROFILE_NAMES)),
-        click.option(
-            "-a",
-            "--axis",
-            "axes",
-            multiple=True,
-            metavar="[PROBE.]AXIS=VALUE[,VALUE]",
-            help="Replace an axis of the sweep, as in tile=64x64x256 or workers=1,2.",
-        ),
-        click.option("--seed", default=0, show_default=True, help="Seed of the order in which cases are visited."),
-        click.option(
-            "--budget",
-            "budget_s",
-            type=Finite(0, min_open=True),
-            metavar="SECONDS",
-            help="End the run in order within so many seconds, the most informative cases first.",
-        ),
-    )
-    command = run_options(command)
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def run_options(command: Command) -> Command:
-    """Where to measure, where results lie, and how to tell of them."""
-    options = (
-        click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, or cuda:N."),
-        click.option(
-            "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
-        ),
-        click.option(
-            "--resume",
-            is_flag=False,
-            flag_value="latest",
-            metavar="[RUN]",
-            help="Go on with the newest run of the same cases, or with RUN; what it holds is not measured again.",
-        ),
-        click.option(
-            "--deadline",
-            "deadline_s",
-            default=120.0,
-            show_default=True,
-            type=Finite(0, min_open=True),
-            metavar="SECONDS",
-            help="For one case, and for each step that several ranks take together.",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables."),
-        wide_option,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def workers_of_the_launcher(device: str, deadline_s: float) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyperf_suite.commands.options import options, path_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,43 +23,30 @@ DEFAULT_SEQ = 4096
 NEEDED = ("layers", "hidden", "heads", "ffn", "vocab")
 
 
-def gpu_options(command: Any) -> Any:
-    """Which GPU is asked about, and by whose calibration."""
-    for option in (
-        click.option(
-            "--calibration",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Laws fitted by `calibrate` instead of those shipped.",
-        ),
-        click.option("--gpu", metavar="NAME", help="As in H200 or A100; by default the GPU in this machine."),
-    ):
-        command = option(command)
-    return command
+gpu_options = options(
+    click.option("--gpu", metavar="NAME", help="As in H200 or A100; by default the GPU in this machine."),
+    path_option("--calibration", help="Laws fitted by `calibrate` instead of those shipped."),
+)
+"""Which GPU is asked about, and by whose calibration."""
 
-
-def model_options(command: Any) -> Any:
-    """Which model is asked about, and how long its sequences are."""
-    options = (
-        click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="A Hugging Face config.json."),
-        click.option("--layers", type=int, metavar="N"),
-        click.option("--hidden", type=int, metavar="N", help="Width of the residual stream."),
-        click.option("--heads", type=int, metavar="N", help="Of the queries."),
-        click.option("--kv-heads", type=int, metavar="N", help="By default as many as heads."),
-        click.option("--head-dim", type=int, metavar="N", help="By default hidden / heads."),
-        click.option("--ffn", type=int, metavar="N", help="Width of the MLP."),
-        click.option("--vocab", type=int, metavar="N"),
-        click.option("--experts", type=int, metavar="N", help="MLPs of width ffn in each layer; by default 1."),
-        click.option("--top-k", type=int, metavar="N", help="Experts that a token visits."),
-        click.option("--gated/--not-gated", default=None, help="SwiGLU or GELU; by default gated."),
-        click.option("--tied/--not-tied", default=None, help="One matrix for embedding and logits."),
-        click.option(
-            "--seq", type=int, metavar="N", help=f"By default {DEFAULT_SEQ}, or what the model has if that is less."
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+model_options = options(
+    path_option("--config", help="A Hugging Face config.json."),
+    click.option("--layers", type=int, metavar="N"),
+    click.option("--hidden", type=int, metavar="N", help="Width of the residual stream."),
+    click.option("--heads", type=int, metavar="N", help="Of the queries."),
+    click.option("--kv-heads", type=int, metavar="N", help="By default as many as heads."),
+    click.option("--head-dim", type=int, metavar="N", help="By default hidden / heads."),
+    click.option("--ffn", type=int, metavar="N", help="Width of the MLP."),
+    click.option("--vocab", type=int, metavar="N"),
+    click.option("--experts", type=int, metavar="N", help="MLPs of width ffn in each layer; by default 1."),
+    click.option("--top-k", type=int, metavar="N", help="Experts that a token visits."),
+    click.option("--gated/--not-gated", default=None, help="SwiGLU or GELU; by default gated."),
+    click.option("--tied/--not-tied", default=None, help="One matrix for embedding and logits."),
+    click.option(
+        "--seq", type=int, metavar="N", help=f"By default {DEFAULT_SEQ}, or what the model has if that is less."
+    ),
+)
+"""Which model is asked about, and how long its sequences are."""
 
 
 def asked_gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuSpec | Calibration]:

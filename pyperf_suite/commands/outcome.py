@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from pyperf_suite.commands.options import json_option, options, path_option
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.exit_code import DEFAULT_FAIL_ON, FAIL_ON
 
 if TYPE_CHECKING:
     from pyperf_suite.history.finding import Finding
+    from pyperf_suite.history.pairs.ab import RuleFor
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,30 +34,6 @@ class OutcomeOptions:
     fail_on: str | None = None
 
 
-class Share(click.ParamType):
-    """A share between 0 and 1, written as `1%` or `0.01`."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from pyperf_suite.history.thresholds import parse_share
-
-        try:
-            return parse_share(value)
-        except ValueError as reason:
-            self.fail(f"{reason}.", param, ctx)
-
-
-def margin_option(command: Command) -> Command:
-    """`--margin`: None where it was not given; `Thresholds.margin_of` knows what then holds for a benchmark."""
-    return click.option(
-        "--margin",
-        type=Share(),
-        metavar="SHARE",
-        help="Slowdown that is tolerated, as 1% or 0.01; by default what pyproject.toml says, or 1%.",
-    )(command)
-
-
 def outcome_options(command: Command) -> Any:
     """`--json --markdown FILE --junit FILE --fail-on`, handed to the command as one argument `outcome`."""
 
@@ -66,19 +44,15 @@ def outcome_options(command: Command) -> Any:
         markdown: Path | None,
         junit: Path | None,
         fail_on: str | None,
-        **options: Any,
+        **others: Any,
     ) -> Any:
-        return command(*arguments, outcome=OutcomeOptions(as_json, markdown, junit, fail_on), **options)
+        return command(*arguments, outcome=OutcomeOptions(as_json, markdown, junit, fail_on), **others)
 
-    options = (
-        click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON instead of a table."),
-        click.option(
-            "--markdown",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Append a summary to FILE, as $GITHUB_STEP_SUMMARY wants it.",
-        ),
-        click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write FILE as JUnit XML."),
+    wrapped: Any = with_outcome
+    return options(
+        json_option("Print the findings as JSON instead of a table."),
+        path_option("--markdown", help="Append a summary to FILE, as $GITHUB_STEP_SUMMARY wants it."),
+        path_option("--junit", help="Write FILE as JUnit XML."),
         click.option(
             "--fail-on",
             type=click.Choice(FAIL_ON),
@@ -86,16 +60,12 @@ def outcome_options(command: Command) -> Any:
             "undecided; nominated takes an unconfirmed slower change for a regression. "
             f"[default: pyproject.toml, or {DEFAULT_FAIL_ON}]",
         ),
-    )
-    wrapped: Any = with_outcome
-    for option in reversed(options):
-        wrapped = option(wrapped)
-    return wrapped
+    )(wrapped)
 
 
 def finish(
     findings: Sequence[Finding],
-    options: OutcomeOptions,
+    asked: OutcomeOptions,
     heading: str,
     notes: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
@@ -108,9 +78,9 @@ def finish(
     from pyperf_suite.history.exit_code import exit_code
     from pyperf_suite.history.thresholds import load_thresholds
 
-    fail_on = options.fail_on or load_thresholds().fail_on or DEFAULT_FAIL_ON
+    fail_on = asked.fail_on or load_thresholds().fail_on or DEFAULT_FAIL_ON
     code = exit_code(findings, fail_on)
-    if options.as_json:
+    if asked.as_json:
         from pyperf_suite.render.comparisons import comparisons_as_json
 
         click.echo(comparisons_as_json(heading, findings, notes, code, extra))
@@ -119,22 +89,31 @@ def finish(
         from pyperf_suite.render.terminal import console_for
 
         print_comparisons(console_for(), heading, findings, notes, code, fail_on)
-    _write_files(findings, options, heading, notes, fail_on)
+    _write_files(findings, asked, heading, notes, fail_on)
     raise SystemExit(code)
 
 
+def rules_of(margin: float | None, **limits: Any) -> RuleFor:
+    """The rule by which pairs of a benchmark are judged, with the margin that holds for it."""
+    from pyperf_suite.history.statistics.sequential import SequentialRule
+    from pyperf_suite.history.thresholds import load_thresholds
+
+    thresholds = load_thresholds()
+    return lambda case: SequentialRule(margin=thresholds.margin_of(case.probe, case.label, margin), **limits)
+
+
 def _write_files(
-    findings: Sequence[Finding], options: OutcomeOptions, heading: str, notes: Sequence[str], fail_on: str
+    findings: Sequence[Finding], asked: OutcomeOptions, heading: str, notes: Sequence[str], fail_on: str
 ) -> None:
     from pyperf_suite.files import write_for_user
     from pyperf_suite.render.comparisons import summary
     from pyperf_suite.render.junit import junit_xml
 
-    if options.markdown is not None:
+    if asked.markdown is not None:
         # Appended: the steps of a job share one summary, and each adds its own.
-        _append(options.markdown, summary(heading, findings, notes).encode() + b"\n")
-    if options.junit is not None:
-        write_for_user(options.junit, junit_xml(heading, findings, fail_on))
+        _append(asked.markdown, summary(heading, findings, notes).encode() + b"\n")
+    if asked.junit is not None:
+        write_for_user(asked.junit, junit_xml(heading, findings, fail_on))
 
 
 def _append(path: Path, content: bytes) -> None:

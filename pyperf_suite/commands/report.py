@@ -6,14 +6,15 @@ from pathlib import Path
 
 import click
 
+from pyperf_suite.commands.options import machine_option, path_option
+
 DEFAULT_NAME = "report.html"
 
 
 @click.command()
 @click.argument("results", default="bench_results", type=click.Path(path_type=Path), metavar="[RESULTS]")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help=f"[default: RESULTS/{DEFAULT_NAME}]"
-)
+@path_option("--results", "named", metavar="FOLDER", help="The same as RESULTS.")
+@path_option("-o", "--output", help=f"[default: RESULTS/{DEFAULT_NAME}]")
 @click.option(
     "--runs",
     default="strongest",
@@ -21,8 +22,8 @@ DEFAULT_NAME = "report.html"
     metavar="strongest|latest|all|ID,...",
     help="Of each probe the run of the most thorough profile, the newest run, every run, or the runs named.",
 )
-@click.option("--machine", metavar="NAME", help="Only this machine: the name of a folder of the results.")
-def report(results: Path, output: Path | None, runs: str, machine: str | None) -> None:
+@machine_option
+def report(results: Path, named: Path | None, output: Path | None, runs: str, machine: str | None) -> None:
     """Write everything that RESULTS hold as one HTML page: a results folder, one machine's, or a single run's.
 
     The page needs no network and nothing beside it.
@@ -36,6 +37,7 @@ def report(results: Path, output: Path | None, runs: str, machine: str | None) -
     from pyperf_suite.render.page import draw_page
     from pyperf_suite.render.results import choose, read_results
 
+    results = named or results
     read = read_results(results, machine)
     page = draw_page(read, choose(read, [word.strip() for word in runs.split(",") if word.strip()]))
     path = results / DEFAULT_NAME if output is None else output

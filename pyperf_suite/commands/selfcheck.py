@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.commands.outcome import margin_option
+from pyperf_suite.commands.options import (
+    Finite,
+    device_option,
+    json_option,
+    margin_option,
+    path_option,
+    results_option,
+    seed_option,
+)
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -48,13 +55,6 @@ class Shifts(click.ParamType):
         return shift, asked
 
 
-def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    """What no range keeps out: not a number, which lies in none."""
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value} is not a finite number.", ctx, param)
-    return value
-
-
 @click.command()
 @click.option(
     "--shifts",
@@ -69,27 +69,22 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float | None) -> 
 )
 @margin_option
 @click.option(
-    "--budget", default=30.0, show_default=True, type=click.FloatRange(1, 3600), callback=_finite,
-    metavar="SECONDS",
+    "--budget", default=30.0, show_default=True, type=Finite(1, 3600), metavar="SECONDS",
     help="For one comparison.",
 )  # fmt: skip
 @click.option("--max-pairs", type=click.IntRange(1), metavar="N", help="For one comparison; by default the rule's own.")
 @click.option(
-    "--time-limit", type=click.FloatRange(0, min_open=True), callback=_finite, metavar="MINUTES",
+    "--time-limit", type=Finite(0, min_open=True), metavar="MINUTES",
     help="Begin no comparison after so long; --resume makes those that are left.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on with the newest selfcheck of the same benchmarks, rule and budget.")
 @click.option("--show", is_flag=True, help="Measure nothing: show what speaks for this machine already.")
 @click.option("-k", "pattern", metavar="TEXT", help="Only benchmarks whose label holds TEXT; * stands for anything.")
-@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="auto, cpu, or cuda:N.")
-@click.option(
-    "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
-)
-@click.option("--seed", default=0, show_default=True, help="Seed of the order in which comparisons are made.")
-@click.option("--json", "as_json", is_flag=True, help="Print the rates as JSON instead of tables.")
-@click.option(
-    "--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Append the tables to FILE as Markdown."
-)
+@device_option()
+@results_option()
+@seed_option("Seed of the order in which comparisons are made.")
+@json_option("Print the rates as JSON instead of tables.")
+@path_option("--markdown", help="Append the tables to FILE as Markdown.")
 def selfcheck(
     shifts: dict[float, int | None],
     comparisons: int,

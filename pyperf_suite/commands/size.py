@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.commands.measuring import wide_option
 from pyperf_suite.commands.model_options import asked_gpu, asked_model, gpu_options, model_options
+from pyperf_suite.commands.options import (
+    Percent,
+    device_option,
+    json_option,
+    path_option,
+    profile_option,
+    results_option,
+    wide_option,
+)
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,23 +45,23 @@ DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32", "int8")
     "--vary", metavar="NAME,...", help="Only these: hidden, heads, kv_heads, ffn, vocab, layers, micro_batch, tp."
 )
 @click.option(
-    "--parameter-change", type=float, default=2.0, show_default=True, metavar="PERCENT", help="Of parameters, at most."
+    "--parameter-change",
+    type=Percent(),
+    default=2.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Of parameters, at most.",
 )
-@click.option("--reach", type=float, default=15.0, show_default=True, metavar="PERCENT", help="Of each width, at most.")
+@click.option(
+    "--reach", type=Percent(), default=15.0, show_default=True, metavar="PERCENT", help="Of each width, at most."
+)
 @click.option("--head-dims", metavar="N,...", help="Head dimensions that candidates may have.")
 @click.option("--measure", is_flag=True, help="Run the best candidates beside the model on the GPU in this machine.")
-@click.option("--profile", default="standard", show_default=True, metavar="NAME", help="How thoroughly to measure.")
-@click.option("--device", default="auto", show_default=True, metavar="DEVICE", help="Where to measure: auto or cuda:N.")
-@click.option(
-    "--results",
-    default="bench_results",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="For the records of what is measured.",
-)
-@click.option("--output", type=click.Path(path_type=Path), metavar="FOLDER", help="For the heat maps and a page.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+@profile_option("How thoroughly to measure.", "standard")
+@device_option("Where to measure: auto or cuda:N.")
+@results_option("For the records of what is measured.")
+@path_option("--output", metavar="FOLDER", help="For the heat maps and a page.")
+@json_option()
 @wide_option
 def size(
     config: Path | None,
@@ -163,18 +172,14 @@ def _present(
 
 
 @click.command()
-@click.argument("m", type=int)
-@click.argument("n", type=int)
-@click.argument("k", type=int)
+@click.argument("sizes", nargs=-1, required=True, metavar="M N K")
 @click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True)
 @click.option("--layout", default="TN", show_default=True, metavar="XY", help="TN fprop, NN dgrad, NT wgrad, or TT.")
 @gpu_options
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+@json_option()
 @wide_option
 def explain(
-    m: int,
-    n: int,
-    k: int,
+    sizes: tuple[str, ...],
     dtype: str,
     layout: str,
     gpu: str | None,
@@ -198,6 +203,7 @@ def explain(
     from pyperf_suite.advise.product.likely_tile import likely_tile
     from pyperf_suite.render.terminal import console_for, print_findings
 
+    m, n, k = _sizes(sizes)
     spec, laws = asked_gpu(gpu, calibration)
     check_product(m, n, k, layout.upper())
     tiled = likely_tile(laws, dtype, m, n, k)
@@ -206,6 +212,16 @@ def explain(
         click.echo(json.dumps(product_as_json(product), indent=2))
     else:
         print_findings(console_for(wide), {"explain": findings_of_product(product)}, [])
+
+
+def _sizes(words: tuple[str, ...]) -> tuple[int, int, int]:
+    """M, N and K, also where they are written as one word: 4096x50257x2560."""
+    parts = words[0].lower().split("x") if len(words) == 1 else words
+    if len(parts) != 3 or not all(re.fullmatch("-?[0-9]{1,12}", part.strip()) for part in parts):
+        raise UserError(
+            f"{' '.join(words)[:80]!r} is no product: write M N K, as in 4096 50257 2560 or 4096x50257x2560."
+        )
+    return int(parts[0]), int(parts[1]), int(parts[2])
 
 
 def _prices(laws: GpuSpec | Calibration, dtype: str) -> LawPrices:
@@ -218,9 +234,6 @@ def _bounds(spec: GpuSpec, vary: str | None, parameter_change: float, reach: flo
     from pyperf_suite.advise.sizing.candidates import AXES, HEAD_DIMS, Bounds
     from pyperf_suite.laws.training.memory import USABLE_SHARE
 
-    for option, percent in (("--parameter-change", parameter_change), ("--reach", reach)):
-        if not 0 <= percent <= 100:
-            raise UserError(f"{option} has to lie between 0 and 100 %, but {percent:g} was asked for.")
     return Bounds(
         vary=AXES if vary is None else tuple(name.strip().replace("-", "_") for name in vary.split(",")),
         parameter_change=parameter_change / 100,

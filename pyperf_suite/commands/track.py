@@ -8,23 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyperf_suite.commands.outcome import OutcomeOptions, finish, margin_option, outcome_options
+from pyperf_suite.commands.options import device_option, machine_option, margin_option, results_option, seed_option
+from pyperf_suite.commands.outcome import OutcomeOptions, finish, outcome_options, rules_of
 from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.history.changes.nominations import Nomination
     from pyperf_suite.history.changes.tracking import Tracked
     from pyperf_suite.history.finding import Finding
-    from pyperf_suite.history.pairs.ab import RuleFor
     from pyperf_suite.history.stored.store import Store
 
 
 @click.command()
 @click.argument("benchmark", required=False, metavar="[BENCHMARK]")
-@click.option(
-    "--results", default="bench_results", show_default=True, type=click.Path(path_type=Path), metavar="FOLDER"
-)
-@click.option("--machine", metavar="NAME", help="Only this machine: the name of a folder of the results.")
+@results_option()
+@machine_option
 @click.option(
     "--since",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
@@ -37,10 +35,8 @@ if TYPE_CHECKING:
     help="For one benchmark that is rerun.",
 )  # fmt: skip
 @margin_option
-@click.option(
-    "--device", default="auto", show_default=True, metavar="DEVICE", help="Where to rerun: auto, cpu, cuda:N."
-)
-@click.option("--seed", default=0, show_default=True, help="Of the order of reruns.")
+@device_option("Where to rerun: auto, cpu, cuda:N.")
+@seed_option("Of the order of reruns.")
 @outcome_options
 def track(
     benchmark: str | None,
@@ -128,17 +124,8 @@ def _confirmed(
     try:
         with PairJournal(folder / "pairs.jsonl") as journal:
             decided = confirm(
-                able, lambda commit: revision_arm(checkout, commit), where, _rule(margin), budget_s, seed, journal
+                able, lambda commit: revision_arm(checkout, commit), where, rules_of(margin), budget_s, seed, journal
             )
     except KeyboardInterrupt:
         raise Interrupted(f"Interrupted; the pairs measured so far are kept in {folder}.") from None
     return [*decided, *unable, *others], [f"The pairs of the reruns are in {folder}."]
-
-
-def _rule(margin: float | None) -> RuleFor:
-    """The rule of a benchmark, with the margin that holds for it."""
-    from pyperf_suite.history.statistics.sequential import SequentialRule
-    from pyperf_suite.history.thresholds import load_thresholds
-
-    thresholds = load_thresholds()
-    return lambda case: SequentialRule(margin=thresholds.margin_of(case.probe, case.label, margin))

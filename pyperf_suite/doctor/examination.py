@@ -14,7 +14,7 @@ from pyperf_suite.doctor.software import read_software, software_checks
 from pyperf_suite.hardware.kernel_files import KernelFiles
 
 
-def examine(results: Path, files: KernelFiles | None = None) -> tuple[Group, ...]:
+def examine(results: Path, files: KernelFiles | None = None, gpus_expected: int | None = None) -> tuple[Group, ...]:
     """Read and judge everything; the load is watched first, before any process of ours adds to it."""
     files = files or KernelFiles()
     load = read_load(files)
@@ -24,7 +24,7 @@ def examine(results: Path, files: KernelFiles | None = None) -> tuple[Group, ...
         Group("CPU", cpu_checks(read_cpu(files))),
         Group("Load", load_checks(load)),
         Group("Memory", memory_checks(read_memory(files, swapped_pages))),
-        Group("GPU", gpu_checks(gpus)),
+        Group("GPU", gpu_checks(gpus, gpus_expected)),
         Group("Software", software_checks(read_software(files, len(gpus.gpus), driver_cuda=gpus.cuda))),
         Group("Disk", place_checks(read_places(results))),
     )

@@ -98,9 +98,13 @@ def _gpus_on_bus(files: KernelFiles) -> int:
     )
 
 
-def gpu_checks(readings: GpuReadings) -> tuple[Check, ...]:
-    """The driver's checks, then each GPU's."""
+def gpu_checks(readings: GpuReadings, expected: int | None = None) -> tuple[Check, ...]:
+    """The driver's checks, then each GPU's; where a number is `expected`, whether as many are there."""
     checks = [driver_check(readings)]
+    if expected is not None:
+        found = f"{len(readings.gpus)} for this process, {expected} expected"
+        right = len(readings.gpus) == expected
+        checks.append(Check("GPUs", "ok" if right else "problem", found))
     if readings.gpus:
         checks.append(manager_check(readings))
     for number, reading in enumerate(readings.gpus):
@@ -131,7 +135,7 @@ def driver_check(readings: GpuReadings) -> Check:
         )
     why = readings.refusal or "this process may use none of them"
     if not readings.on_bus:
-        return Check("driver", "not applicable", f"no NVIDIA GPU on the bus: {why}; what runs here runs on the CPU")
+        return Check("driver", "ok", f"no NVIDIA GPU on the bus: {why}; what runs here runs on the CPU")
     hidden = "" if readings.visible is None else f", with CUDA_VISIBLE_DEVICES={readings.visible!r}"
     return Check(
         "driver",

@@ -75,5 +75,7 @@ def place_check(place: Place) -> Check:
     told = f"{told}, {gib(place.free_bytes)} free"
     if place.free_bytes >= TIGHT_BYTES:
         return Check(place.name, "ok", told)
+    if place.free_bytes == 0:
+        return Check(place.name, "problem", f"{told}: the file system is full or takes no files", choose, command)
     verdict: Verdict = "problem" if place.free_bytes < SCARCE_BYTES and not is_cache else "warning"
     return Check(place.name, verdict, told, f"Free some of the disk, or: {choose[0].lower()}{choose[1:]}", command)

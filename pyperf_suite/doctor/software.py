@@ -196,7 +196,10 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
                 f"refuse what NVRTC {version} compiles",
                 f"Update the driver, or set {wanted.override} to an NVRTC of CUDA {readings.driver_cuda}.",
             )
-        return Check(wanted.name, "ok", f"{told}. Opened: {chosen}, {why}")
+        # Of a single copy it is plain which one a run opens.
+        is_plain = [each.copy.path for each in found] == [chosen]
+        opened = f", {why}" if is_plain else f". Opened: {chosen}, {why}"
+        return Check(wanted.name, "ok", f"{told}{opened}")
     broken = next((each for each in found if each.copy.found_by == wanted.override), None)
     if broken is not None:
         return Check(

@@ -6,9 +6,12 @@ All peaks are one direction, GB/s (1e9); data sheets like to quote both directio
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import capability_of
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,21 @@ def nvlinks_per_gpu(link_gb_per_s: float, compute_capability: tuple[int, int]) -
     if link_gb_per_s <= 1.05 * pcie_of(compute_capability).gb_per_s:
         return 0
     return round(link_gb_per_s / nvlink.per_link_gb_per_s)
+
+
+def peak_of(identity: Mapping[str, Any]) -> LinkPeak | None:
+    """The peak of what joins each GPU of a machine to the others; None for CPUs, one GPU, and unknown links."""
+    capability = capability_of(str(identity.get("model", "")))
+    link = str(identity.get("link", "none"))
+    if identity.get("kind") != "cuda" or capability is None or link in ("none", "unknown"):
+        return None
+    if link == "pcie":
+        return pcie_of(capability)
+    nvlink, links = nvlink_of(capability), re.fullmatch(r"nvlink\d*x(\d+)", link)
+    if nvlink is None or nvlink.per_link_gb_per_s is None or links is None:
+        return None
+    bonded = int(links[1])
+    return LinkPeak(f"{bonded} x {nvlink.name}", bonded * nvlink.per_link_gb_per_s, nvlink.source)
 
 
 def network(rate: str) -> LinkPeak:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import special
-
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.finding import Finding, Verdict
 from pyperf_suite.history.static_figures import judge_figures
@@ -284,8 +282,12 @@ def _percent(share: float) -> str:
 
 
 def _quantile(probability: float, freedom: float) -> float:
+    from scipy import special
+
     return float(special.stdtrit(freedom, probability) if math.isfinite(freedom) else special.ndtri(probability))
 
 
 def _probability(value: float, freedom: float) -> float:
+    from scipy import special
+
     return float(special.stdtr(freedom, value) if math.isfinite(freedom) else special.ndtr(value))

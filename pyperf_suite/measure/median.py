@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,8 @@ def median_interval(
 
     Raises ValueError for no samples, or a confidence not strictly between 0 and 1.
     """
+    from scipy import special
+
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, not {confidence}")
     values = np.sort(np.asarray(samples, dtype=np.float64))
@@ -74,6 +75,8 @@ def median_interval(
 
 def _lower_rank(n: int, confidence: float) -> int:
     """The largest r with P(fewer than r of n below the median) <= (1 − confidence)/2; 0 if there is none."""
+    from scipy import special
+
     tail = (1 - confidence) / 2
     if 0.5**n > tail:
         return 0
@@ -104,6 +107,8 @@ def effective_samples(samples: Sequence[float] | NDArray[np.float64], confidence
     No estimator sees a correlation as long as the series: of AR(1) 0.9, where τ is 14, the 95 % interval
     covers the median in 90 % of series of 50 and in 94 to 96 % from 300 on; with 0.5, in 94 % or more.
     """
+    from scipy import special
+
     values = np.asarray(samples, dtype=np.float64)
     n = values.size
     if n < 4:

@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import special
-
 CONFIDENCE = 0.95
 
 
@@ -52,6 +50,8 @@ def ratio_over_processes(ratios: Sequence[float], within: float = 0.0) -> Ratio:
     A single process has no spread to tell of; then the interval is its value times and over 1 + `within`, the relative
     half-width that its own samples give. Raises ValueError for no ratios.
     """
+    from scipy import special
+
     count = len(ratios)
     if count == 0:
         raise ValueError("a ratio needs at least one process that measured both sides")

@@ -6,25 +6,20 @@ A probe's kernel explains a machine only where it is about as fast as what peopl
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes.probe import Probe
+from pyperf_suite.probes._products import CHOSEN, ProductAxes, library_of, on_gpu, relative_rate
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import Shape
-from pyperf_suite.spec.findings import Findings, Table
-from pyperf_suite.spec.rows import Reading, readings
-
-# A tile that our kernel chooses for the product.
-CHOSEN = "chosen"
+from pyperf_suite.spec.findings import Findings, Remark, findings, remark
+from pyperf_suite.spec.probe import Probe, RowTable
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup
 
 # Our kernels that are launched in clusters.
 CLUSTERED = ("cuda_sm90",)
@@ -32,210 +27,149 @@ CLUSTERED = ("cuda_sm90",)
 # half of what the smaller does, which fits narrow products. A stage less leaves room to store a tile without waiting.
 HOPPER_TILES = ("128x256x64:c2", "128x256x64:s3:c2", "256x128x64:c1x2", "128x256x64", "128x128x64")
 
-COLUMNS = (
-    "M x N x K",
-    "layout",
-    "dtype",
-    "schedule",
-    "kernel",
-    "tile",
-    "ours TFLOP/s",
-    "library TFLOP/s",
-    "ours / library",
-)
+
+def _shapes(text: str) -> tuple[Shape, ...]:
+    return tuple(Shape.parse(word) for word in text.split())
+
 
 # Squares, and the products of transformer layers: tokens x out x in, for fprop and for its narrow relatives.
-QUICK_SHAPES = (Shape(256, 256, 256), Shape(512, 512, 512), Shape(1024, 1024, 1024), Shape(512, 2048, 512))
-STANDARD_SHAPES = (
-    *QUICK_SHAPES,
-    Shape(2048, 2048, 2048),
-    Shape(4096, 4096, 4096),
-    Shape(256, 4096, 1024),
-    Shape(1024, 4096, 1024),
-    Shape(2048, 1024, 4096),
-)
-
-
+QUICK_SHAPES = _shapes("256x256x256 512x512x512 1024x1024x1024 512x2048x512")
+LARGER_SHAPES = _shapes("2048x2048x2048 4096x4096x4096 256x4096x1024 1024x4096x1024 2048x1024x4096")
 # The products by which GPU kernels are judged here: squares, and layers of models with 4096 and 8192 hidden dimensions
 # from many tokens down to few.
-GPU_SHAPES = (
-    Shape(4096, 4096, 4096),
-    Shape(8192, 8192, 8192),
-    Shape(16384, 4096, 4096),
-    Shape(4096, 14336, 4096),
-    Shape(8192, 28672, 8192),
-    Shape(2048, 4096, 4096),
-    Shape(512, 8192, 8192),
-    Shape(128, 8192, 8192),
+GPU_SHAPES = _shapes(
+    "4096x4096x4096 8192x8192x8192 16384x4096x4096 4096x14336x4096 8192x28672x8192 2048x4096x4096 512x8192x8192 "
+    "128x8192x8192"
 )
 
 
 @dataclass(frozen=True)
-class BaselineAxes:
-    """What the baseline probe varies. The tile `chosen` lets our kernel choose; of several tiles the fastest counts."""
+class BaselineAxes(ProductAxes):
+    """What the probe varies, as it is on a CPU in a minute.
 
-    implementation: tuple[str, ...]
-    library: tuple[str, ...]
-    shape: tuple[Shape, ...]
-    layout: tuple[str, ...]
-    dtype: tuple[str, ...]
-    workers: tuple[int, ...]
-    tile: tuple[str, ...]
-    schedule: tuple[str, ...]
-    mode: tuple[str, ...] = ("burst",)
-
-
-class Baseline(Probe):
-    """Our kernels, the fastest of their tiles for each product, and the library beside them."""
-
-    name = "baseline"
-    question = "How fast are our own kernels beside the library's, and beside each other by dtype?"
-
-    def axes(self, profile: str, device: Device) -> BaselineAxes:
-        """Squares and transformer-like shapes, on one core and on all, or on a whole GPU."""
-        return _cuda_axes(profile, device) if device.kind == "cuda" else _cpu_axes(profile)
-
-    def sweep(self, axes: BaselineAxes) -> list[Case]:
-        """Each product by each of our kernels in each tile and schedule, and by the library."""
-        cases = []
-        products = itertools.product(axes.shape, axes.layout, axes.dtype, axes.workers, axes.mode)
-        for shape, layout, dtype, workers, mode in products:
-            library = MatmulParameters(
-                shape.m, shape.n, shape.k, Schedule("library", workers), dtype=dtype, layout=layout
-            )
-            cases += [Case("matmul", library, implementation, mode=mode) for implementation in axes.library]
-            for tile, schedule in itertools.product(axes.tile, axes.schedule):
-                ours = replace(
-                    library,
-                    tile=None if tile == CHOSEN else Tile.parse(tile),
-                    schedule=Schedule.parse(f"{schedule}@{workers}"),
-                )
-                # A tile for a cluster says nothing to a kernel that launches none.
-                clustered = ours.tile is not None and ours.tile.ctas > 1
-                takers = [name for name in axes.implementation if name in CLUSTERED or not clustered]
-                cases += [Case("matmul", ours, implementation, mode=mode) for implementation in takers]
-        return cases
-
-    def findings(self, records: Sequence[Record]) -> Findings:
-        """The ratio of every pair, and its geometric mean by kernel, dtype and workers."""
-        pairs = _pairs(readings(records))
-        ratios: dict[tuple[str, str, str, int], list[float]] = {}
-        rows = []
-        for ours, theirs in pairs:
-            p = ours.case.parameters
-            ratio = theirs.seconds / ours.seconds
-            ratios.setdefault((ours.case.implementation, ours.case.mode, p.dtype, p.schedule.workers), []).append(ratio)
-            rows.append(
-                (
-                    f"{p.m}x{p.n}x{p.k}",
-                    p.layout,
-                    p.dtype,
-                    str(p.schedule),
-                    ours.case.implementation,
-                    str(ours.kernel["details"].get("tile", "")),
-                    f"{ours.tflop_per_s:.3f}",
-                    f"{theirs.tflop_per_s:.3f}",
-                    f"{ratio:.2f}",
-                )
-            )
-        sentences = [_sentence(*whose, values) for whose, values in sorted(ratios.items())]
-        sentences += _between_dtypes([ours for ours, _ in pairs])
-        return Findings(
-            tuple(sentences), (Table("Our matmul beside the library's", COLUMNS, tuple(rows)),) if rows else ()
-        )
-
-    def group(self, case: Case) -> str:
-        """One table a dtype and number of workers, so that ours and the library's stand together."""
-        return f"baseline {case.parameters.dtype} {case.parameters.schedule.workers} workers"
-
-
-def _cpu_axes(profile: str) -> BaselineAxes:
-    cores = cpu.detect().usable_cores
-    standard = BaselineAxes(
-        implementation=("native",),
-        library=("torch",),
-        shape=STANDARD_SHAPES,
-        layout=("NN", "TN"),
-        dtype=("float32", "bfloat16"),
-        workers=tuple(dict.fromkeys((1, cores))),
-        tile=(CHOSEN,),
-        schedule=("data_parallel",),
-    )
-    if profile == "quick":
-        return replace(standard, shape=QUICK_SHAPES, layout=("NN",), dtype=("float32",))
-    return standard
-
-
-def _cuda_axes(profile: str, device: Device) -> BaselineAxes:
-    gpu = gpus()[device.index]
-    hopper = gpu.compute_capability == (9, 0)
-    own = "cuda_sm90" if hopper else "cuda_sm80"
-    quick = BaselineAxes(
-        implementation=(own, "triton"),
-        library=("cublas",),
-        shape=GPU_SHAPES[:1],
-        layout=("TN",),
-        dtype=("bfloat16",),
-        workers=(gpu.multiprocessors,),
-        tile=HOPPER_TILES if hopper else ("128x128x32",),
-        schedule=("persistent",),
-    )
-    if profile == "quick":
-        return quick
-    standard = replace(quick, shape=GPU_SHAPES, schedule=("data_parallel", "persistent", "stream_k"))
-    if profile == "standard":
-        return standard
-    return replace(standard, layout=("TN", "NN", "NT"), dtype=("bfloat16", "float16"), mode=("burst", "sustained"))
-
-
-def _pairs(found: list[Reading]) -> list[tuple[Reading, Reading]]:
-    """Each of our kernels in its fastest tile and schedule, and the library's reading of the same product.
-
-    Ordered by dtype and workers, largest product last.
+    The tile `chosen` lets our kernel choose; of several tiles the fastest counts.
     """
-    library: dict[tuple[object, ...], Reading] = {}
-    fastest: dict[tuple[object, ...], Reading] = {}
-    for reading in found:
-        p = reading.case.parameters
-        product = (reading.case.mode, p.dtype, p.schedule.workers, p.m * p.n * p.k, p.m, p.n, p.k, p.layout)
-        if p.schedule.policy == "library":
-            library[product] = reading
-            continue
-        ours = (*product, reading.case.implementation)
-        if ours not in fastest or reading.seconds < fastest[ours].seconds:
-            fastest[ours] = reading
-    return [(reading, library[ours[:-1]]) for ours, reading in sorted(fastest.items()) if ours[:-1] in library]
+
+    shape: tuple[Shape, ...] = QUICK_SHAPES
+    layout: tuple[str, ...] = ("NN",)
+    tile: tuple[str, ...] = (CHOSEN,)
+    schedule: tuple[str, ...] = ("data_parallel",)
 
 
-def _sentence(implementation: str, mode: str, dtype: str, workers: int, ratios: Sequence[float]) -> str:
-    cores = f"{workers} core{'s' if workers > 1 else ''}"
-    where = cores if implementation == "native" else f"{workers} multiprocessors"
-    kernel = "" if implementation == "native" else f"{implementation} "
-    kernel = kernel if mode == "burst" else f"{mode} {kernel}"
-    return (
-        f"Our {kernel}{dtype} matmul runs at {_geometric_mean(ratios):.2f} x the library's speed on {where} "
-        f"(geometric mean of {len(ratios)} products, each between {min(ratios):.2f} and {max(ratios):.2f} x)."
+def axes(profile: str, device: Device) -> BaselineAxes:
+    """Squares and transformer-like shapes, on one core and on all, or on a whole GPU."""
+    return (_on_gpu(device) if device.kind == "cuda" else _on_cpu())[profile]
+
+
+def _on_cpu() -> dict[str, BaselineAxes]:
+    quick = BaselineAxes(workers=tuple(dict.fromkeys((1, cpu.detect().usable_cores))))
+    shapes = QUICK_SHAPES + LARGER_SHAPES
+    standard = replace(quick, shape=shapes, layout=("NN", "TN"), dtype=("float32", "bfloat16"))
+    return {"quick": quick, "standard": standard, "full": standard}
+
+
+def _on_gpu(device: Device) -> dict[str, BaselineAxes]:
+    own, shared = on_gpu(device)
+    tiles = HOPPER_TILES if own in CLUSTERED else ("128x128x32",)
+    quick = BaselineAxes(**shared, shape=GPU_SHAPES[:1], layout=("TN",), tile=tiles, schedule=("persistent",))
+    quick = replace(quick, implementation=(own, "triton"))
+    standard = replace(quick, shape=GPU_SHAPES, schedule=("data_parallel", "persistent", "stream_k"))
+    full = replace(standard, layout=("TN", "NN", "NT"), dtype=("bfloat16", "float16"), mode=("burst", "sustained"))
+    return {"quick": quick, "standard": standard, "full": full}
+
+
+def sweep(axes: BaselineAxes) -> Iterator[Case]:
+    """Each product by each of our kernels in each tile and schedule, and by the library."""
+    products = itertools.product(axes.shape, axes.layout, axes.dtype, axes.workers, axes.mode)
+    for shape, layout, dtype, workers, mode in products:
+        library = MatmulParameters(shape.m, shape.n, shape.k, Schedule("library", workers), dtype=dtype, layout=layout)
+        for implementation in axes.library:
+            yield Case("matmul", library, implementation, mode=mode)
+        for tile_name, schedule, implementation in itertools.product(axes.tile, axes.schedule, axes.implementation):
+            tile = None if tile_name == CHOSEN else Tile.parse(tile_name)
+            # A tile for a cluster says nothing to a kernel that launches none.
+            if tile is None or tile.ctas == 1 or implementation in CLUSTERED:
+                ours = replace(library, tile=tile, schedule=Schedule.parse(f"{schedule}@{workers}"))
+                yield Case("matmul", ours, implementation, mode=mode)
+
+
+def is_fastest(row: Row) -> bool:
+    """Whether it is our kernel's fastest tile and schedule for a product that the library multiplied too."""
+    if row.schedule.policy == "library" or library_of(row) is None:
+        return False
+    alike = row.rows.alike(row, "schedule", "tile")
+    tried = [other for other in alike if other.schedule.workers == row.schedule.workers]
+    return row is min(tried, key=lambda other: other.seconds)
+
+
+def float32_of(row: Row) -> Row | None:
+    """The fastest float32 row of the same product by the same kernel; None for itself."""
+    alike = row.rows.alike(row, "dtype", "tile")
+    return next((other for other in alike if other.dtype == "float32" != row.dtype and is_fastest(other)), None)
+
+
+def analyse(rows: Rows) -> Findings:
+    """For each kernel, dtype and number of workers its means over products."""
+    kernels = grouped(
+        rows.where(is_fastest), lambda row: (row.implementation, row.mode, row.dtype, row.schedule.workers)
+    )
+    return findings(
+        (
+            _mean("the library's speed", library_of, kernels[name], ""),
+            _mean("the speed of our float32 matmul", float32_of, kernels[name], "mean"),
+        )
+        for name in sorted(kernels)
     )
 
 
-def _between_dtypes(ours: Sequence[Reading]) -> list[str]:
-    """How our other dtypes compare with our float32, product by product."""
-    seconds: dict[tuple[object, ...], dict[str, float]] = {}
-    for reading in ours:
-        p = reading.case.parameters
-        seconds.setdefault((reading.case.implementation, reading.case.mode, p.m, p.n, p.k, p.layout, p.schedule), {})[
-            p.dtype
-        ] = reading.seconds
-    sentences = []
-    for dtype in sorted({dtype for by_dtype in seconds.values() for dtype in by_dtype} - {"float32"}):
-        ratios = [t["float32"] / t[dtype] for t in seconds.values() if {"float32", dtype} <= t.keys()]
-        if ratios:
-            sentences.append(
-                f"Our {dtype} matmul runs at {_geometric_mean(ratios):.2f} x the speed of our float32 matmul "
-                f"(geometric mean of {len(ratios)} products, the slowest at {min(ratios):.2f} x)."
-            )
-    return sentences
+def _mean(what: str, base: Callable[[Row], Row | None], rows: Sequence[Row], effect: str) -> Remark | None:
+    """How our products compare with others; None where no process measured them all."""
+    pairs = [(other.reading, row.reading) for row in rows if (other := base(row))]
+    mean = mean_speedup(pairs)
+    if mean is None:
+        return None
+    ratios = [other.seconds / ours.seconds for other, ours in pairs]
+    return remark(
+        "Our {kernel} {dtype} matmul runs at {mean} {what} (workers={workers}, mode={mode}; geometric mean of "
+        "{products} products, each between {least} and {most})",
+        effect=effect,
+        kernel=rows[0].implementation,
+        dtype=rows[0].dtype,
+        mean=mean,
+        what=what,
+        workers=rows[0].schedule.workers,
+        mode=rows[0].mode,
+        products=len(pairs),
+        least=Quantity(min(ratios), "x"),
+        most=Quantity(max(ratios), "x"),
+    )
 
 
-def _geometric_mean(values: Sequence[float]) -> float:
-    return float(np.exp(np.mean(np.log(values))))
+PROBE = Probe(
+    name="baseline",
+    question="How fast are our own kernels beside the library's, and beside each other by dtype?",
+    topic="products",
+    title="Our product compared with the library's",
+    axes=axes,
+    sweep=sweep,
+    order=lambda row: (row.mode, row.dtype, row.schedule.workers, row.flop, row.m, row.n, row.k, row.layout),
+    tables=(
+        RowTable(
+            "Our matmul beside the library's",
+            (
+                Column("M x N x K", lambda row: str(Shape(row.m, row.n, row.k)), priority=2),
+                Column("layout", lambda row: row.layout),
+                Column("dtype", lambda row: row.dtype),
+                Column("schedule", lambda row: str(row.schedule), priority=0),
+                Column("kernel", lambda row: row.implementation),
+                Column("tile", lambda row: str(row.kernel["details"].get("tile", "")), priority=0),
+                Column("ours", lambda row: row.flop_per_s, "TFLOP/s"),
+                Column("the library's", lambda row: row.flop_per_s / relative_rate(row), "TFLOP/s"),
+                Column("ours / the library's", relative_rate, "x", priority=2),
+            ),
+            where=is_fastest,
+        ),
+    ),
+    analyse=analyse,
+    group=lambda case: f"baseline {case.parameters.dtype} {case.parameters.schedule.workers} workers",
+)

@@ -17,7 +17,7 @@ from pyperf_suite.operators.training.optimizer_update import (
 )
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Within
-from pyperf_suite.spec.findings import Claim, Findings, findings, remark
+from pyperf_suite.spec.findings import Claim, Findings, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.spec.sources import BEKMAN, TRANSFORMERS
@@ -83,14 +83,11 @@ def sweep(axes: OptimizerAxes) -> Iterator[Case]:
 def analyse(rows: Rows) -> Findings:
     """What is left of the ways' speed on few large tensors, where no guide claims any."""
     return findings(
-        remark(
-            "{way} {optimizer} is {faster} as fast as the loop on {tensors} in {dtype}",
+        row.remark(
+            "{implementation} {optimizer} is {faster} as fast as the loop on {tensors} in {dtype}",
             effect="faster",
-            way=row.implementation,
-            optimizer=row.optimizer,
             faster=faster,
             tensors=in_words(row),
-            dtype=row.dtype,
         )
         for row in rows
         if not is_many_small(row) and (faster := row.against(implementation="loop")) is not None
@@ -153,11 +150,11 @@ PROBE = Probe(
         RowTable(
             "Updates by optimizer and way",
             (
-                Column("optimizer", lambda row: row.optimizer),
-                Column("way", lambda row: row.implementation),
+                Column("optimizer"),
+                Column("way", "implementation"),
                 Column("tensors", lambda row: str(row.tensors)),
-                Column("dtype", lambda row: row.dtype, priority=0),
-                Column("time", lambda row: row.seconds, "ms"),
+                Column("dtype", priority=0),
+                Column("time", "seconds", "ms"),
                 Column("rate", rate, "GB/s"),
                 Column("beside the loop", lambda row: row.against(implementation="loop"), "x"),
                 Column("state a parameter", per_element("state"), "B"),

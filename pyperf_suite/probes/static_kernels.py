@@ -6,10 +6,9 @@ The figures are exact: one that changes is a change of the source or of the comp
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.compiled_kernel import (
     CUDA_TARGETS,
     TRITON_TARGETS,
@@ -17,83 +16,79 @@ from pyperf_suite.operators.compiled_kernel import (
     cuda_kernels,
     triton_kernels,
 )
-from pyperf_suite.probes.probe import Probe
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.findings import Findings, findings, remark
+from pyperf_suite.spec.probe import Probe, RowTable
+from pyperf_suite.spec.rows import Column, Row, Rows
 
-# Metrics shown, and the heading of each; tensor-core instructions have a name of their own on each architecture.
-SHOWN = {
-    "registers": "registers",
-    "local_memory": "local bytes",
-    "dynamic_shared_memory": "shared bytes",
-    "resident_blocks": "blocks/SM",
-    "code": "code bytes",
-}
-TENSOR_CORE = ("HMMA", "HGMMA", "QGMMA", "UTCMMA")
-COPIES = ("LDGSTS", "UTMALDG")
+KERNELS = {"nvrtc": cuda_kernels, "triton": triton_kernels}
 
 
 @dataclass(frozen=True)
 class StaticKernelsAxes:
-    """What the probe varies; kernels are a target's default set."""
+    """What the probe varies in every profile, as nothing is sampled; kernels are a target's default set."""
 
-    compiler: tuple[str, ...]
-    target: tuple[str, ...]
-
-
-class StaticKernels(Probe):
-    """The default sets of our CUDA and Triton kernels, compiled for each architecture."""
-
-    name = "static_kernels"
-    question = "What do our GPU kernels cost in registers, shared memory and instructions, and does any of them spill?"
-    is_timed = False
-    has_items = False
-
-    def axes(self, profile: str, device: Device) -> StaticKernelsAxes:
-        """Every compiler and target in every profile: nothing is sampled, so there is nothing to do more thoroughly."""
-        return StaticKernelsAxes(("nvrtc", "triton"), tuple(dict.fromkeys((*CUDA_TARGETS, *TRITON_TARGETS))))
-
-    def sweep(self, axes: StaticKernelsAxes) -> list[Case]:
-        """Each kernel that a compiler has for a target."""
-        kernels = {"nvrtc": cuda_kernels, "triton": triton_kernels}
-        return [
-            Case("compiled_kernel", CompiledKernelParameters(kernel, target), compiler)
-            for compiler, target in itertools.product(axes.compiler, axes.target)
-            if compiler in kernels
-            for kernel in kernels[compiler](target)
-        ]
-
-    def findings(self, records: Sequence[Record]) -> Findings:
-        """Which kernels touch local memory, and a table of all."""
-        found = {record.case_id: record for record in records if record.kind == "static" and record.outcome == "ok"}
-        if not found:
-            return Findings()
-        ordered = sorted(found.values(), key=lambda record: (record.kernel["path"], record.kernel["name"]))
-        spilling = [r for r in ordered if r.metrics["instructions_LDL"].value + r.metrics["instructions_STL"].value]
-        names = ", ".join(f"{record.kernel['name']} for {record.kernel['path']}" for record in spilling)
-        most = max(ordered, key=lambda record: record.metrics["registers"].value)
-        sentences = (
-            f"{len(spilling)} of {len(ordered)} kernels use local memory{': ' + names if spilling else ''}.",
-            f"Most registers: {most.metrics['registers'].value:.0f} a thread in {most.kernel['name']} for "
-            f"{most.kernel['path']}.",
-        )
-        columns = ("kernel", "target", *SHOWN.values(), "tensor core", "copies", "instructions")
-        rows = tuple(_row(record) for record in ordered)
-        return Findings(sentences, (Table("Our GPU kernels as machine code", columns, rows),))
+    compiler: tuple[str, ...] = tuple(KERNELS)
+    target: tuple[str, ...] = tuple(dict.fromkeys((*CUDA_TARGETS, *TRITON_TARGETS)))
 
 
-def _row(record: Record) -> tuple[str, ...]:
-    return (
-        record.kernel["name"],
-        record.kernel["path"],
-        *(f"{record.metrics[name].value:.0f}" for name in SHOWN),
-        _counts(record, TENSOR_CORE),
-        _counts(record, COPIES),
-        f"{record.metrics['instructions_all'].value:.0f}",
+def sweep(axes: StaticKernelsAxes) -> Iterator[Case]:
+    """Each kernel that a compiler has for a target."""
+    for compiler, target in itertools.product(axes.compiler, axes.target):
+        for kernel in KERNELS[compiler](target) if compiler in KERNELS else ():
+            yield Case("compiled_kernel", CompiledKernelParameters(kernel, target), compiler)
+
+
+def analyse(rows: Rows) -> Findings:
+    """Which kernels touch local memory, and which has the most registers."""
+    spilling = rows.where(lambda row: row.seen["instructions_LDL"] + row.seen["instructions_STL"] > 0)
+    most = max(rows, key=lambda row: row.seen["registers"], default=None)
+    if most is None:
+        return Findings()
+    return findings(
+        remark("{spilling} of {all} kernels use local memory", spilling=len(spilling), all=len(rows)),
+        (row.remark("{kernel} for {target} uses local memory") for row in spilling),
+        most.remark("Most registers: {most} a thread in {kernel} for {target}", most=count("registers")(most)),
     )
 
 
-def _counts(record: Record, classes: Sequence[str]) -> str:
-    counts = {name: record.metrics[f"instructions_{name}"].value for name in classes}
-    return " ".join(f"{count:.0f} {name}" for name, count in counts.items() if count) or "-"
+def count(metric: str) -> Callable[[Row], int]:
+    """What was observed by that name, a whole number."""
+    return lambda row: round(row.seen[metric])
+
+
+def instructions(*names: str) -> Callable[[Row], str | None]:
+    """`7 LDGSTS 10 UTMALDG`, None without any; each architecture has names of its own."""
+    counts = {name: count(f"instructions_{name}") for name in names}
+    return lambda row: " ".join(f"{found} {name}" for name in names if (found := counts[name](row))) or None
+
+
+PROBE = Probe(
+    name="static_kernels",
+    question="What do our GPU kernels cost in registers, shared memory and instructions, and does any of them spill?",
+    topic="the machine",
+    title="Kernels as machine code",
+    axes=lambda *_: StaticKernelsAxes(),
+    sweep=sweep,
+    order=lambda row: (row.target, row.kernel),
+    tables=(
+        RowTable(
+            "Our GPU kernels as machine code",
+            (
+                Column("kernel", priority=2),
+                Column("target", priority=2),
+                Column("registers", count("registers"), priority=2),
+                Column("local memory", count("local_memory"), "B", 2),
+                Column("shared memory", count("dynamic_shared_memory"), "B"),
+                Column("blocks/SM", count("resident_blocks")),
+                Column("code", count("code"), "B", 0),
+                Column("tensor core", instructions("HMMA", "HGMMA", "QGMMA", "UTCMMA")),
+                Column("copies", instructions("LDGSTS", "UTMALDG"), priority=0),
+                Column("instructions", count("instructions_all"), priority=0),
+            ),
+        ),
+    ),
+    analyse=analyse,
+    is_timed=False,
+    has_items=False,
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pyperf_suite.errors import UserError
@@ -57,6 +57,23 @@ def rank_environment(environ: Mapping[str, str] = os.environ) -> RankEnvironment
             f"{found.count - 1}: check WORLD_SIZE and how ranks are numbered."
         )
     return found
+
+
+def ranks_here(usual: tuple[int, ...]) -> tuple[int, ...]:
+    """The number that a launcher started, or else those that a profile has."""
+    launched = rank_environment()
+    return (launched.count,) if launched.launched else usual
+
+
+def require_launched(asked: Iterable[int]) -> None:
+    """Raise UserError for another number of ranks than a launcher started."""
+    launched = rank_environment()
+    others = [ranks for ranks in asked if launched.launched and ranks != launched.count]
+    if others:
+        raise UserError(
+            f"ranks={others[0]} was asked for, but the launcher started {launched.count}: leave the axis out, or "
+            f"start {others[0]}."
+        )
 
 
 def _of_torchrun(environ: Mapping[str, str]) -> RankEnvironment:

@@ -10,7 +10,6 @@ from typing import Any
 
 from pyperf_suite.render import strict, text
 from pyperf_suite.render.command import command_of
-from pyperf_suite.render.transition import typed
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.cautions import cautions_of
 from pyperf_suite.spec.discovery import find_probe
@@ -33,7 +32,7 @@ def document(
     """The whole document as plain data; numbers that are not finite are for `as_text` to leave out."""
     by_probe = {name: [record for record in records if record.probe == name] for name in findings}
     of_the_run, of_probes = cautions_of(records, findings)
-    points = summary_of({name: typed(found) for name, found in findings.items()})
+    points = summary_of(findings)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -45,7 +44,7 @@ def document(
         "summary": [{"kind": each.kind, "probe": each.probe or None, "text": text.point(each)} for each in points],
         "cautions": [_remark(each) for each in of_the_run],
         "probes": [
-            _probe(name, Findings(tuple(of_probes[name])) + typed(found), by_probe[name], manifest)
+            _probe(name, Findings(tuple(of_probes[name])) + found, by_probe[name], manifest)
             for name, found in findings.items()
         ],
     }

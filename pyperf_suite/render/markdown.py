@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from pyperf_suite.printable import printable
 from pyperf_suite.render import text
-from pyperf_suite.render.transition import typed
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.cautions import cautions_of
 from pyperf_suite.spec.findings import Findings, Remark, Table, Verdict
@@ -35,7 +34,7 @@ def page(
         lines += [f"## {escape(name)}", ""]
         if commands and name in commands:
             lines += [f"    {printable(commands[name])}", ""]
-        lines += told(Findings(tuple(of_probes[name])) + typed(found), drawn)
+        lines += told(Findings(tuple(of_probes[name])) + found, drawn)
     return "\n".join(lines)
 
 

@@ -25,7 +25,6 @@ from pyperf_suite.render.machine_section import machine_of
 from pyperf_suite.render.plot import Shown, shown
 from pyperf_suite.render.results import Choice, Results, Run
 from pyperf_suite.render.sizing_section import sizing_of
-from pyperf_suite.render.transition import typed
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.cautions import about_the_cases, about_the_machine
 from pyperf_suite.spec.discovery import find_probe, probe_names
@@ -133,7 +132,7 @@ def _of_run(choices: Sequence[Choice]) -> tuple[list[Section], list[tuple[str, R
 def _section(choice: Choice, records: Sequence[Record]) -> Section:
     run, name = choice.run, choice.probe
     probe = find_probe(name) if name in probe_names() else None
-    found = Findings(tuple(about_the_cases(records))) + typed(findings_of(name, records))
+    found = Findings(tuple(about_the_cases(records))) + findings_of(name, records)
     evidence = run.probes[name]
     when = f"{run.started_at[:16].replace('T', ' ')} UTC"
     notes = [f"run {run.run_id} · {when} · {_strength(run, name)} · {evidence.measured} of {evidence.records} records "

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from pyperf_suite.printable import printable
 from pyperf_suite.render import text
-from pyperf_suite.render.transition import typed
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.cautions import cautions_of
 from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict
@@ -47,7 +46,7 @@ def print_findings(console: Console, findings: Mapping[str, Findings], records: 
         say(console, _KINDS["caution"], text.sentence(caution))
     for name, found in findings.items():
         console.print(f"\n[bold]{escape(name)}[/bold]")
-        print_told(console, Findings(tuple(of_probes[name])) + typed(found))
+        print_told(console, Findings(tuple(of_probes[name])) + found)
 
 
 def print_summary(console: Console, points: Sequence[Point]) -> None:

@@ -16,25 +16,27 @@ from pyperf_suite.spec.quantity import UNITS, Quantity
 from pyperf_suite.spec.summary import Point
 
 NOT_KNOWN = "-"
-SUFFIX = {"x": "×", "count": "", "+%": "%", "%": "%"}
-DURATIONS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+# From here on digits are powers of ten.
+HUGE = 1e15
+FINE = 0.1
 # A change beyond this is easier to read as a factor.
 AS_FACTOR = 9.0
+SUFFIX = {"x": "×", "count": "", "+%": "%", "%": "%"}
+DURATIONS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 POWERS_OF_1024 = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
 
 
 def told(quantity: Quantity) -> str:
     """With unit and interval, as in a sentence: `1.25 × [1.20, 1.31]`, `3.14 ms`, `+39 %`."""
-    number, unit = _parts(quantity)
-    interval = _interval(quantity)
-    return " ".join(filter(None, (number, unit, interval)))
+    shown = _as_read(quantity)
+    return " ".join(filter(None, (*_parts(shown), _interval(shown))))
 
 
 def bare(quantity: Quantity) -> str:
-    """Without the unit where the column's heading has it: `1.25 [1.20, 1.31]`, `3.14`."""
-    number, unit = _parts(quantity)
-    shown = f"{number} {unit}" if unit != _in_heading(quantity.unit) else number
-    return " ".join(filter(None, (shown, _interval(quantity))))
+    """Without the unit where the column's heading has it: `1.25 [1.20, 1.31]`, `3.14`, `39 %`."""
+    shown = _as_read(quantity)
+    number, unit = _parts(shown)
+    return " ".join(filter(None, (number, unit if unit != _in_heading(quantity.unit) else "", _interval(shown))))
 
 
 def cell(value: Cell) -> str:
@@ -51,7 +53,7 @@ def heading(column: Heading) -> str:
 
 
 def _in_heading(unit: str) -> str:
-    return SUFFIX.get(unit, unit) if unit not in ("duration", "size") else ""
+    return SUFFIX.get(unit, unit) if unit not in ("duration", "size", "%", "+%") else ""
 
 
 def is_number(table: Table, place: int) -> bool:
@@ -72,7 +74,7 @@ def filled(table: Table) -> Table:
 def sentence(remark: Remark | Verdict) -> str:
     """A remark with its gaps filled; a verdict with its outcome, the claim and its source."""
     if isinstance(remark, Remark):
-        return _fill(remark)
+        return f"Predicted: {_fill(remark)}" if remark.kind == "predicted" else _fill(remark)
     outcome = remark.outcome if remark.outcome != "holds" and "not" not in remark.outcome else f"claim {remark.outcome}"
     return f"{_fill(remark.told)}; {outcome} ({in_words(remark.claim)}){_why(remark)}."
 
@@ -122,13 +124,19 @@ def _fill(remark: Remark) -> str:
 def _parts(quantity: Quantity) -> tuple[str, str]:
     """The number and its unit."""
     unit, scale = _shown_in(quantity)
-    if quantity.unit == "%":
-        return _percent(quantity.value, ""), "%"
-    if quantity.unit == "+%":
-        if quantity.value >= AS_FACTOR:
-            return _number(1 + quantity.value, "x"), SUFFIX["x"]
-        return _percent(quantity.value, "+"), "%"
-    return _number(quantity.value / scale, quantity.unit), unit
+    if math.isnan(quantity.value):
+        return NOT_KNOWN, ""
+    if quantity.unit in ("%", "+%"):
+        return _percent(quantity.value, "+" if quantity.unit == "+%" else ""), "%"
+    return _number(quantity.value / scale, quantity), unit
+
+
+def _as_read(quantity: Quantity) -> Quantity:
+    """A large change as a factor."""
+    if quantity.unit != "+%" or not quantity.value >= AS_FACTOR:
+        return quantity
+    value, low, high = (1 + each for each in (quantity.value, quantity.low, quantity.high))
+    return replace(quantity, unit="x", value=value, low=low, high=high)
 
 
 def _shown_in(quantity: Quantity) -> tuple[str, float]:
@@ -147,32 +155,38 @@ def shown_in(unit: str, values: Sequence[float]) -> tuple[str, float]:
     return _shown_in(Quantity(largest, unit))
 
 
-def _number(value: float, unit: str) -> str:
+def _number(value: float, of: Quantity) -> str:
     if not math.isfinite(value):
         return NOT_KNOWN if math.isnan(value) else "any"
-    if unit == "x":
-        return f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
-    if unit == "count":
+    if of.unit in ("x", "count") and abs(value) >= HUGE:
+        return f"{value:.3g}"
+    if of.unit == "x":
+        # Small gains that are known well are told apart by the third decimal.
+        is_fine = abs(of.value - 1) < FINE and 0 < of.high - of.low < FINE
+        return f"{value:.{3 if is_fine else 2}f}" if abs(value) < 100 else f"{value:.0f}"
+    if of.unit == "count":
         return f"{value:.0f}"
     # Three significant digits, but no whole number is rounded to fewer than it has.
-    digits = 4 if unit in ("size", "ms", "us") else 3
+    digits = 4 if of.unit in ("size", "ms", "us") else 3
     written = f"{value:.{digits}g}"
-    return f"{value:.0f}" if "e" in written and abs(value) < 1e15 and abs(value) >= 1 else written
+    return f"{value:.0f}" if "e" in written and 1 <= abs(value) < HUGE else written
 
 
 def _percent(value: float, sign: str) -> str:
+    if not math.isfinite(value):
+        return "any"
+    if abs(value) >= HUGE:
+        return f"{100 * value:{sign}.3g}"
     decimals = 1 if 0 < abs(value) < 0.1 else 0
     return f"{100 * value:{sign}.{decimals}f}"
 
 
 def _interval(quantity: Quantity) -> str:
-    if math.isnan(quantity.low) or quantity.processes == 0:
+    if math.isnan(quantity.low) or not (quantity.processes or quantity.predicted):
         return ""
-    if quantity.unit == "+%" and quantity.value >= AS_FACTOR:
-        return f"[{_number(1 + quantity.low, 'x')}, {_number(1 + quantity.high, 'x')}]"
     if quantity.unit in ("%", "+%"):
         sign = "+" if quantity.unit == "+%" else ""
         return f"[{_percent(quantity.low, sign)}, {_percent(quantity.high, sign)}]"
     _, scale = _shown_in(quantity)
-    low, high = (_number(bound / scale, quantity.unit) for bound in (quantity.low, quantity.high))
+    low, high = (_number(bound / scale, quantity) for bound in (quantity.low, quantity.high))
     return f"[{low}, {high}]"

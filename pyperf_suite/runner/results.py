@@ -106,9 +106,10 @@ def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "lates
     if wanted != "latest":
         run = open_run(folder / wanted)
         if run.manifest["plan_id"] != plan.plan_id:
+            axes = "".join(f" -a {axis}" for axis in run.manifest.get("asked", ()))
             raise UserError(
-                f"Run {wanted} measured {run.manifest.get('probes')} with profile "
-                f"{run.manifest.get('profile')} and other cases than asked for now: resume it with the same options."
+                f"Run {wanted} measured other cases than asked for now. Its options were: "
+                f"{' '.join(run.manifest.get('probes', ()))}{axes} --profile {run.manifest.get('profile')}."
             )
         return run
     for manifest in sorted(folder.glob("*/run.json"), reverse=True):

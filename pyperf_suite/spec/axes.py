@@ -13,12 +13,13 @@ import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import offer
 
 Axes = TypeVar("Axes")
+Numbers = TypeVar("Numbers", bound="Dimensions")
 
 # nccl-tests means powers of 1024 by K, M and G; units of 1000 would only be mistaken for them.
 BYTES = {"": 1, "B": 1, "K": 2**10, "KIB": 2**10, "M": 2**20, "MIB": 2**20, "G": 2**30, "GIB": 2**30}
@@ -36,8 +37,10 @@ class Within:
         """Raise UserError for a number outside."""
         if self.least <= value <= self.most:
             return
-        if math.inf in (-self.least, self.most):
-            bound = f"is at least {self.least}" if value < self.least else f"is at most {self.most}"
+        if self.most == math.inf:
+            bound = f"is at least {self.least}"
+        elif self.least == -math.inf:
+            bound = f"is at most {self.most}"
         else:
             bound = f"lies between {self.least} and {self.most}"
         raise UserError(f"{name}={value} was asked for, but {name} {bound}.")
@@ -45,14 +48,14 @@ class Within:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Words of a list."""
+    """Words, or numbers, of a list."""
 
-    words: Iterable[str]
+    words: Iterable[str | int]
 
     def check(self, name: str, value: Any) -> None:
-        """Raise UserError for another word."""
+        """Raise UserError for another one."""
         if value not in self.words:
-            raise UserError(f"{name}={value} was asked for: choose from {', '.join(self.words)}.")
+            raise UserError(f"{name}={value} was asked for: choose from {', '.join(map(str, self.words))}.")
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, str]:
@@ -78,16 +81,19 @@ def overrides_for(probe_name: str, overrides: Mapping[str, str]) -> dict[str, st
 
 def replace_axes(axes: Axes, overrides: Mapping[str, str]) -> Axes:
     """The axes with some replaced. Raises UserError for an axis there is not, or a value that it cannot hold."""
-    hints = typing.get_type_hints(type(axes))
-    replaced: dict[str, Any] = {}
-    for name, text in overrides.items():
-        if name not in hints:
-            raise UserError(f"There is no axis {name[:80]!r} here: {offer(name, hints)}")
-        element = typing.get_args(hints[name])[0]
-        replaced[name] = tuple(_parse(name, element, value) for value in text.split(","))
-    found = dataclasses.replace(axes, **replaced)  # type: ignore[type-var]
+    found = dataclasses.replace(axes, **read_axes(type(axes), overrides))  # type: ignore[type-var]
     check_axes(found)
     return found
+
+
+def read_axes(kind: type[Any], texts: Mapping[str, str]) -> dict[str, tuple[Any, ...]]:
+    """The values of some axes of that class. Raises UserError for an axis there is not, or a value of another type."""
+    hints = typing.get_type_hints(kind)
+    for name in texts:
+        if name not in hints:
+            raise UserError(f"There is no axis {name[:80]!r} here: {offer(name, hints)}")
+    elements = {name: typing.get_args(hints[name])[0] for name in texts}
+    return {name: tuple(_parse(name, elements[name], value) for value in texts[name].split(",")) for name in texts}
 
 
 def check_axes(axes: Any) -> None:
@@ -129,23 +135,31 @@ NO, YES = Flag(False), Flag(True)
 
 
 @dataclass(frozen=True)
-class Shape:
+class Dimensions:
+    """The whole numbers of a frozen dataclass as an axis is written: `4x16x32`. `form` says how, with an example."""
+
+    form: ClassVar[str]
+
+    def __str__(self) -> str:
+        return "x".join(str(value) for value in vars(self).values())
+
+    @classmethod
+    def parse(cls: type[Numbers], text: str) -> Numbers:
+        """The inverse of `str`. Raises UserError for anything else."""
+        parts = [part.strip() for part in text.split("x")]
+        if len(parts) != len(dataclasses.fields(cls)) or not all(re.fullmatch("[0-9]{1,12}", part) for part in parts):
+            raise UserError(f"{text[:80]!r} is not {cls.form}.")
+        return cls(*map(int, parts))
+
+
+@dataclass(frozen=True)
+class Shape(Dimensions):
     """M x N x K of one product."""
 
+    form = "a shape: write MxNxK, as in 512x4096x1024"
     m: int
     n: int
     k: int
-
-    def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}"
-
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        """The inverse of `str`. Raises UserError for anything else."""
-        parts = text.split("x")
-        if len(parts) != 3 or not all(re.fullmatch("-?[0-9]{1,12}", part.strip()) for part in parts):
-            raise UserError(f"{text[:80]!r} is not a shape: write MxNxK, as in 512x4096x1024.")
-        return cls(*(int(part) for part in parts))
 
 
 @dataclass(frozen=True)
@@ -184,6 +198,12 @@ class Sizes:
         return sizes
 
 
+def size_name(size_bytes: int) -> str:
+    """`64 MiB`: an exact size as a name, as of a series or a tick; what is measured is a quantity."""
+    written = _written(size_bytes)
+    return f"{written[:-3]} {written[-3:]}" if written.endswith("iB") else f"{written} B"
+
+
 def _written(size_bytes: int) -> str:
     """The shortest exact spelling."""
     for unit in ("GiB", "MiB", "KiB"):
@@ -197,3 +217,8 @@ def _bytes(text: str) -> int:
     if match is None or match[2].upper() not in BYTES or not int(match[1]):
         raise UserError(f"{text.strip()!r} is not a size: write bytes, or KiB, MiB or GiB, as in 64KiB.")
     return int(match[1]) * BYTES[match[2].upper()]
+
+
+def every_size(ladders: Iterable[Sizes]) -> list[int]:
+    """The sizes of all ladders in bytes, each once, ascending."""
+    return sorted({size_bytes for each in ladders for size_bytes in each.ladder()})

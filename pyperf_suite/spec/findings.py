@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
+import string
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pyperf_suite.measure.ratio import Ratio, exactly
@@ -12,6 +14,9 @@ from pyperf_suite.spec.quantity import Quantity, quantity
 
 # Text and whole numbers are names: of an implementation, a dtype, a size of a dimension. None is "not known".
 Cell = str | int | Quantity | None
+
+
+Kind = Literal["", "law", "predicted", "caution"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Remark:
 
     template: str
     values: Mapping[str, Cell] = field(default_factory=dict)
-    kind: Literal["", "law", "predicted", "caution"] = ""
+    kind: Kind = ""
     effect: str = ""
 
     @property
@@ -36,13 +41,11 @@ class Remark:
 
     @property
     def is_noise(self) -> bool:
-        """Whether it speaks of an effect whose interval holds none."""
+        """Whether it speaks of an effect that is not known, or whose interval holds none."""
         return bool(self.effect) and self.weight == 0.0
 
 
-def remark(
-    template: str, *, kind: Literal["", "law", "predicted", "caution"] = "", effect: str = "", **values: Any
-) -> Remark:
+def remark(template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
     """A remark whose Ratios become quantities and whose plain floats lose nothing: `{faster}` with faster=a_ratio."""
     cells: dict[str, Cell] = {}
     for name, value in values.items():
@@ -51,12 +54,26 @@ def remark(
     return Remark(template, cells, kind, effect)
 
 
+def remark_on(
+    item: Any, template: str, *, kind: Literal["", "law", "predicted", "caution"] = "", effect: str = ""
+) -> Remark:
+    """A remark whose gaps name attributes of an item, or theirs: `{sweep.setting}: {size} runs {gain} as fast`."""
+    values: dict[str, Any] = {}
+    for name in {name for _, name, _, _ in string.Formatter().parse(template) if name}:
+        values[name.replace(".", "_")] = operator.attrgetter(name)(item)
+        template = template.replace(f"{{{name}}}", f"{{{name.replace('.', '_')}}}")
+    return remark(template, kind=kind, effect=effect, **values)
+
+
 def _weight(found: Quantity) -> float:
     none = 0.0 if found.base == "change" else 1.0
     if found.has_interval and not found.excludes(none):
         return 0.0
-    ratio = found.value + 1 if found.base == "change" else found.value
-    return abs(math.log(ratio)) if ratio > 0 and math.isfinite(ratio) else 0.0
+    ratio = found.value + 1 - none
+    if math.isnan(ratio):
+        return 0.0
+    # All of it gone, or none of it before: no logarithm, but no noise either.
+    return abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf
 
 
 Outcome = Literal["holds", "does not hold here", "undecided"]
@@ -64,6 +81,7 @@ OUTCOMES: tuple[Outcome, ...] = ("holds", "does not hold here", "undecided")
 
 ONE_PROCESS = "one process measured it"
 OPEN_INTERVAL = "the interval lies on both sides of the bound"
+NOT_A_NUMBER = "no value of it is known"
 
 
 @dataclass(frozen=True)
@@ -96,13 +114,17 @@ class Claim:
         `remedy` says how to have more processes, where --profile standard is not the way.
         """
         known = quantity(exactly(measured) if isinstance(measured, float | int) else measured, unit)
+        if known.processes == 0 and math.isnan(known.low):
+            known = replace(known, low=known.value, high=known.value)
         outcome = self.outcome(known)
-        why = "" if outcome != "undecided" else ONE_PROCESS if known.processes == 1 else OPEN_INTERVAL
-        decide = "" if not why else (remedy or "--profile standard has three") if why == ONE_PROCESS else MORE_PROCESSES
+        why, decide = "", ""
+        if math.isnan(known.value):
+            why = NOT_A_NUMBER
+        elif outcome == "undecided" and known.processes == 1:
+            why, decide = ONE_PROCESS, remedy or "--profile standard has three"
+        elif outcome == "undecided":
+            why, decide = OPEN_INTERVAL, "more processes narrow it"
         return Verdict(self, remark(template, measured=known, **values), known, outcome, why, decide)
-
-
-MORE_PROCESSES = "more processes narrow it"
 
 
 @dataclass(frozen=True)
@@ -139,7 +161,7 @@ class Table:
     """Rows of cells under named columns. A table without rows is not shown."""
 
     title: str
-    columns: tuple[Any, ...]  # TRANSITION: Heading, or str
+    columns: tuple[Heading, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
 
@@ -245,16 +267,10 @@ class Document:
 class Findings:
     """Remarks and verdicts, in the order of telling, carry the conclusion; the rest shows where it is from."""
 
-    remarks: tuple[Any, ...] = ()  # TRANSITION: str as well
+    remarks: tuple[Remark | Verdict, ...] = ()
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     documents: tuple[Document, ...] = ()
-
-    @property
-    def sentences(self) -> tuple[str, ...]:  # TRANSITION
-        from pyperf_suite.render.text import sentence
-
-        return tuple(each if isinstance(each, str) else sentence(each) for each in self.remarks)
 
     @property
     def verdicts(self) -> list[Verdict]:

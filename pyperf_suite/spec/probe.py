@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import replace_axes
 from pyperf_suite.spec.findings import Claim, Findings, Verdict, findings
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, table
+from pyperf_suite.spec.rows import Column, Row, Rows, named, rows_of, table
 
 TOPICS = ("products", "attention", "network", "training", "the whole step", "laws", "the machine")
 """What probes are about, in the order in which they are listed and shown."""
@@ -51,12 +50,11 @@ class RowClaim:
 
     def verdicts(self, rows: Iterable[Row]) -> Iterable[Verdict]:
         """One for each row that it can be tried on."""
-        names = [name for _, name, _, _ in string.Formatter().parse(self.told) if name and name != "measured"]
         for row in filter(self.where, rows):
             ratio = self.ratio(row)
             if ratio is not None:
-                told = {name: self.values[name](row) if name in self.values else getattr(row, name) for name in names}
-                yield self.claim.judge(self.told, ratio, unit=self.unit, **told)
+                own = {name: value(row) for name, value in self.values.items()}
+                yield self.claim.judge(self.told, ratio, unit=self.unit, **named(row, self.told, own))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "s": ("s", 1.0),
     "ms": ("s", 1e-3),
     "us": ("s", 1e-6),
+    "ns": ("s", 1e-9),
+    "min": ("s", 60.0),
     "duration": ("s", 1.0),
     "B": ("B", 1.0),
     "MB": ("B", 1e6),
@@ -21,13 +23,18 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "GiB": ("B", 2.0**30),
     "size": ("B", 1.0),
     "GB/s": ("B/s", 1e9),
+    "Gbps": ("B/s", 1e9 / 8),
     "TFLOP": ("FLOP", 1e12),
+    "GFLOP/s": ("FLOP/s", 1e9),
     "TFLOP/s": ("FLOP/s", 1e12),
     "/s": ("/s", 1.0),
+    "samples/s": ("/s", 1.0),
+    "tokens/s": ("/s", 1.0),
     "x": ("ratio", 1.0),
     "%": ("ratio", 1.0),
     "+%": ("change", 1.0),
     "count": ("count", 1.0),
+    "billion": ("count", 1e9),
 }
 """Each unit that something is shown in: what its values are counted in, and how many of that it is.
 

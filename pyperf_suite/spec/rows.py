@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import statistics
+import string
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.findings import Cell, Heading, Table
+from pyperf_suite.spec.findings import Cell, Claim, Heading, Kind, Remark, Series, Table, Verdict, remark
 from pyperf_suite.spec.quantity import Quantity, quantity
 
 Item = TypeVar("Item")
@@ -57,6 +59,16 @@ class Reading:
         """Seconds with their bounds."""
         return Quantity(self.seconds, "ms", self.low, self.high, len(self.by_process))
 
+    @property
+    def throughput(self) -> Quantity:
+        """Useful FLOP a second, between those of the slowest and of the fastest process."""
+        return self.per_second(self.flop, "TFLOP/s")
+
+    def per_second(self, amount: float, unit: str) -> Quantity:
+        """So much a launch, bytes or FLOP, as a rate with its bounds."""
+        ends = (amount / self.high, amount / self.low)
+        return Quantity(amount / self.seconds, unit, *ends, len(self.by_process))
+
 
 def readings(records: Iterable[Record]) -> list[Reading]:
     """One reading for each case that was measured; failed and unsupported visits take no part."""
@@ -83,6 +95,12 @@ def _reading(visits: list[Record]) -> Reading:
         kernel=dict(latest[0].kernel),
         by_process={record.process: record.metrics["time"].value for record in latest},
     )
+
+
+def _counted(record: Record) -> Reading:
+    """Of a case that is not timed."""
+    unknown = (math.nan, math.nan, math.nan)
+    return Reading(record.parsed_case(), *unknown, flop=0, converged=True, kernel=dict(record.kernel), by_process={})
 
 
 def observed(records: Iterable[Record], metric: str) -> dict[str, float]:
@@ -186,6 +204,14 @@ class Row:
         """The other's time over its own, over the processes that measured both."""
         return speedup(other.reading, self.reading)
 
+    def remark(self, template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
+        """A remark on this row: what the template names and `values` lack is the row's own, as `{dtype}` is."""
+        return remark(template, kind=kind, effect=effect, **named(self, template, values))
+
+    def judge(self, claim: Claim, template: str, measured: Ratio | Quantity | float, **values: Any) -> Verdict:
+        """The verdict of a claim on this row, whose template is filled as that of a remark."""
+        return claim.judge(template, measured, **named(self, template, values))
+
 
 class Rows(list[Row]):
     """The rows of a run, in order; `records` are all that they were made from, those of failed cases too."""
@@ -209,6 +235,14 @@ class Rows(list[Row]):
             self._alike[but] = grouped(self, lambda each: each.key(*but))
         return self._alike[but].get(row.key(*but), [])
 
+    def sharing(self, row: Row, key: Callable[[Row], Hashable]) -> list[Row]:
+        """Those that a key function gives the same of as of a row; rows are grouped once for each function."""
+        if not hasattr(self, "_sharing"):
+            self._sharing: dict[Callable[[Row], Hashable], dict[Any, list[Row]]] = {}
+        if key not in self._sharing:
+            self._sharing[key] = grouped(self, key)
+        return self._sharing[key].get(key(row), [])
+
     def groups(self, *but: str) -> list[Rows]:
         """Rows that differ in the named parameters alone, group by group."""
         return [Rows(group) for group in grouped(self, lambda row: row.key(*but)).values()]
@@ -219,13 +253,38 @@ class Rows(list[Row]):
 
 
 def rows_of(records: Sequence[Record], order: Callable[[Row], Any] | None = None) -> Rows:
-    """A row for each case that was measured, in the order of measuring or as `order` sorts."""
+    """A row for each case that was timed, or counted as bytes are, in the order of measuring or as `order` sorts."""
     seen, rows = all_observed(records), Rows()
-    rows += [Row(reading, seen[reading.case.case_id], rows) for reading in readings(records)]
+    counted = {each.case_id: _counted(each) for each in records if each.kind == "static" and each.outcome == "ok"}
+    rows += [
+        Row(reading, seen.get(reading.case.case_id, {}), rows) for reading in (*readings(records), *counted.values())
+    ]
     rows.records = records
     if order is not None:
         rows.sort(key=order)
     return rows
+
+
+def named(row: Row, template: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a template names: from `values`, else what the row has; of a verdict `measured` is its own."""
+    names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
+    names = [name for name in names if name in values or name != "measured"]
+    return {name: values[name] if name in values else getattr(row, name) for name in names}
+
+
+def series(
+    label: str, items: Iterable[Item], x: Callable[[Item], float], y: Callable[[Item], Any], style: str = "points"
+) -> Series:
+    """Points of items: `y` gives a number, or a Ratio or Quantity, whose bounds become bars; None has no point.
+
+    Each point has a bar, of no length where no bounds are known; lines have none.
+    """
+    points = [(x(item), quantity(value)) for item in items if (value := y(item)) is not None]
+    places, values = [place for place, _ in points], [value for _, value in points]
+    barred = values if style == "points" else []
+    low = [each.value if math.isnan(each.low) else each.low for each in barred]
+    high = [each.value if math.isnan(each.high) else each.high for each in barred]
+    return Series(label, places, [value.value for value in values], style, low, high)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -240,22 +299,26 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 class Column:
     """A quantity of each row, or of each item of another kind: what it is called, how an item has it, its unit.
 
-    `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known.
+    `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known; as text
+    it names an attribute of the item, by default that of the column's own name. `predicted` says that a law gives it.
     """
 
     name: str
-    value: Callable[[Any], Any]
+    value: Callable[[Any], Any] | str = ""
     unit: str = ""
     priority: int = 1
+    predicted: bool = False
 
     def cell(self, item: Any) -> Cell:
         """What the item has, as a cell."""
-        value = self.value(item)
+        value = self.value(item) if callable(self.value) else getattr(item, self.value or self.name)
         if value is None or isinstance(value, str | Quantity):
             return value
-        if isinstance(value, int | float | Ratio) and (self.unit or not isinstance(value, int)):
-            return quantity(value, self.unit)
-        return value if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        # Those of numpy are numbers too.
+        is_whole = isinstance(value, Integral)
+        if isinstance(value, Real | Ratio) and (self.unit or not is_whole):
+            return quantity(value, self.unit, self.predicted)
+        return int(value) if is_whole and not isinstance(value, bool) else str(value)
 
 
 def table(title: str, columns: Sequence[Column], items: Iterable[Any]) -> Table:

@@ -238,10 +238,10 @@ def test_the_answer_is_whole(answer: Any) -> None:
                   "The recipe's rules", "Faster, but too large", "Splits of the GPUs"):  # fmt: skip
         assert any(each.startswith(title) for each in titles)
     assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
-    text = " ".join(findings.sentences)
-    assert "predicted" in text
-    assert "whole iterations 6.6 %" in text
-    assert "untested" in " ".join(row[-1] for table in findings.tables[:2] for row in table.rows)
+    assert findings.remarks[0].kind == "predicted"
+    errors = [each.values["error"] for each in findings.remarks if each.kind == "law"]
+    assert errors[0].value == pytest.approx(0.066, abs=5e-4)
+    assert "ZeRO" in {row[-1] for row in findings.tables[0].rows}
     assert all(0 <= unseen <= 1 for _, unseen in answer.top)
 
 

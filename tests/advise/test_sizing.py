@@ -25,6 +25,8 @@ from pyperf_suite.commands import size as advise_commands
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.render.text import sentence as sentence_of
+from pyperf_suite.spec.quantity import Quantity
 
 GPT = ModelDimensions(layers=4, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
 MODEL = ("--layers", "4", "--hidden", "2560", "--heads", "32", "--ffn", "10240", "--vocab", "50257", "--not-gated")
@@ -83,10 +85,13 @@ def test_a_micro_batch_that_memory_has_no_larger_one_for_is_as_large_as_it_can_b
 
 def test_the_answer_names_the_error_the_loss_and_the_gain(found, made_up):
     findings = findings_of_sizing(found, made_up)
-    text = " ".join(findings.sentences)
-    assert "gemm 1.0 %" in text
-    assert "attention (head_dim)" in text
-    assert change_of(max(found.search.pareto, key=lambda candidate: candidate.speed)) in text
+    values = [each.values for each in findings.remarks]
+    assert {"law": "gemm", "error": Quantity(0.01, "%")} in values
+    assert ("attention", "head_dim") in [(each.get("part"), each.get("cause")) for each in values]
+    proposals = [each for each in values if "change" in each]
+    first = max((each for each in found.search.alone.values() if each.is_faster), key=lambda each: each.speed)
+    assert proposals[0]["faster"].high >= first.low
+    assert proposals[-1]["change"] == change_of(max(found.search.pareto, key=lambda candidate: candidate.speed))
     titles = [table.title for table in findings.tables]
     assert len(titles) == 4
     assert all(len(row) == len(table.columns) for table in findings.tables for row in table.rows)
@@ -116,24 +121,21 @@ def test_attention_is_priced_in_the_16_bits_that_a_gpu_has(gpu):
 def test_the_loss_that_is_told_is_what_the_ideal_time_leaves_of_the_step(found, made_up):
     total = sum(part.seconds for part in found.spent)
     beyond = 1 - sum(part.causes.get("ideal", 0) for part in found.spent) / total
-    assert any(
-        sentence.startswith(f"{beyond:.0%} of the step is beyond")
-        for sentence in findings_of_sizing(found, made_up).sentences
-    )
+    shares = [each.values["share"] for each in findings_of_sizing(found, made_up).remarks if "share" in each.values]
+    assert shares[0].value == pytest.approx(beyond)
 
 
 def test_a_model_that_nothing_beats_is_told_so(made_up_with):
     model = ModelDimensions(layers=4, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
     prices = made_up_with(error_percent=10.0)
     answer = findings_of_sizing(sizing(H200, Setting(model, 2048), Bounds(), prices), prices)
-    assert any(sentence.startswith("No neighbour does its work faster") for sentence in answer.sentences)
+    assert any(sentence.startswith("Keep the dimensions") for sentence in map(sentence_of, answer.remarks))
 
 
 def test_a_model_without_neighbours_is_told_so(made_up):
     alone = sizing(H200, Setting(GPT, 2048), Bounds(vary=("kv_heads",)), made_up)
-    assert (
-        "There is no neighbour to compare with: none differs only in kv_heads."
-        in findings_of_sizing(alone, made_up).sentences
+    assert "There is no neighbour to compare with: none differs only in kv_heads." in map(
+        sentence_of, findings_of_sizing(alone, made_up).remarks
     )
 
 
@@ -197,8 +199,8 @@ def test_size_reads_a_config(command, tmp_path):
         (("--gpu", "H200", "--tp", "3"), "take tp = 2 or 4"),
         (("--gpu", "H200", "--ffn", "99999999999"), "beyond the"),
         (("--gpu", "H2000"), "H200"),
-        (("--gpu", "H200", "--dtype", "fp8", "--vary", "depth"), "choose from hidden"),
-        (("--gpu", "H200", "--vary", ""), "choose from hidden"),
+        (("--gpu", "H200", "--dtype", "fp8", "--vary", "depth"), "write names, as in heads,vocab"),
+        (("--gpu", "H200", "--vary", ""), "write names, as in heads,vocab"),
         (("--gpu", "H200", "--head-dims", "64,many"), "write numbers"),
         (("--gpu", "H200", "--head-dims", ""), "write numbers"),
         (("--gpu", "H200", "--head-dims", "64,9999999999"), "head dimensions of 1 to 512"),
@@ -234,7 +236,7 @@ def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
     assert math.fsum(explained.causes.values()) == pytest.approx(explained.seconds)
     assert explained.divisors == {"M": 4096, "N": 1, "K": 4096}
     assert {(better.dimension, better.size) for better in explained.better} >= {("N", 50264), ("N", 50256)}
-    text = " ".join(findings_of_product(explained).sentences)
+    text = " ".join(map(sentence_of, findings_of_product(explained).remarks))
     assert "N, along which rows lie in memory, below the 8" in text
     assert "bound by computing" in text
 
@@ -247,17 +249,17 @@ def test_only_dimensions_along_which_rows_lie_have_to_divide(layout, names):
 def test_a_better_size_is_told_with_what_the_law_may_err(made_up, made_up_with):
     sure = product(made_up, 4096, 50257, 4096)
     assert all(better.low < better.rate_ratio < better.high for better in sure.better)
-    (row,) = (row for row in findings_of_product(sure).tables[1].rows if row[:3] == ("N", "50257", "50264"))
-    assert row[-1].startswith("2.00")
+    (row,) = (row for row in findings_of_product(sure).tables[1].rows if row[:3] == ("N", 50257, 50264))
+    assert row[-1].value == pytest.approx(2, abs=0.005)
     unsure = product(made_up_with(error_percent=60.0), 4096, 50257, 4096)
     assert not any(better.is_sure for better in unsure.better)
-    assert {row[-1] for row in findings_of_product(unsure).tables[1].rows} == {"within what the law may err"}
+    assert "Next good sizes" not in [table.title for table in findings_of_product(unsure).tables]
 
 
 def test_a_product_of_good_sizes_is_left_alone(made_up):
     explained = product(made_up, 4096, 8192, 4096)
     assert explained.better == ()
-    assert any("No size" in sentence for sentence in findings_of_product(explained).sentences)
+    assert any("No size" in sentence for sentence in map(sentence_of, findings_of_product(explained).remarks))
 
 
 def test_a_product_of_few_rows_is_bound_by_memory(made_up):

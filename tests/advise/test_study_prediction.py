@@ -25,9 +25,8 @@ from pyperf_suite.laws.training.micro_batch import StepConstants, work_of_ends, 
 from pyperf_suite.laws.training.plan import MicroBatch
 from pyperf_suite.operators.training.layers import work
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.probes.calibration.steps import OPERATIONS, StepCalibration
-from pyperf_suite.probes.study.axes import default_axes
-from pyperf_suite.probes.study.grid import cases_of
+from pyperf_suite.probes.step_calibration import OPERATIONS, PROBE
+from pyperf_suite.probes.study.grid import cases_of, default_axes
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.record import Metric, Record
@@ -88,7 +87,7 @@ def record(case: Case) -> Record:
         kind="timing",
         case=case.to_json(),
         case_id=case.case_id,
-        probe=StepCalibration.name,
+        probe=PROBE.name,
         process=0,
         position=0,
         started_at="",
@@ -102,8 +101,7 @@ def record(case: Case) -> Record:
 
 @pytest.fixture(scope="module")
 def records() -> list[Record]:
-    probe = StepCalibration()
-    return [record(case) for case in probe.sweep(probe.axes("quick", CPU))]
+    return [record(case) for case in PROBE.cases("quick", CPU)]
 
 
 @pytest.fixture(scope="module")

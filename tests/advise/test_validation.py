@@ -152,10 +152,12 @@ def test_a_slow_odd_vocabulary_shows_as_a_gain_that_was_not_predicted() -> None:
     assert found.settings[1].predicted_speedup < 1
     assert found.settings[1].speedup.low > 1.1
     told = validation_findings(["present", "vocab 1024"], found)
-    assert told.sentences[0].startswith("vocab 1024 is measured to do its work at 1.")
+    best = told.remarks[0].values
+    assert best["name"] == "vocab 1024"
+    assert best["faster"].low > 1.1 > best["predicted"].value
     worst = told.tables[1].rows[0]
     assert "1000" in worst[0]
-    assert worst[-1] == "0.33"
+    assert worst[-1].value == pytest.approx(1 / 3, rel=0.01)
 
 
 def test_a_machine_that_drifts_between_processes_moves_times_but_not_gains() -> None:
@@ -173,7 +175,8 @@ def test_a_candidate_within_the_interval_is_not_called_faster() -> None:
         for case in (planned.case for planned in plan_of([PRESENT, WIDER], GPU, QUICK).cases)
     ]
     told = validation_findings(["present", "ffn 832"], validate([PRESENT, WIDER], Rates(), records, GPU))
-    assert told.sentences[0].startswith("None of the 1 candidates is measured to be faster")
+    assert told.remarks[0].template.startswith("None of the {count} candidates is")
+    assert told.remarks[0].values["count"] == 1
 
 
 def test_what_a_process_could_not_measure_keeps_its_predicted_time() -> None:
@@ -185,7 +188,8 @@ def test_what_a_process_could_not_measure_keeps_its_predicted_time() -> None:
     assert [product.case.case_id for product in found.products if product.reading is None] == [lost.case_id]
     assert found.settings[0].measured_share < whole.settings[0].measured_share
     assert found.settings[0].cost_s.value < whole.settings[0].cost_s.value
-    assert any("1 shape keeps its predicted time" in each for each in validation_findings(["present"], found).sentences)
+    cautions = [each for each in validation_findings(["present"], found).remarks if each.kind == "caution"]
+    assert [each.values["count"] for each in cautions] == [1]
 
 
 def test_where_nothing_could_be_measured_the_first_reason_is_told() -> None:

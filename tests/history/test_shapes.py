@@ -14,38 +14,41 @@ from pyperf_suite.history.exit_code import NOMINATED
 from pyperf_suite.laws.matmul.staircase import StaircaseLaw
 from pyperf_suite.laws.matmul.tiling import Tile, critical_path
 from pyperf_suite.operators import find_operator
-from pyperf_suite.probes.alignment.probe import Alignment
+from pyperf_suite.probes import alignment, tile_wave
 from pyperf_suite.probes.alignment.sizes import Base
-from pyperf_suite.probes.tile_wave.probe import TileWave, TileWaveAxes
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 
 LAW = StaircaseLaw(overhead_s=10e-6, per_k_s=0.3e-6, per_tile_s=20e-6, per_partial_s=15e-6)
 Seconds = Callable[[Case], float]
 
-WAVES = TileWave().sweep(
-    TileWaveAxes(
-        implementation=("native",),
-        library=(),
-        tile=(Tile(64, 64, 64),),
-        schedule=("data_parallel",),
-        workers=(2,),
-        k=(512,),
-        dtype=("float32",),
-        layout=("NN",),
-        along=("n",),
-        across=(1,),
-        waves=(4,),
-        offset=(-1, 0, 1),
+WAVES = list(
+    tile_wave.PROBE.sweep(
+        tile_wave.TileWaveAxes(
+            implementation=("native",),
+            library=(),
+            tile=(Tile(64, 64, 64),),
+            schedule=("data_parallel",),
+            workers=(2,),
+            k=(512,),
+            dtype=("float32",),
+            layout=("NN",),
+            along=("n",),
+            across=(1,),
+            waves=(4,),
+            offset=(-1, 0, 1),
+        )
     )
 )
-LADDER = Alignment().sweep(
-    replace(
-        Alignment().axes("quick", resolve("cpu")),
-        base=(Base.parse("fprop:256x1024x1024"),),
-        along=("k",),
-        ladder=(1, 2, 4, 8, 16, 64),
-        workers=(1,),
+LADDER = list(
+    alignment.PROBE.sweep(
+        replace(
+            alignment.PROBE.axes("quick", resolve("cpu")),
+            base=(Base.parse("fprop:256x1024x1024"),),
+            along=("k",),
+            ladder=(1, 2, 4, 8, 16, 64),
+            workers=(1,),
+        )
     )
 )
 

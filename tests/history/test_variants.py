@@ -55,7 +55,7 @@ def test_cases_that_differed_only_in_the_field_are_one_pair():
 def test_cases_that_cannot_be_so_are_left_out_and_where_none_can_the_reason_is_told():
     with pytest.raises(UserError, match="has no field 'colour'"):
         pair_variants([planned(64)], {"colour": "red"}, {"colour": "blue"})
-    with pytest.raises(UserError, match="Both sides are the same"):
+    with pytest.raises(UserError, match="name two variants that differ"):
         pair_variants([planned(64)], {"k": "64"}, {"k": "64"})
     with pytest.raises(UserError, match="'many' is not a number"):
         pair_variants([planned(64)], {"k": "many"}, {"k": "64"})

@@ -13,7 +13,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
-from pyperf_suite.kernels.matmul import Configuration, Product
+from pyperf_suite.kernels.matmul import Configuration, GroupedProduct, Product
 from pyperf_suite.measure.verify import verify_product
 
 
@@ -69,6 +69,23 @@ def answer(shape: tuple[int, int, int], configuration: dict, spread: int = 1) ->
     }
 
 
+def answer_grouped(rows: list[int], n: int, k: int, workers: int, dtype: str) -> dict:
+    """Products of several experts in one launch, each compared with float64."""
+    generator = torch.Generator().manual_seed(sum(rows) * n * k)
+    element = getattr(torch, dtype)
+    a = torch.randn(sum(rows), k, generator=generator).to(element)
+    b = torch.randn(len(rows), k, n, generator=generator).to(element)
+    c = poison((sum(rows), n), "float32")  # the interpreter rounds to bfloat16 by cutting off
+    GroupedProduct(Configuration((16, 32, 16), dtype, "float32", "NN"), rows, n, k, workers).bind(a, b, c)()
+    messages, row = [], 0
+    for expert, count in enumerate(rows):
+        if count:
+            found = verify_product(c[row : row + count], a[row : row + count], b[expert], dtype, "float32")
+            messages += [] if found.passed else [f"expert {expert}: {found.message}"]
+        row += count
+    return {"message": " ".join(messages)}
+
+
 def summed_by_hand(product: Product, a: torch.Tensor, b: torch.Tensor, output: torch.Tensor) -> bool:
     """Whether split_k is, to the last bit, the fp32 sum of its slices' products in ascending k."""
     asked, schedule = product.configuration, product.schedule
@@ -87,7 +104,8 @@ def summed_by_hand(product: Product, a: torch.Tensor, b: torch.Tensor, output: t
 if __name__ == "__main__":
     for line in sys.stdin:
         try:
-            outcome = answer(**json.loads(line))
+            asked = json.loads(line)
+            outcome = answer_grouped(**asked) if "rows" in asked else answer(**asked)
         except Exception as error:
             outcome = {"message": f"{type(error).__name__}: {error}"}
         print(json.dumps(outcome), flush=True)

@@ -11,7 +11,14 @@ from types import ModuleType
 
 import pytest
 
-from pyperf_suite.kernels.matmul import Configuration, Product, compile_for, default_set
+from pyperf_suite.kernels.matmul import (
+    Configuration,
+    GroupedProduct,
+    Product,
+    compile_for,
+    compile_grouped_for,
+    default_set,
+)
 
 TILE = (16, 32, 32)
 SHAPES = [(1, 1, 1), (1, 67, 33), (37, 1, 64), (15, 31, 31), (16, 32, 32), (17, 33, 33), (53, 97, 131)]
@@ -247,3 +254,35 @@ def disassembled(triton: ModuleType, cubin: bytes, folder: Path) -> str:
 def test_what_is_not_a_target_is_refused(target):
     with pytest.raises(ValueError, match="is not a target"):
         default_set(target)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "workers"),
+    [
+        ([16, 16], 32, 16, 2),  # every tile whole
+        ([33, 0, 1, 70], 50, 37, 3),  # an expert without rows, edges everywhere, more tiles than workers
+        ([5], 7, 3, 9),  # more workers than tiles
+        ([0, 0, 12], 64, 40, 1),
+    ],
+)
+def test_products_of_experts_come_out_right_in_one_launch(interpreter, rows, n, k, workers, dtype):
+    ask = interpreter("interpreted_matmul.py")
+    assert ask({"rows": rows, "n": n, "k": k, "workers": workers, "dtype": dtype})["message"] == ""
+
+
+@pytest.mark.parametrize(("rows", "workers"), [([], 1), ([0, 0], 1), ([4, -1], 1), ([4], 0)])
+def test_experts_without_rows_and_launches_without_workers_are_refused(rows, workers):
+    with pytest.raises(ValueError, match="each is at least 1"):
+        GroupedProduct(Configuration((16, 32, 16)), rows, 8, 8, workers)
+
+
+@pytest.mark.parametrize("target", SHARED_MEMORY)
+def test_the_grouped_kernel_compiles_to_tensor_core_code_without_spills(target, tmp_path, monkeypatch):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    binary = compile_grouped_for(target, Configuration((128, 128, 64), stages=3, warps=8, layout="NN"))
+    assert binary.shared_bytes <= SHARED_MEMORY[target]
+    code = disassembled(triton, binary.cubin, tmp_path)
+    assert re.search(TENSOR_CORE_INSTRUCTION[target], code)
+    assert not re.findall(r"\b(?:LDL|STL)\b", code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention.counted import Blocks, TiledAttention, attention_flop, visible_pairs
-from pyperf_suite.laws.attention.law import AttentionLaw
+from pyperf_suite.laws.attention.law import AttentionLaw, causes
 from pyperf_suite.laws.matmul.staircase import relative_error
 
 blocks = st.builds(Blocks, *(st.integers(1, 48) for _ in range(2)), stages=st.integers(1, 4), warps=st.integers(1, 8))
@@ -167,3 +168,17 @@ def test_the_softmax_takes_more_of_narrow_heads() -> None:
 def test_a_law_cannot_be_fitted_to_nothing() -> None:
     with pytest.raises(ValueError, match="no measurements"):
         AttentionLaw.fit([], [])
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [({"seq_q": 65}, "edges"), ({"padded_head_dim": 128}, "padding"), ({"slots": 4}, "slots")],
+)
+def test_a_cause_is_named_where_it_explains_the_difference_and_no_other(changed, cause):
+    fast = TiledAttention(1, 2, 64, 64, 64, 64, causal=False, blocks=Blocks(64, 64), slots=2)
+    slow = replace(fast, **changed)
+    assert causes(slow, fast, 2.0, None) == [cause]
+    assert causes(slow, fast, 2.0, AttentionLaw(0, 0, per_product_s=1e-12, per_score_s=0, per_element_s=0)) == [cause]
+    assert causes(slow, fast, 1.0, None) == []
+    # A factor of two is a third of a factor of eight.
+    assert causes(slow, fast, 8.0, None) == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.matmul.staircase import StaircaseLaw, relative_error
+from pyperf_suite.laws.matmul.staircase import StaircaseLaw, judged_by_waves, relative_error
 from pyperf_suite.laws.matmul.tiling import CriticalPath, Schedule, Tile, critical_path
 
 
@@ -51,3 +51,16 @@ def test_a_law_cannot_be_fitted_to_nothing() -> None:
 
 def test_relative_error_is_relative_to_what_was_measured() -> None:
     np.testing.assert_allclose(relative_error([2.0, 0.5], [1.0, 1.0]), [1.0, 0.5])
+
+
+def test_a_law_is_judged_on_even_waves_that_it_was_not_fitted_to():
+    law = StaircaseLaw(1e-6, 2e-9, 3e-6, 0.0)
+    waves = np.arange(1, 9)
+    cases = [critical_path(128, 128 * 2 * wave, 512, Tile(128, 128, 64), Schedule("persistent", 2)) for wave in waves]
+    seconds = [
+        float(law.seconds(case)) * (1.1 if wave % 2 == 0 else 1.0) for case, wave in zip(cases, waves, strict=True)
+    ]
+    judged = judged_by_waves(cases, seconds, waves)
+    assert judged is not None
+    assert (judged.fitted_on, judged.held_out) == (4, pytest.approx((1 - 1 / 1.1,) * 4))
+    assert judged_by_waves(cases[:1], seconds[:1], waves[:1]) is None

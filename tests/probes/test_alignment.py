@@ -13,12 +13,12 @@ from pyperf_suite.hardware.cuda_driver import Gpu
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes.alignment.probe import Alignment, AlignmentAxes
+from pyperf_suite.probes.alignment import PROBE, AlignmentAxes
 from pyperf_suite.probes.alignment.sizes import REAL_LIFE, Base
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.findings import Findings, Remark
 
 CPU = resolve("cpu")
 Seconds = Callable[[Case], float]
@@ -66,7 +66,7 @@ def records(cases: list[Case], seconds: Seconds, processes: int = 3, noise: floa
 
 def axes(**changed: object) -> AlignmentAxes:
     usual = replace(
-        Alignment().axes("quick", CPU),
+        PROBE.axes("quick", CPU),
         base=(Base.parse("fprop:256x1024x1024"),),
         along=("m", "n", "k"),
         ladder=(1, 2, 8, 64),
@@ -76,13 +76,24 @@ def axes(**changed: object) -> AlignmentAxes:
 
 
 def findings(seconds: Seconds, **changed: object) -> Findings:
-    probe = Alignment()
-    return probe.findings(records(probe.sweep(axes(**changed)), seconds))
+    return PROBE.findings(records(sweep(axes(**changed)), seconds))
 
 
-def table(found: Findings, title: str) -> Table:
+def sweep(axes: AlignmentAxes) -> list[Case]:
+    """A product may be reached from several bases."""
+    return list({case.case_id: case for case in PROBE.sweep(axes)}.values())
+
+
+def rows(found: Findings, title: str, implementation: str = "") -> list[dict[str, object]]:
+    """The rows of a table by its columns, those of one implementation where it is named."""
     (table,) = [table for table in found.tables if table.title.startswith(title)]
-    return table
+    named = [{column.name: cell for column, cell in zip(table.columns, row, strict=True)} for row in table.rows]
+    return [row for row in named if row["implementation, dtype, layout"].startswith(implementation)]
+
+
+def remarks(found: Findings, *values: str) -> list[Remark]:
+    """Those that have values of these names."""
+    return [each for each in found.remarks if set(values) <= each.values.keys()]
 
 
 def shapes(cases: list[Case], implementation: str) -> set[tuple[int, int, int]]:
@@ -90,28 +101,28 @@ def shapes(cases: list[Case], implementation: str) -> set[tuple[int, int, int]]:
 
 
 def test_every_rung_and_offset_stands_beside_the_size_it_would_be_padded_to() -> None:
-    cases = Alignment().sweep(axes(along=("k",), offset=(-3, 0, 17)))
+    cases = sweep(axes(along=("k",), offset=(-3, 0, 17)))
     sizes = {k for _, _, k in shapes(cases, "torch")}
     assert sizes == {960, 1016, 1021, 1022, 1023, 1024, 1041, 1088}
     assert shapes(cases, "torch") == shapes(cases, "native")
 
 
 def test_only_the_varied_dimension_is_padded_at_each_call() -> None:
-    cases = Alignment().sweep(axes(along=("n",)))
+    cases = sweep(axes(along=("n",)))
     assert {n for _, n, _ in shapes(cases, "torch_padded")} == {1016, 1022, 1023}
-    assert not shapes(Alignment().sweep(axes(base=(Base.parse("skinny:17x1024x1024"),), along=("n",))), "torch_padded")
+    assert not shapes(sweep(axes(base=(Base.parse("skinny:17x1024x1024"),), along=("n",))), "torch_padded")
 
 
 def test_a_base_has_the_layout_of_its_part_in_a_network_unless_another_is_asked_for() -> None:
     bases = tuple(Base.parse(f"{part}:64x64x64") for part in ("fprop", "dgrad", "wgrad"))
-    own, asked = (Alignment().sweep(axes(base=bases, layout=(layout,))) for layout in ("own", "TT"))
+    own, asked = (sweep(axes(base=bases, layout=(layout,))) for layout in ("own", "TT"))
     assert {case.parameters.layout for case in own} == {"TN", "NN", "NT"}
     assert {case.parameters.layout for case in asked} == {"TT"}
 
 
 def test_real_life_sizes_come_with_the_sizes_people_pad_them_to() -> None:
     real = tuple(REAL_LIFE[name] for name in ("vocabulary", "ffn", "hidden", "tokens"))
-    cases = Alignment().sweep(axes(real=real, ladder=(64,), offset=(0,), span=(1.0,), tokens=(128,)))
+    cases = sweep(axes(real=real, ladder=(64,), offset=(0,), span=(1.0,), tokens=(128,)))
     library = shapes(cases, "torch")
     assert {(128, 50257, 256), (128, 50304, 256)} <= library
     assert {(128, 10922, 256), (128, 10944, 256), (128, 11008, 256)} <= library
@@ -123,49 +134,69 @@ def test_real_life_sizes_come_with_the_sizes_people_pad_them_to() -> None:
 
 def test_a_machine_that_halves_odd_k_is_told_to_pad_k_and_nothing_else() -> None:
     found = findings(odd_is_half)
-    rows = {(row[1], row[2]): row for row in table(found, "Throughput").rows if row[0].startswith("torch")}
-    assert rows["K", "1"][4].startswith("0.50 [")
-    assert rows["K", "1"][5].startswith("2.00 [")
-    assert rows["K", "2"][4].startswith("1.00 [")
-    said = next(sentence for sentence in found.sentences if sentence.startswith("torch"))
-    assert "0.50 x at odd K" in said
-    assert "1.00 x at odd N" in said
-    assert "products win for K that divides by 1; most for K = 1023, which run 2.00 [" in said
-    assert "1 of 9 sizes win; the best, K = 1023, runs 1.8" in said
-    verdicts = {(row[1], row[2]): row[-1] for row in table(found, "Pad or not").rows if row[0].startswith("torch")}
-    assert verdicts["256 x 1024 x K", "1023"] == "pad, even at each call"
-    assert {verdict for size, verdict in verdicts.items() if size[1] != "1023" or "K" not in size[0]} == {"leave it"}
+    classes = {(row["along"], row["divides by"]): row for row in rows(found, "Throughput", "torch")}
+    assert classes["K", 1]["rate / next aligned"].value == pytest.approx(0.5, rel=0.01)
+    assert classes["K", 1]["gain by padding"].value == pytest.approx(2, rel=0.01)
+    assert classes["K", 2]["rate / next aligned"].value == pytest.approx(1, rel=0.01)
+    assert classes["N", 1]["rate / next aligned"].value == pytest.approx(1, rel=0.01)
+    best = next(each for each in remarks(found, "divisor") if each.values["sweep_setting"].startswith("torch"))
+    assert (best.values["sweep_name"], best.values["divisor"], best.effect) == ("K", 1, "gain")
+    assert best.values["gain"].value == pytest.approx(2, rel=0.01)
+    (calls,) = remarks(found, "winning")
+    assert (calls.values["winning"], calls.values["tried"]) == (1, 9)
+    assert calls.values["gain"].value == pytest.approx(2 / 1.1, rel=0.01)
+    verdicts = {(row["M x N x K"], row["size"]): row["verdict"] for row in rows(found, "Pad or not", "torch")}
+    assert verdicts.pop(("256 x 1024 x K", 1023)) == "pad, even at each call"
+    assert set(verdicts.values()) == {"leave it"}
 
 
 def test_padding_that_costs_more_at_each_call_than_it_wins_is_only_advised_once() -> None:
     found = findings(lambda case: odd_is_half(case) * (3 if case.parameters.pad_to > 1 else 1), along=("k",))
-    verdicts = {row[2]: row[-1] for row in table(found, "Pad or not").rows if row[0].startswith("torch")}
-    assert verdicts["1023"] == "build it padded, do not pad at each call"
-    assert "0 of 3 sizes win" in " ".join(found.sentences)
+    verdicts = {row["size"]: row["verdict"] for row in rows(found, "Pad or not", "torch")}
+    assert verdicts[1023] == "build it padded, do not pad at each call"
+    (calls,) = remarks(found, "winning")
+    assert (calls.values["winning"], calls.values["tried"]) == (0, 3)
 
 
 def test_where_divisors_are_nothing_padding_is_not_advised() -> None:
     found = findings(by_work)
-    assert "padding wins at no divisor beyond its interval" in found.sentences[1]
-    assert {row[-1] for row in table(found, "Pad or not").rows} == {"leave it"}
+    assert remarks(found, "divisor") == []
+    assert {row["verdict"] for row in rows(found, "Pad or not")} == {"leave it"}
 
 
 def test_noise_wider_than_the_gain_leaves_the_advice_undecided() -> None:
-    probe = Alignment()
     slightly = records(
-        probe.sweep(axes(along=("k",))),
+        sweep(axes(along=("k",))),
         lambda case: by_work(case) * (1.1 if case.parameters.k % 2 else 1.0),
         noise=0.3,
     )
-    verdicts = {row[2]: row[-1] for row in table(probe.findings(slightly), "Pad or not").rows}
-    assert verdicts["1023"] == "undecided"
+    verdicts = {row["size"]: row["verdict"] for row in rows(PROBE.findings(slightly), "Pad or not")}
+    assert verdicts[1023] == "undecided"
+
+
+def vocabulary(seconds: Seconds, **changed: object) -> Remark:
+    (advice,) = remarks(findings(seconds, real=(REAL_LIFE["vocabulary"],), ladder=(64,), **changed), "known_as")
+    return advice
 
 
 def test_real_life_sizes_are_told_by_name() -> None:
-    found = findings(by_work, real=(REAL_LIFE["vocabulary"],), ladder=(64,), padded=("torch_padded",))
-    (said,) = [sentence for sentence in found.sentences if sentence.startswith("Vocabulary")]
-    assert said.startswith("Vocabulary of GPT-2, N = 50257 -> 50304 (torch, float32, TN, 64 x N x 256)")
-    assert said.endswith("leave it.")
+    advice = vocabulary(by_work)
+    told = ("known_as", "size", "other", "sweep_setting", "sweep_shape", "verdict")
+    assert [advice.values[name] for name in told] == [
+        *("vocabulary of GPT-2", 50257, 50304),
+        *("torch, float32, TN", "64 x N x 256", "leave it"),
+    ]
+    assert not advice.is_noise
+
+
+def test_advice_that_noise_explains_is_not_told_and_advice_to_pad_weighs_what_it_wins() -> None:
+    (unclear,) = remarks(
+        PROBE.findings(records(sweep(axes(real=(REAL_LIFE["vocabulary"],), ladder=(64,))), by_work, noise=0.3)),
+        "known_as",
+    )
+    assert (unclear.values["verdict"], unclear.is_noise) == ("undecided", True)
+    padded = vocabulary(lambda case: by_work(case) * (1.0 if case.parameters.padded.n % 64 == 0 else 2.0))
+    assert padded.weight == pytest.approx(np.log(2), rel=0.02)
 
 
 def test_of_sizes_that_take_the_same_time_the_smallest_is_the_one_to_pad_to() -> None:
@@ -174,8 +205,8 @@ def test_of_sizes_that_take_the_same_time_the_smallest_is_the_one_to_pad_to() ->
         return 1e-6 * p.m * p.k * (-(-p.n // 256)) / 1e6
 
     found = findings(in_steps_of_256, along=("n",), base=(Base.parse("fprop:256x1000x1024"),), offset=(-7, 0, 24))
-    targets = {row[2]: row[4] for row in table(found, "Pad or not").rows}
-    assert targets["993"] == "998"
+    targets = {row["size"]: row["pad to"] for row in rows(found, "Pad or not")}
+    assert targets[993] == 998
 
 
 def test_a_size_that_divides_by_more_and_runs_slower_is_held_against_the_folklore() -> None:
@@ -183,21 +214,21 @@ def test_a_size_that_divides_by_more_and_runs_slower_is_held_against_the_folklor
         return by_work(case) * (1.5 if case.parameters.n % 16 == 8 else 1.0)
 
     found = findings(slow_eights, along=("n",), implementation=("native",), offset=(-9, 0))
-    said = next(sentence for sentence in found.sentences if sentence.startswith("Folklore fails"))
-    assert "N = 1016 divides by 8 and runs at 0.67 [" in said
-    assert {row[3] for row in table(found, "Where sizes").rows} == {"8"}
+    (told,) = remarks(found, "rate")
+    assert (told.values["size"], told.effect) == (1016, "rate")
+    assert told.values["rate"].value == pytest.approx(2 / 3, rel=0.01)
+    assert {row["divides by"] for row in rows(found, "Where sizes")} == {8}
     assert not [table for table in findings(by_work).tables if table.title.startswith("Where sizes")]
 
 
 def search(seconds: Seconds, **changed: object) -> tuple[Findings, int]:
     """Ask the probe for more until it asks for nothing new, as a run does; findings and how often it asked."""
-    probe = Alignment()
-    cases = probe.sweep(axes(**changed))
+    cases = sweep(axes(**changed))
     for rounds in range(20):
         made = records(cases, seconds)
-        asked = probe.follow_up(made)
+        asked = PROBE.follow_up(made)
         if not asked:
-            return probe.findings(made), rounds
+            return PROBE.findings(made), rounds
         assert not {case.case_id for case in asked} & {case.case_id for case in cases}
         cases += asked
     raise AssertionError("the search did not end")
@@ -208,12 +239,13 @@ def test_a_cliff_is_closed_in_on_to_the_neighbours_of_its_rung() -> None:
         return by_work(case) * (1.4 if case.parameters.n > 1300 else 1.0)
 
     found, rounds = search(another_kernel_above_1300, along=("n",), span=(1.0, 2.0), implementation=("native",))
-    rows = table(found, "Cliffs").rows
-    steps = {row[2] for row in rows if row[0].startswith("torch")}
-    assert {"1299 -> 1301", "1280 -> 1408"} <= steps
-    assert all(row[4:] == ("narrow (16-byte)", "wide (16-byte)") for row in rows)
-    said = next(sentence for sentence in found.sentences if sentence.startswith("A cliff"))
-    assert "the kernel changes from narrow (16-byte) to wide (16-byte)" in said
+    cliffs = rows(found, "Cliffs")
+    assert {"1299 -> 1301", "1280 -> 1408"} <= {row["from -> to"] for row in rows(found, "Cliffs", "torch")}
+    kernels = {(row["kernel before"], row["kernel after"]) for row in cliffs}
+    assert kernels == {("narrow (16-byte)", "wide (16-byte)")}
+    widest = remarks(found, "rate")[0]
+    assert widest.values["rate"].value == pytest.approx(1 / 1.4, rel=0.02)
+    assert widest.values["rate"].value == min(row["rate"].value for row in cliffs)
     assert rounds <= 12
 
 
@@ -227,47 +259,50 @@ def test_a_slope_is_no_cliff_and_its_search_ends() -> None:
 
 
 def test_a_size_that_cannot_be_measured_is_not_asked_for_again() -> None:
-    probe = Alignment()
     made = records(
-        probe.sweep(axes(along=("n",), span=(1.0, 2.0))),
+        sweep(axes(along=("n",), span=(1.0, 2.0))),
         lambda case: by_work(case) * (2 if case.parameters.n > 1300 else 1),
     )
-    asked = probe.follow_up(made)
+    asked = PROBE.follow_up(made)
     failed = [replace(record, outcome="failed") for record in records(asked, by_work)]
     assert asked
-    assert probe.follow_up(made + failed) == []
+    assert PROBE.follow_up(made + failed) == []
 
 
 def test_what_an_implementation_cannot_take_is_told_with_its_reason() -> None:
-    probe = Alignment()
     reason = "TMA takes rows of whole 16 bytes."
     made = [
         replace(record, outcome="unsupported", reason=reason, metrics={})
         if record.case["implementation"] == "native" and record.parsed_case().parameters.k % 4
         else record
-        for record in records(probe.sweep(axes(along=("k",))), by_work)
+        for record in records(sweep(axes(along=("k",))), by_work)
     ]
-    assert f"native does not take 2 of the float32 products: {reason}" in probe.findings(made).sentences
+    (refusal,) = remarks(PROBE.findings(made), "reason")
+    assert refusal.kind == "caution"
+    assert refusal.values == {"implementation": "native", "count": 2, "dtype": "float32", "reason": reason}
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 9])
 @pytest.mark.parametrize("outcome", ["ok", "failed", "unsupported"])
 def test_few_failed_or_no_records_are_told_without_a_traceback(keep: int, outcome: str) -> None:
-    probe = Alignment()
-    some = records(probe.sweep(axes(real=(REAL_LIFE["hidden"],))), odd_is_half)[:keep]
+    some = records(sweep(axes(real=(REAL_LIFE["hidden"],))), odd_is_half)[:keep]
     if outcome != "ok":
         some = [replace(record, outcome=outcome, metrics={}, reason="A fuse blew.") for record in some]
-    assert isinstance(probe.findings(some), Findings)
-    assert all(isinstance(case, Case) for case in probe.follow_up(some))
+    assert isinstance(PROBE.findings(some), Findings)
+    assert all(isinstance(case, Case) for case in PROBE.follow_up(some))
 
 
 def test_one_process_has_the_interval_of_its_own_samples() -> None:
-    probe = Alignment()
-    found = probe.findings(records(probe.sweep(axes(along=("k",))), odd_is_half, processes=1, noise=0.0))
-    rows = {row[2]: row for row in table(found, "Pad or not").rows if row[0].startswith("torch")}
-    assert rows["1023"][6] == "2.00 [2.00, 2.00]"
-    assert found.sentences[-1].startswith("One process measured this")
-    assert not findings(odd_is_half, along=("k",)).sentences[-1].startswith("One process measured this")
+    found = PROBE.findings(records(sweep(axes(along=("k",))), odd_is_half, processes=1, noise=0.0))
+    gains = {row["size"]: row["gain if built so"] for row in rows(found, "Pad or not", "torch")}
+    assert (gains[1023].processes, gains[1023].low, gains[1023].high) == (
+        1,
+        pytest.approx(2, rel=0.01),
+        gains[1023].value,
+    )
+    assert [each.kind for each in found.remarks].count("caution") == 1
+    assert found.remarks[0].kind == "caution"
+    assert not [each for each in findings(odd_is_half, along=("k",)).remarks if each.kind == "caution"]
 
 
 def test_the_picture_has_a_row_for_each_implementation_and_a_column_for_each_dimension() -> None:
@@ -275,16 +310,19 @@ def test_the_picture_has_a_row_for_each_implementation_and_a_column_for_each_dim
     assert [[panel.x_label for panel in row] for row in figure.rows] == [["M", "N", "K"]] * 2
     labels = [series.label for series in figure.rows[0][2].series]
     assert labels == ["divides by 1", "divides by 2", "divides by 8", "divides by 64", "divides by 128"]
+    panel = figure.rows[0][2]
+    assert panel.y_unit == "TFLOP/s"
+    assert panel.series[0].y == pytest.approx([100e9], rel=0.01)
+    assert panel.series[0].low[0] < panel.series[0].y[0] < panel.series[0].high[0]
 
 
 def test_implementations_without_a_sweep_in_common_share_no_picture() -> None:
-    probe = Alignment()
     made = [
         record
-        for record in records(probe.sweep(axes()), by_work)
+        for record in records(sweep(axes()), by_work)
         if (record.parsed_case().parameters.k == 1024) == (record.case["implementation"] == "native")
     ]
-    assert probe.findings(made).figures == ()
+    assert PROBE.findings(made).figures == ()
 
 
 def test_sizes_far_from_the_base_do_not_squeeze_the_picture() -> None:
@@ -295,37 +333,37 @@ def test_sizes_far_from_the_base_do_not_squeeze_the_picture() -> None:
 
 def test_what_an_implementation_never_takes_is_left_out_unless_nothing_is_left() -> None:
     # The kernel for compute capability 8.0 multiplies in tensor cores, and float32 is not for them.
-    mixed = Alignment().sweep(axes(implementation=("native", "cuda_sm80")))
+    mixed = sweep(axes(implementation=("native", "cuda_sm80")))
     assert {case.implementation for case in mixed} == {"native", "torch", "torch_padded"}
     with pytest.raises(UserError, match="workers were asked for"):
-        Alignment().cases("quick", CPU, {"workers": "4096"})
+        PROBE.cases("quick", CPU, {"workers": "4096"})
 
 
 @pytest.mark.parametrize(
     ("axis", "value", "said"),
     [
-        ("along", "x", "along m, n or k"),
-        ("ladder", "3", "powers of two"),
+        ("along", "x", "choose from m, n, k"),
+        ("ladder", "3", "choose from 1, 2, 4, 8"),
         ("pad_to", "1", "pad_to is at least 2"),
-        ("span", "0", "between 0 and"),
+        ("span", "0", "span lies between"),
         ("base", "fprop:1x2", "not a shape"),
         ("base", "64x64x64", "PART:MxNxK"),
         ("real", "vocab", "choose from vocabulary"),
         ("tokens", "0", "at least 1"),
-        ("implementation", "navite", "no implementation 'navite': choose from"),
-        ("library", "troch", "no implementation 'troch': choose from"),
-        ("padded", "padded_torch", "no implementation 'padded_torch': choose from"),
-        ("dtype", "float32,flaot32", "Unknown dtype 'flaot32'"),
+        ("implementation", "navite", "choose from native, torch"),
+        ("library", "troch", "choose from native, torch"),
+        ("padded", "padded_torch", "choose from native, torch"),
+        ("dtype", "float32,flaot32", "dtype=flaot32 was asked for: choose from float32"),
     ],
 )
 def test_an_axis_that_cannot_be_is_refused_in_a_sentence(axis: str, value: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        Alignment().cases("quick", CPU, {axis: value})
+        PROBE.cases("quick", CPU, {axis: value})
 
 
 def test_axes_are_written_as_they_are_read() -> None:
     assert str(Base.parse("dgrad:1x2x3")) == "dgrad:1x2x3"
-    cases = Alignment().cases("quick", CPU, {"base": "dgrad:64x64x64", "real": "hidden", "ladder": "1,4"})
+    cases = PROBE.cases("quick", CPU, {"base": "dgrad:64x64x64", "real": "hidden", "ladder": "1,4"})
     assert {case.parameters.layout for case in cases if case.parameters.k <= 64} == {"NN"}
 
 
@@ -335,13 +373,13 @@ def test_on_a_gpu_every_profile_is_valid(
     profile: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu(0, "a GPU", "GPU-0", capability, 132, 80 << 30)
-    monkeypatch.setattr("pyperf_suite.probes.alignment.probe.gpus", lambda: [gpu])
+    monkeypatch.setattr("pyperf_suite.probes._products.gpus", lambda: [gpu])
     if profile == "full":
         # The night's run, with fewer offsets: as many kinds of cases, in a tenth of the time.
-        cases = Alignment().cases(profile, Device("cuda"), {"offset": "0", "ladder": "1"})
+        cases = PROBE.cases(profile, Device("cuda"), {"offset": "0", "ladder": "1"})
         assert {"int8", "tfloat32", "float8_e4m3fn"} <= {case.parameters.dtype for case in cases}
     else:
-        cases = Alignment().cases(profile, Device("cuda"))
+        cases = PROBE.cases(profile, Device("cuda"))
     assert {"cublas", "cublas_padded", "cuda_sm90" if capability == (9, 0) else "cuda_sm80"} <= {
         case.implementation for case in cases
     }
@@ -349,7 +387,7 @@ def test_on_a_gpu_every_profile_is_valid(
 
 
 def test_padded_products_keep_the_work_of_those_asked_for() -> None:
-    (case,) = [c for c in Alignment().cases("quick", CPU) if c.implementation == "torch_padded" and c.parameters.k % 2]
+    (case,) = [c for c in PROBE.cases("quick", CPU) if c.implementation == "torch_padded" and c.parameters.k % 2]
     p = case.parameters
     assert isinstance(p, MatmulParameters)
     assert find_operator("matmul").work(p).flop == 2 * p.m * p.n * p.k

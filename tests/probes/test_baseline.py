@@ -9,13 +9,14 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.operators import find_operator
-from pyperf_suite.probes.baseline import HOPPER_TILES, Baseline
+from pyperf_suite.probes.baseline import HOPPER_TILES, PROBE
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.axes import Shape
+from pyperf_suite.spec.findings import Findings
 
 AXES = replace(
-    Baseline().axes("quick", resolve("cpu")),
+    PROBE.axes("quick", resolve("cpu")),
     shape=(Shape(64, 64, 64), Shape(128, 64, 32)),
     dtype=("float32", "bfloat16"),
     workers=(1,),
@@ -45,12 +46,12 @@ def records() -> list[Record]:
     seconds = {("native", "float32"): 2.0, ("native", "bfloat16"): 3.0}
     return [
         a_record(case, seconds.get((case.implementation, case.parameters.dtype), 1.0))
-        for case in Baseline().sweep(AXES)
+        for case in list(PROBE.sweep(AXES))
     ]
 
 
 def test_every_product_stands_beside_the_librarys() -> None:
-    cases = Baseline().sweep(AXES)
+    cases = list(PROBE.sweep(AXES))
     assert len(cases) == 8
     ours, theirs = (
         {replace(case.parameters, schedule=None) for case in cases if case.implementation == name}
@@ -60,13 +61,29 @@ def test_every_product_stands_beside_the_librarys() -> None:
 
 
 def test_the_ratio_is_speed_over_speed_and_dtypes_are_compared() -> None:
-    found = Baseline().findings(records())
-    assert [sentence.split(" (")[0] for sentence in found.sentences] == [
-        "Our bfloat16 matmul runs at 0.33 x the library's speed on 1 core",
-        "Our float32 matmul runs at 0.50 x the library's speed on 1 core",
-        "Our bfloat16 matmul runs at 0.67 x the speed of our float32 matmul",
-    ]
-    assert {row[-1] for row in found.tables[0].rows} == {"0.50", "0.33"}
+    found = PROBE.findings(records())
+    library, dtypes, other = (each.values for each in found.remarks)
+    assert (library["dtype"], library["mean"].value, library["workers"]) == ("bfloat16", pytest.approx(1 / 3), 1)
+    assert (other["dtype"], other["mean"].value, other["products"]) == ("float32", pytest.approx(1 / 2), 2)
+    assert (dtypes["dtype"], dtypes["mean"].value, "float32" in dtypes["what"]) == (
+        "bfloat16",
+        pytest.approx(2 / 3),
+        True,
+    )
+    assert {round(row[-1].value, 9) for row in found.tables[0].rows} == {0.5, round(1 / 3, 9)}
+
+
+def test_a_mean_has_an_interval_over_processes_and_the_bounds_of_its_products() -> None:
+    made = []
+    for case in PROBE.sweep(AXES):
+        seconds = 2.0 if case.implementation == "native" else 1.0
+        for process in range(3):
+            slow = 1.25 if case.implementation == "native" and process == 2 else 1.0
+            larger = 1.5 if case.implementation == "native" and case.parameters.m == 128 else 1.0
+            made.append(replace(a_record(case, seconds * slow * larger), process=process))
+    values = PROBE.findings(made).remarks[0].values
+    assert (values["mean"].processes, values["mean"].low < values["mean"].value < 0.5) == (3, True)
+    assert (values["least"].value, values["most"].value) == (pytest.approx(1 / 3), 0.5)
 
 
 def test_a_tile_for_a_cluster_is_asked_of_kernels_that_launch_clusters_alone() -> None:
@@ -77,7 +94,7 @@ def test_a_tile_for_a_cluster_is_asked_of_kernels_that_launch_clusters_alone() -
         tile=HOPPER_TILES,
         implementation=("cuda_sm90", "triton"),
     )
-    cases = Baseline().sweep(axes)
+    cases = list(PROBE.sweep(axes))
     asked = {
         name: [str(case.parameters.tile) for case in cases if case.implementation == name]
         for name in axes.implementation
@@ -88,9 +105,9 @@ def test_a_tile_for_a_cluster_is_asked_of_kernels_that_launch_clusters_alone() -
 def test_of_several_tiles_the_fastest_counts() -> None:
     axes = replace(AXES, shape=(Shape(64, 64, 64),), dtype=("float32",), tile=("64x64x64", "32x64x64"))
     seconds = {"64x64x64": 4.0, "32x64x64": 2.0, "None": 1.0}
-    made = [a_record(case, seconds[str(case.parameters.tile)]) for case in Baseline().sweep(axes)]
-    (row,) = Baseline().findings(made).tables[0].rows
-    assert row[-1] == "0.50"
+    made = [a_record(case, seconds[str(case.parameters.tile)]) for case in list(PROBE.sweep(axes))]
+    (row,) = PROBE.findings(made).tables[0].rows
+    assert row[-1].value == 0.5
 
 
 def test_sustained_speed_is_compared_with_sustained_speed() -> None:
@@ -101,17 +118,16 @@ def test_sustained_speed_is_compared_with_sustained_speed() -> None:
         ("native", "sustained"): 4.0,
         ("torch", "sustained"): 3.0,
     }
-    made = [a_record(case, seconds[case.implementation, case.mode]) for case in Baseline().sweep(axes)]
-    burst, sustained = Baseline().findings(made).sentences
-    assert burst.startswith("Our float32 matmul runs at 0.50 x")
-    assert sustained.startswith("Our sustained float32 matmul runs at 0.75 x")
+    made = [a_record(case, seconds[case.implementation, case.mode]) for case in list(PROBE.sweep(axes))]
+    burst, sustained = (each.values for each in PROBE.findings(made).remarks)
+    assert (burst["mode"], burst["mean"].value) == ("burst", pytest.approx(0.5))
+    assert (sustained["mode"], sustained["mean"].value) == ("sustained", pytest.approx(0.75))
 
 
 def test_a_product_that_one_side_lacks_takes_no_part() -> None:
     without_torch = [record for record in records() if record.case["implementation"] == "native"]
-    found = Baseline().findings(without_torch)
-    assert found.tables == ()
-    assert found.sentences == ()
+    found = PROBE.findings(without_torch)
+    assert found == Findings()
 
 
 @pytest.mark.parametrize("text", ["", "1x2", "1x2x3x4", "axbxc", "1.5x2x3"])

@@ -9,10 +9,10 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.probes.calibration import findings
+from pyperf_suite.probes import calibration
+from pyperf_suite.probes.calibration import GPU_EXTENT, PROBE
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_attentions, spread_products
 from pyperf_suite.probes.calibration.predictions import predicted_seconds
-from pyperf_suite.probes.calibration.probe import GPU_EXTENT, Calibration
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Record
@@ -53,16 +53,14 @@ def test_attentions_differ_in_grouping_and_head_dim() -> None:
 
 
 def test_a_gpu_is_measured_in_under_two_minutes_of_its_time() -> None:
-    cases = Calibration().cases("quick", GPU)
+    cases = PROBE.cases("quick", GPU)
     assert len(cases) >= 80
     assert len(cases) * QUICK.effort.seconds_at_most < 60, "the other minute is for making and verifying operands"
     assert {case.operator for case in cases} == {"matmul", "attention"}
 
 
 def test_an_axis_is_replaced_by_shapes_as_written() -> None:
-    cases = Calibration().cases(
-        "quick", resolve("cpu"), {"shape": "8x64x32", "attention": "1x4x2x64x128", "workers": "1"}
-    )
+    cases = PROBE.cases("quick", resolve("cpu"), {"shape": "8x64x32", "attention": "1x4x2x64x128", "workers": "1"})
     product, attention = (case.parameters for case in cases)
     assert (product.m, product.n, product.k) == (8, 64, 32)
     assert (attention.heads, attention.key_heads, attention.head_dim, attention.seq_q) == (4, 2, 64, 128)
@@ -78,21 +76,33 @@ def test_what_is_not_an_attention_is_refused_in_one_sentence(text: str) -> None:
 def test_the_shipped_law_is_held_against_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, timed_record: Callable[..., Record]
 ) -> None:
-    monkeypatch.setattr(findings, "predicted_seconds", a_millisecond_each)
-    products = [case for case in Calibration().cases("quick", GPU) if case.operator == "matmul"][:4]
+    monkeypatch.setattr(calibration, "predicted_seconds", a_millisecond_each)
+    products = [case for case in PROBE.cases("quick", GPU) if case.operator == "matmul"][:4]
     records = [
         timed_record(case, s, identity=H200) for case, s in zip(products, (1e-3, 1e-3, 0.8e-3, 0.5e-3), strict=True)
     ]
-    found = findings.explain(records)
-    assert any("an error of 31.2% (median 12.5%)" in sentence for sentence in found.sentences)
+    found = PROBE.findings(records)
+    (law,) = [each for each in found.remarks if each.kind == "law"]
+    told = {name: getattr(value, "value", value) for name, value in law.values.items()}
+    assert told == {
+        "gpu": "H200 SXM",
+        "count": 4,
+        "kind_of": "bfloat16 products",
+        "mean": pytest.approx(1.25 / 4),
+        "median": pytest.approx(0.25 / 2),
+        "ratio": pytest.approx(2.25 / 2),
+    }
     (table,) = found.tables
-    assert [row[4] for row in table.rows] == ["2.00", "1.25", "1.00", "1.00"]
+    assert [row[4].value for row in table.rows] == pytest.approx([2, 1.25, 1, 1])
+    worst = table.rows[0]
+    assert (worst[2].value, worst[3].value, worst[3].predicted) == (0.5e-3, 1e-3, True)
 
 
 def test_a_cpu_has_rates_and_no_law(timed_record: Callable[..., Record]) -> None:
-    cases = Calibration().cases("quick", resolve("cpu"))
-    found = findings.explain([timed_record(case, 1e-3, identity={"kind": "cpu", "model": "a CPU"}) for case in cases])
-    assert found.sentences[-1].startswith("No law is shipped for this device")
+    cases = PROBE.cases("quick", resolve("cpu"))
+    found = PROBE.findings([timed_record(case, 1e-3, identity={"kind": "cpu", "model": "a CPU"}) for case in cases])
+    assert [each.kind for each in found.remarks] == ["", "", "caution"]
+    assert {each.values["count"] for each in found.remarks[:2]} == {2, 6}
     assert found.tables == ()
 
 
@@ -102,10 +112,11 @@ def test_where_a_law_refuses_its_reason_is_told_once(
     def refuse(spec: object, cases: Sequence[Case]) -> np.ndarray:
         raise UserError("There is no law for this.")
 
-    monkeypatch.setattr(findings, "predicted_seconds", refuse)
-    cases = Calibration().cases("quick", GPU)
-    found = findings.explain([timed_record(case, 1e-3, identity=H200) for case in cases])
-    assert found.sentences.count("There is no law for this.") == 1
+    monkeypatch.setattr(calibration, "predicted_seconds", refuse)
+    cases = PROBE.cases("quick", GPU)
+    found = PROBE.findings([timed_record(case, 1e-3, identity=H200) for case in cases])
+    reasons = [each.values["reason"] for each in found.remarks if each.kind == "caution"]
+    assert reasons == ["There is no law for this."]
 
 
 def test_an_operator_without_a_law_is_named() -> None:

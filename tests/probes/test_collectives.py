@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,25 +11,27 @@ from typing import Any
 import pytest
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.links import peak_of
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.network.traffic import Workload, ddp, verdict
+from pyperf_suite.laws.network.traffic import Workload
 from pyperf_suite.operators.collective import CollectiveParameters
+from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, analyse
 from pyperf_suite.probes.collectives.curves import curves_of
-from pyperf_suite.probes.collectives.findings import explain
-from pyperf_suite.probes.collectives.peaks import link_peak
-from pyperf_suite.probes.collectives.probe import Collectives, CollectivesAxes
-from pyperf_suite.probes.collectives.verdicts import Training, bound_below_s
+from pyperf_suite.probes.collectives.training import Training
 from pyperf_suite.render.picture import draw
 from pyperf_suite.render.run_report import run_as_json
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
 from pyperf_suite.spec.axes import NO, YES, Sizes
-from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.findings import Findings, Remark
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import rows_of
 
-PROBE = Collectives()
 LADDER = Sizes(64, 64 * 2**20, 16)
+ONE_SIZE = Sizes(2**30, 2**30)
 HOPPERS = {"kind": "cuda", "model": "NVIDIA H200", "link": "nvlink4x18", "count": 8}
+WRONG = {"passed": False, "wrong": 7, "compared": 100, "message": "rank 1 has 7 of 100 elements wrong"}
 
 
 @pytest.fixture(autouse=True)
@@ -42,49 +44,60 @@ def cases(**changed: object) -> list[Case]:
     usual = CollectivesAxes(
         op=("all_reduce",), size=(LADDER,), dtype=("float32",), ranks=(4,), implementation=("gloo",)
     )
-    return PROBE.sweep(replace(usual, **changed))  # type: ignore[arg-type]
+    return list(PROBE.sweep(replace(usual, **changed)))  # type: ignore[arg-type]
 
 
-def said(findings: Findings, words: str) -> str:
-    """The one sentence that has these words."""
-    (sentence,) = [sentence for sentence in findings.sentences if words in sentence]
-    return sentence
+def judged(records: list[Record], training: Training) -> Findings:
+    return analyse(rows_of(records), training)
 
 
-def table(findings: Findings, words: str) -> Table:
-    (found,) = [table for table in findings.tables if words in table.title]
-    return found
+def remarks(findings: Findings, words: str) -> list[Remark]:
+    """Those whose sentence has these words."""
+    return [each for each in findings.remarks if isinstance(each, Remark) and words in each.template]
 
 
-def column(found: Table, name: str) -> list[str]:
-    place = found.columns.index(name)
-    return [row[place] for row in found.rows]
+def said(findings: Findings, words: str) -> Mapping[str, Any]:
+    """The numbers and names of the one remark whose sentence has these words; quantities by their value."""
+    (remark,) = remarks(findings, words)
+    return {name: each.value if isinstance(each, Quantity) else each for name, each in remark.values.items()}
+
+
+def table(findings: Findings, title: str) -> list[dict[str, Any]]:
+    """Rows by column; quantities by their value."""
+    (found,) = [table for table in findings.tables if table.title == title]
+    names = [column.name for column in found.columns]
+    rows = [[cell.value if isinstance(cell, Quantity) else cell for cell in row] for row in found.rows]
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def column(findings: Findings, title: str, name: str) -> list[Any]:
+    return [row[name] for row in table(findings, title)]
 
 
 def test_no_records_tell_nothing() -> None:
-    assert explain([]) == Findings()
+    assert PROBE.findings([]) == Findings()
 
 
 def test_the_table_is_nccl_tests_with_rates_by_its_factors(network: Any) -> None:
-    found = table(explain(network().records(cases(size=(Sizes(2**30, 2**30),)))), "all_reduce float32, 4 ranks, gloo")
-    assert found.columns[:9] == (
-        *("size B", "count", "type", "redop", "root"),
-        *("p50 us", "algbw GB/s", "busbw GB/s", "#wrong"),
-    )
-    (row,) = found.rows
+    findings = PROBE.findings(network().records(cases(size=(ONE_SIZE,))))
+    (row,) = table(findings, "all_reduce float32, 4 ranks, gloo")
     seconds = 20e-6 + 1.5 * 2**30 / 10e9
-    assert row[:5] == ("1073741824", "268435456", "float32", "sum", "-1")
-    assert float(row[5]) == pytest.approx(seconds * 1e6, rel=1e-3)
-    assert float(row[6]) == pytest.approx(2**30 / seconds / 1e9, rel=1e-2)
-    assert float(row[7]) == pytest.approx(1.5 * 2**30 / seconds / 1e9, rel=1e-2)
-    assert row[8] == "0"
+    assert [row[name] for name in ("size", "count", "type", "redop", "root")] == [2**30, 2**28, "float32", "sum", -1]
+    assert row["p50"] == pytest.approx(seconds)
+    assert row["algbw"] == pytest.approx(2**30 / seconds)
+    assert row["busbw"] == pytest.approx(1.5 * 2**30 / seconds)
+    assert (row["#wrong"], row["p99 / p50"], row["skew"]) == (0, 1, 0)
 
 
-def test_the_highest_rate_is_told_beside_the_peak_of_the_links(network: Any) -> None:
+def test_the_highest_rate_is_told_with_its_share_of_the_links_peak(network: Any) -> None:
     records = network(gb_per_s=225.0, identity=HOPPERS).records(cases(implementation=("nccl",), ranks=(8,)))
-    sentence = said(explain(records), "busbw")
-    assert re.search(r"217 GB/s busbw, 48% of 18 x NVLink 4's 450 at 64 MiB; 20.0 us for 64 B", sentence)
-    assert column(table(explain(records), "all_reduce float32, 8 ranks, nccl"), "% of 450 GB/s")[-1].startswith("4")
+    findings = PROBE.findings(records)
+    rate = said(findings, "{rate} busbw")
+    assert rate["rate"] == pytest.approx(217e9, rel=0.01)
+    assert rate["share"] == pytest.approx(0.48, rel=0.01)
+    assert (rate["peak"], rate["link"], rate["size"]) == (450e9, "18 x NVLink 4", 64 * 2**20)
+    shares = column(findings, "all_reduce float32, 8 ranks, nccl", "of the link's peak")
+    assert shares[-1] == rate["share"] > shares[0]
 
 
 @pytest.mark.parametrize(
@@ -101,15 +114,15 @@ def test_the_highest_rate_is_told_beside_the_peak_of_the_links(network: Any) -> 
     ],
 )
 def test_the_peak_is_of_the_links_that_the_machine_has(identity: dict[str, Any], gb_per_s: float | None) -> None:
-    peak = link_peak(identity)
+    peak = peak_of(identity)
     assert (peak and peak.gb_per_s) == gb_per_s
 
 
-def test_in_place_stands_beside_out_of_place(network: Any) -> None:
-    findings = explain(network().records(cases(in_place=(NO, YES))))
-    found = table(findings, "all_reduce float32, 4 ranks, gloo")
-    assert len(found.rows) == len(LADDER.ladder())
-    assert column(found, "in place p50 us") == column(found, "p50 us")
+def test_in_place_has_a_table_of_its_own_and_stands_beside_out_of_place_in_the_text(network: Any) -> None:
+    findings = PROBE.findings(network().records(cases(in_place=(NO, YES))))
+    in_place = table(findings, "all_reduce float32, 4 ranks, gloo in place")
+    assert len(in_place) == len(LADDER.ladder())
+    assert {row["relative to gloo"] for row in in_place} == {1.0}
     (text,) = findings.documents
     assert text.name == "nccl_tests.txt"
     assert "N/A" not in text.text
@@ -117,7 +130,7 @@ def test_in_place_stands_beside_out_of_place(network: Any) -> None:
 
 def test_the_text_is_that_of_nccl_tests_column_by_column(network: Any) -> None:
     records = network().records(cases(op=("all_reduce", "broadcast"), size=(Sizes(2**20, 2**20),)))
-    (document,) = explain(records).documents
+    (document,) = PROBE.findings(records).documents
     rows = [line.split() for line in document.text.splitlines() if not line.startswith("#") and line]
     assert [row[:5] for row in rows] == [
         ["1048576", "262144", "float", "sum", "-1"],
@@ -132,40 +145,51 @@ def test_the_text_is_that_of_nccl_tests_column_by_column(network: Any) -> None:
 
 def test_wrong_elements_are_counted_and_their_times_left_out(network: Any) -> None:
     machine, asked = network(), cases()
-    wrong = {"passed": False, "wrong": 7, "compared": 100, "message": "rank 1 has 7 of 100 elements wrong"}
     records = [machine.record(case, 0, place) for place, case in enumerate(asked)]
-    records[-1] = machine.record(asked[-1], 0, 9, outcome="failed", verification=wrong, metrics={}, sampling={})
-    findings = explain(records)
-    found = table(findings, "all_reduce float32")
-    assert column(found, "#wrong") == ["0"] * (len(asked) - 1) + ["7"]
-    assert found.rows[-1][5:8] == ("-", "-", "-")
-    assert "7 elements are wrong at 1 of its sizes" in findings.sentences[0]
+    records[-1] = machine.record(asked[-1], 0, 9, outcome="failed", verification=WRONG, metrics={}, sampling={})
+    findings = PROBE.findings(records)
+    assert len(table(findings, "all_reduce float32, 4 ranks, gloo")) == len(asked) - 1
+    assert findings.remarks[0].kind == "caution"  # type: ignore[union-attr]
+    assert (said(findings, "wrong")["elements"], said(findings, "wrong")["sizes"]) == (7, 1)
     assert "# Out of bounds values : 7 FAILED" in findings.documents[0].text
+    assert findings.documents[0].text.splitlines()[-4].split()[-8:-4] == ["N/A", "N/A", "N/A", "7"]
+
+
+def test_a_size_that_some_processes_have_wrong_says_so_in_its_row(network: Any) -> None:
+    machine, (case,) = network(), cases(size=(Sizes(64, 64),))
+    failed = machine.record(case, 1, 1, outcome="failed", verification=WRONG, metrics={}, sampling={})
+    findings = PROBE.findings([machine.record(case, 0, 0), failed])
+    assert column(findings, "all_reduce float32, 4 ranks, gloo", "#wrong") == [7]
 
 
 def test_a_run_in_which_all_is_wrong_still_says_so(network: Any) -> None:
-    wrong = {"passed": False, "wrong": 3, "compared": 9, "message": ""}
     (case,) = cases(size=(Sizes(64, 64),))
-    findings = explain([network().record(case, 0, 0, outcome="failed", verification=wrong, metrics={}, sampling={})])
-    assert "3 elements are wrong" in findings.sentences[0]
+    failed = network().record(case, 0, 0, outcome="failed", verification=WRONG, metrics={}, sampling={})
+    assert said(PROBE.findings([failed]), "wrong")["elements"] == 7
 
 
-def test_torchs_path_and_graph_replay_are_columns_beside_ours(network: Any) -> None:
+def test_torchs_path_and_graph_replay_are_compared_with_ours(network: Any) -> None:
     paths = ("nccl", "nccl_graph", "c10d_nccl")
     machine = network(start_s=10e-6, added_s={"nccl_graph": -5e-6, "c10d_nccl": 10e-6}, identity=HOPPERS)
-    findings = explain(machine.records(cases(implementation=paths, ranks=(8,))))
-    found = table(findings, "times side by side")
-    assert found.columns == ("size B", "nccl us", "nccl_graph us", "x nccl", "c10d_nccl us", "x nccl")
-    assert found.rows[0][3].startswith("0.50 ")
-    assert found.rows[0][5].startswith("2.00 ")
-    assert re.match(r"c10d_nccl takes 1\.\d\d .* x the time up to 64 KiB", said(findings, "c10d_nccl takes"))
-    assert "beside nccl (all_reduce, float32 among 8 ranks)" in said(findings, "nccl_graph takes")
+    findings = PROBE.findings(machine.records(cases(implementation=paths, ranks=(8,))))
+    for path, first in (("nccl_graph", 0.5), ("c10d_nccl", 2.0)):
+        ratios = column(findings, f"all_reduce float32, 8 ranks, {path}", "relative to nccl")
+        assert ratios[0] == pytest.approx(first, rel=0.01)
+        assert abs(ratios[-1] - 1) < 0.1
+    slower = [each.values for each in remarks(findings, "takes {slower}")]
+    assert [(each["other"], each["where"]) for each in slower] == [
+        *(("nccl_graph", "up to"), ("nccl_graph", "above"), ("c10d_nccl", "up to"), ("c10d_nccl", "above"))
+    ]
+    assert [slower[place]["slower"].value for place in (0, 2)] == pytest.approx([0.55, 1.8], rel=0.1)  # type: ignore[union-attr]
 
 
 def test_only_what_differs_in_one_thing_is_compared(network: Any) -> None:
     asked = cases(op=("all_reduce", "broadcast"), implementation=("nccl", "c10d_nccl"), in_place=(NO, YES))
-    takes = [said.split(" takes ")[0] for said in explain(network().records(asked)).sentences if " takes " in said]
-    assert [name for name in takes if "," not in name] == ["nccl in place", "c10d_nccl"]
+    compared = {
+        (each.values["other"], each.values["operations"])
+        for each in remarks(PROBE.findings(network().records(asked)), "takes {slower}")
+    }
+    assert compared == {("nccl in place", "all_reduce, broadcast"), ("c10d_nccl", "all_reduce, broadcast")}
 
 
 def test_one_flag_compares_with_links_left_out(network: Any) -> None:
@@ -174,62 +198,80 @@ def test_one_flag_compares_with_links_left_out(network: Any) -> None:
     def without_links(parameters: CollectiveParameters, process: int) -> float:
         return 1.0 if parameters.peer_to_peer else 8.0
 
-    findings = explain(network(factor=without_links).records(asked))
-    assert "nccl no peer-to-peer takes 8.00 [8.00, 8.00] x the time" in said(findings, "no peer-to-peer takes")
+    found = remarks(PROBE.findings(network(factor=without_links).records(asked)), "takes {slower}")
+    assert {each.values["other"] for each in found} == {"nccl no peer-to-peer"}
+    assert [each.values["slower"].value for each in found] == pytest.approx([8, 8])  # type: ignore[union-attr]
 
 
 def test_a_ping_pong_over_sizes_is_a_curve_of_one_way_times(network: Any) -> None:
-    findings = explain(network().records(cases(op=("ping_pong",))))
-    found = table(findings, "ping_pong float32, 4 ranks, gloo")
-    assert float(column(found, "p50 us")[0]) == pytest.approx(20.0, abs=0.05)
+    findings = PROBE.findings(network().records(cases(op=("ping_pong",))))
+    assert column(findings, "ping_pong float32, 4 ranks, gloo", "p50")[0] == pytest.approx(20e-6, abs=0.05e-6)
+
+
+LAWS = "Laws: time = start + size / rate, in straight pieces"
 
 
 def test_the_law_finds_the_machines_constants_and_states_its_error(network: Any) -> None:
-    findings = explain(network(start_s=50e-6, gb_per_s=3.0).records(cases(op=("all_reduce", "broadcast"))))
-    rows = table(findings, "Laws").rows
-    assert [row[1:] for row in rows] == [("50", "2", "0 B", "1", "0.0%"), ("50", "3", "0 B", "1", "0.0%")]
-    assert said(findings, "held out by") == "The laws of 2 curves miss sizes held out by 0% (median; worst curve 0%)."
+    findings = PROBE.findings(network(start_s=50e-6, gb_per_s=3.0).records(cases(op=("all_reduce", "broadcast"))))
+    rows = table(findings, LAWS)
+    assert [row["start"] for row in rows] == pytest.approx([50e-6, 50e-6])
+    assert [row["last rate"] for row in rows] == pytest.approx([2e9, 3e9])
+    assert [(row["from"], row["pieces"]) for row in rows] == [(0, 1), (0, 1)]
+    error = said(findings, "held out by")
+    assert (error["curves"], round(error["error"], 6), round(error["worst"], 6)) == (2, 0, 0)
 
 
 def test_two_sizes_make_no_law_and_no_verdict(network: Any) -> None:
-    findings = explain(network().records(cases(size=(Sizes(64, 128),))))
-    assert not [s for s in findings.sentences if "law" in s.lower() or "enough" in s]
+    findings = PROBE.findings(network().records(cases(size=(Sizes(64, 128),))))
+    assert [found.title for found in findings.tables] == ["all_reduce float32, 4 ranks, gloo"]
+    assert not [each for each in findings.remarks if isinstance(each, Remark) and each.kind]
     assert findings.figures == ()
 
 
 TRAINED = ("all_reduce", "all_gather", "reduce_scatter", "send_receive", "all_to_all")
+WAYS = "Ways to train in parallel (predicted)"
 
 
-def test_every_way_to_train_gets_a_verdict(network: Any) -> None:
-    findings = explain(network().records(cases(op=TRAINED)), Training(compute_s=1.0))
-    found = table(findings, "Verdicts")
-    assert column(found, "parallelism") == [
-        *("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "TP", "TP+SP", "PP", "EP of 8 experts")
-    ]
-    assert set(column(found, "verdict")) == {"enough", "network-bound"}
-    assert not [sentence for sentence in findings.sentences if "Not judged" in sentence]
+def test_every_way_to_train_is_judged_and_the_most_demanding_one_told(network: Any) -> None:
+    findings = judged(network().records(cases(op=TRAINED)), Training(compute_s=1.0))
+    found = {row["parallelism"]: row for row in table(findings, WAYS)}
+    assert [*found] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "TP", "TP+SP", "PP", "EP of 8 experts"]
+    assert {row["network"] for row in found.values()} == {"enough", "network-bound"}
+    told = {each.values["way"]: each.values for each in remarks(findings, "for a step that computes")}
+    highest = max(found, key=lambda way: found[way]["too slow below compute of"])
+    assert set(told) == {"DDP", highest}
+    assert told["DDP"]["bound"].value == found["DDP"]["too slow below compute of"]  # type: ignore[union-attr]
+    rate = found["DDP"]["on the bus a step"] / found["DDP"]["communication"]
+    assert told["DDP"]["rate"] == Quantity(rate, "GB/s", predicted=True)
+    assert told["DDP"]["compute"].value == 1.0  # type: ignore[union-attr]
+    assert not remarks(findings, "Not judged")
 
 
 def test_a_faster_network_turns_the_verdict(network: Any) -> None:
     words = []
     for gb_per_s in (1.0, 1000.0):
-        found = table(explain(network(gb_per_s=gb_per_s).records(cases()), Training(compute_s=1.0)), "Verdicts")
-        words.append(dict(zip(column(found, "parallelism"), column(found, "verdict"), strict=True))["DDP"])
-    assert words == ["network-bound", "enough"]
+        findings = judged(network(gb_per_s=gb_per_s).records(cases()), Training(compute_s=1.0))
+        first = remarks(findings, "for a step that computes")[0].values
+        words.append((first["way"], first["judged"], table(findings, WAYS)[0]["network"]))
+    assert words == [("DDP", "too slow", "network-bound"), ("DDP", "enough", "enough")]
 
 
 def test_what_was_not_measured_or_cannot_be_spread_is_not_judged(network: Any) -> None:
     odd = ModelDimensions(layers=2, hidden=64, ffn=100, heads=8, vocab=10)
-    findings = explain(network().records(cases(ranks=(3,))), Training(1.0, odd, Workload(seq=8)))
-    sentence = said(findings, "Not judged")
-    assert "ZeRO-1 and ZeRO-2 and ZeRO-3 (all_gather and reduce_scatter not measured)" in sentence
-    assert "TP and TP+SP (TP over 3 ranks cannot divide heads = 8 evenly)" in sentence
-    assert column(table(findings, "Verdicts"), "parallelism") == ["DDP"]
+    findings = judged(network().records(cases(ranks=(3,))), Training(1.0, odd, Workload(seq=8)))
+    why = {each.values["ways"]: each.values["why"] for each in remarks(findings, "Not judged")}
+    assert why["ZeRO-1, ZeRO-2, ZeRO-3"] == "all_gather and reduce_scatter not measured"
+    assert why["TP, TP+SP"] == "TP over 3 ranks cannot divide heads = 8 evenly"
+    assert column(findings, WAYS, "parallelism") == ["DDP"]
 
 
 def test_the_default_step_is_of_a_7b_model_and_says_so(network: Any) -> None:
-    sentence = said(explain(network(identity=HOPPERS).records(cases())), "computing a step")
-    assert "6.7e9 parameters (32 layers, hidden 4096), 1 x 4096 tokens a rank, 414 ms of computing a step" in sentence
+    findings = PROBE.findings(network(identity=HOPPERS).records(cases()))
+    model = said(findings, "Judged for a model")
+    assert model["parameters"] == pytest.approx(6.7e9, rel=0.01)
+    assert [model[name] for name in ("layers", "hidden", "tokens", "largest")] == [32, 4096, 4096, 64 * 2**20]
+    compute_s = remarks(findings, "for a step that computes")[0].values["compute"]
+    assert compute_s.value == pytest.approx(0.414, rel=0.01)  # type: ignore[union-attr]
 
 
 def test_a_model_is_given_by_its_dimensions(network: Any) -> None:
@@ -237,8 +279,8 @@ def test_a_model_is_given_by_its_dimensions(network: Any) -> None:
         "layers=12, hidden=768, ffn=3072, heads=12, vocab=50257, tied=true, seq=1024, compute_ms=90"
     )
     assert training == Training(0.09, ModelDimensions(12, 768, 3072, 12, 50257, tied=True), Workload(seq=1024))
-    findings = Collectives(training).findings(network().records(cases()))
-    assert "12 layers, hidden 768), 1 x 1024 tokens a rank, 90 ms of computing a step" in said(findings, "computing")
+    model = said(judged(network().records(cases()), training), "Judged for a model")
+    assert [model[name] for name in ("layers", "hidden", "tokens")] == [12, 768, 1024]
     untold = Training.parse("layers=1,hidden=64,ffn=64,heads=1,vocab=64", flop_per_s=1e12)
     assert untold.compute_s == pytest.approx(6 * untold.model.parameters * 4096 / 1e12)
 
@@ -263,131 +305,130 @@ def test_a_model_that_cannot_be_is_refused_in_one_sentence(text: str, told: str)
         Training.parse(text)
 
 
-def test_below_its_threshold_of_computing_a_step_is_network_bound_and_above_it_is_not() -> None:
-    sent = ddp(ModelDimensions(layers=2, hidden=64, ffn=256, heads=4, vocab=100), Workload(seq=8), 4)
-
-    def seconds(operation: str, size_bytes: float, ranks: int) -> float:
-        return 1e-5 + size_bytes / 1e9
-
-    threshold_s = bound_below_s(sent, seconds)
-    assert verdict(sent, 0.99 * threshold_s, seconds).network_bound
-    assert not verdict(sent, 1.01 * threshold_s, seconds).network_bound
-
-
-@pytest.mark.parametrize(("nodes", "warned"), [(1, False), (2, True), (4, False)])
-def test_the_guides_thresholds_are_told_between_nodes(network: Any, nodes: int, warned: bool) -> None:
-    machine = network(gb_per_s=25.0, nodes=nodes, identity=HOPPERS)
-    findings = explain(machine.records(cases(implementation=("nccl",), ranks=(8,))))
-    told = [sentence for sentence in findings.sentences if "between nodes carries" in sentence]
-    assert len(told) == (nodes > 1)
-    assert all("below the 400 Gbps" in sentence for sentence in told)
+@pytest.mark.parametrize(
+    ("nodes", "gb_per_s", "outcomes"),
+    [
+        (1, 25.0, []),
+        (2, 100.0, ["holds"]),
+        (2, 25.0, ["does not hold here", "holds"]),
+        (4, 1.0, ["does not hold here", "does not hold here", "holds"]),
+        (4, 0.1, ["does not hold here"] * 3),
+    ],
+)
+def test_between_nodes_the_rate_is_judged_by_the_guides_thresholds(
+    network: Any, nodes: int, gb_per_s: float, outcomes: list[str]
+) -> None:
+    machine = network(gb_per_s=gb_per_s, nodes=nodes, identity=HOPPERS)
+    findings = PROBE.findings(machine.records(cases(implementation=("nccl",), ranks=(8,))))
+    assert [each.outcome for each in findings.verdicts] == outcomes
+    for verdict in findings.verdicts:
+        assert verdict.measured.value == pytest.approx(gb_per_s * 1e9, rel=0.05)
+        each = verdict.told.values["each"]
+        assert each.value == pytest.approx(verdict.measured.value * (nodes - 1) / 7)  # type: ignore[union-attr]
     # NVLink's peak says nothing about a network between nodes.
-    assert any("NVLink" in sentence for sentence in findings.sentences) == (nodes == 1)
-    assert any("nodes are measured: 4 or more are recommended" in s for s in findings.sentences) == warned
+    assert (said(findings, "{rate} busbw")["share"] is not None) == (nodes == 1)
+    assert len(remarks(findings, "nodes are measured")) == (nodes == 2)
 
 
 def test_where_the_switch_reduces_its_wire_rate_is_told(network: Any) -> None:
     asked = cases(op=("all_reduce", "all_gather"), implementation=("nccl",), ranks=(8,))
     machine = network(gb_per_s=480.0, identity=HOPPERS)
-    reduced = table(explain(machine.records(asked)), "all_reduce float32, 8 ranks, nccl")
-    algbw, wire = (float(column(reduced, name)[-1]) for name in ("algbw GB/s", "NVLS wire GB/s"))
-    assert wire == pytest.approx(algbw * 9 / 8, rel=1e-2)
-    assert "NVLS wire GB/s" not in table(explain(machine.records(asked)), "all_gather float32").columns
-    ring = replace(machine, details={"algorithm": "RING"}).records(asked)
-    assert "NVLS wire GB/s" not in table(explain(ring), "all_reduce float32, 8 ranks, nccl").columns
-    assert column(table(explain(ring), "all_reduce float32, 8 ranks, nccl"), "algorithm") == ["RING"] * 6
+    reduced = table(PROBE.findings(machine.records(asked)), "all_reduce float32, 8 ranks, nccl")[-1]
+    assert reduced["NVLS wire"] == pytest.approx(reduced["algbw"] * 9 / 8)
+    gathered = table(PROBE.findings(machine.records(asked)), "all_gather float32, 8 ranks, nccl")[-1]
+    assert "NVLS wire" not in gathered
+    ring = PROBE.findings(replace(machine, details={"algorithm": "RING"}).records(asked))
+    rows = table(ring, "all_reduce float32, 8 ranks, nccl")
+    assert not any("NVLS wire" in row for row in rows)
+    assert [row["algorithm"] for row in rows] == ["RING"] * 6
 
 
-def test_nccls_choices_are_read_in_visits_of_their_own_and_put_beside_the_times(network: Any) -> None:
+def test_nccls_choices_are_read_in_trials_of_their_own_and_put_beside_the_times(network: Any) -> None:
     asked = cases(op=("all_reduce",), implementation=("nccl", "nccl_graph"), ranks=(8,))
     usual = replace(network(gb_per_s=300.0), identity=HOPPERS).records(asked)
-    further = Collectives().follow_up(usual)
+    follow_up = PROBE.follow_up
+    assert follow_up is not None
+    further = follow_up(usual)
     assert {case.implementation for case in further} == {"nccl"}
     assert {case.parameters.bytes for case in further} == {case.parameters.bytes for case in asked}
     assert all(case.parameters.logged for case in further)
     told = {"algorithm": "TREE", "protocol": "LL128", "channels": 8}
     logged = replace(network(gb_per_s=1.0, details=told), identity=HOPPERS).records(further)
-    assert Collectives().follow_up([*usual, *logged]) == further
-    with_log, without = (explain(records).tables for records in ([*usual, *logged], usual))
-    rates = [column(found, "algbw GB/s") for found in without if "algbw GB/s" in found.columns]
-    told_of = [found for found in with_log if "algorithm" in found.columns]
-    assert len(told_of) == len(rates) == 2
-    assert [column(found, "algorithm") for found in told_of] == [["TREE"] * len(found.rows) for found in told_of]
-    # The slow times of the logged visits count for nothing.
-    assert [column(found, "algbw GB/s") for found in told_of] == rates
+    assert follow_up([*usual, *logged]) == further
+    with_log, without = (PROBE.findings(records) for records in ([*usual, *logged], usual))
+    for path in ("nccl", "nccl_graph"):
+        title = f"all_reduce float32, 8 ranks, {path}"
+        assert column(with_log, title, "algorithm") == ["TREE"] * 6
+        # The slow times of the logged trials count for nothing.
+        assert column(with_log, title, "algbw") == column(without, title, "algbw")
 
 
 def test_on_cpus_there_is_no_log_to_read(network: Any) -> None:
-    assert Collectives().follow_up(network().records(cases(implementation=("gloo",)))) == []
+    assert PROBE.follow_up is not None
+    assert PROBE.follow_up(network().records(cases(implementation=("gloo",)))) == []
 
 
-def test_the_start_time_is_that_of_a_graph_of_many_calls_where_there_is_one_and_the_finding_says_so(
-    network: Any,
-) -> None:
+def test_the_start_time_of_a_graph_of_many_calls_stands_beside_that_of_single_calls(network: Any) -> None:
     single = network(start_s=50e-6).records(cases(implementation=("nccl",)))
     details = {"graph": True, "calls_per_graph": 16}
     graph = network(start_s=10e-6, details=details).records(cases(implementation=("nccl_graph",)))
-    alone, both = explain(single), explain([*single, *graph])
-    (start,), (starts,) = (column(table(found, "Laws"), "start us") for found in (alone, both))
-    assert 3 * float(starts) < float(start)
-    assert "measure nccl_graph" in said(alone, "thread")
-    assert "16 calls" in said(both, "thread")
-    assert not any("thread" in sentence for sentence in explain(graph).sentences)
+    both = PROBE.findings([*single, *graph])
+    calls, replayed = table(both, LAWS)
+    assert 3 * replayed["start"] < calls["start"]
+    assert (calls["calls a graph"], replayed["calls a graph"]) == (None, 16)
+    assert len(remarks(both, "host thread")) == len(remarks(PROBE.findings(single), "host thread")) == 1
+    assert not remarks(PROBE.findings(graph), "host thread")
 
 
 def test_what_nvlinks_counted_stands_beside_the_formula(network: Any) -> None:
-    (case,) = cases(size=(Sizes(2**30, 2**30),), implementation=("nccl",), ranks=(2,))
-    machine = network(gb_per_s=100.0, identity=HOPPERS)
-    usual = machine.record(case, 0, 0)
+    (case,) = cases(size=(ONE_SIZE,), implementation=("nccl",), ranks=(2,))
+    usual = network(gb_per_s=100.0, identity=HOPPERS).record(case, 0, 0)
     gpus = [{"nvlink_bytes": {"sent": sent, "received": 5}} for sent in (20 * 2**30, 30 * 2**30)] + [None]
     counting = replace(usual, quality={**usual.quality, "rank_gpus": gpus})
     counting = replace(counting, sampling={**usual.sampling, "iterations": 30})
-    found = table(explain([counting]), "all_reduce")
-    assert column(found, "NVLink counters GB/s") == column(found, "algbw GB/s") == ["99.81"]
-    assert "NVLink counters GB/s" not in table(explain([usual]), "all_reduce").columns
+    title = "all_reduce float32, 2 ranks, nccl"
+    (row,) = table(PROBE.findings([counting]), title)
+    assert row["NVLink counters"] == pytest.approx(row["algbw"]) == pytest.approx(99.8e9, rel=1e-3)
+    assert "NVLink counters" not in table(PROBE.findings([usual]), title)[0]
 
 
 def test_the_picture_has_points_law_and_peak_over_a_growing_size(network: Any, tmp_path: Path) -> None:
     asked = cases(op=TRAINED, implementation=("nccl", "c10d_nccl"), ranks=(8,))
-    (figure,) = explain(network(identity=HOPPERS).records(asked)).figures
-    panels = [panel for row in figure.rows for panel in row]
+    (figure,) = PROBE.findings(network(identity=HOPPERS, noise=0.01).records(asked)).figures
+    panels: list[Any] = [panel for row in figure.rows for panel in row]
     assert [panel.title for panel in panels] == [
-        "all_reduce",
-        "all_gather",
-        "reduce_scatter",
-        "all_to_all",
-        "send_receive",
+        *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive")
     ]
     for panel in panels:
         assert [series.style for series in panel.series] == ["points", "points", "line", "beside"]
-        assert panel.y_label == "busbw GB/s"
-        assert panel.x_ticks[-1] == (2.0**26, "64 MiB")
+        assert (panel.y_label, panel.y_unit, panel.x_ticks[-1]) == ("busbw", "GB/s", (2.0**26, "64 MiB"))
+        points, _, law, peak = panel.series
+        assert points.y[-1] == pytest.approx(law.y[-1], rel=0.05) == pytest.approx(10e9, rel=0.05)
+        assert set(peak.y) == {450e9}
     assert draw(figure, tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
 def test_one_rank_alone_is_shown_by_algbw_because_it_has_no_bus(network: Any) -> None:
-    findings = explain(network().records(cases(ranks=(1,), op=("all_reduce",))))
-    assert "GB/s algbw (one rank has no bus)" in said(findings, "algbw")
+    findings = PROBE.findings(network().records(cases(ranks=(1,), op=("all_reduce",))))
+    rates = column(findings, "all_reduce float32, 1 rank, gloo", "algbw")
+    assert said(findings, "{rate} algbw")["rate"] == pytest.approx(rates[-1])
     (figure,) = findings.figures
-    assert figure.rows[0][0].y_label == "algbw GB/s"
+    assert figure.rows[0][0].y_label == "algbw"
 
 
-def test_a_resumed_visit_replaces_the_one_before(network: Any) -> None:
+def test_a_resumed_trial_replaces_the_one_before(network: Any) -> None:
     machine, (case,) = network(), cases(size=(Sizes(64, 64),))
     again = replace(machine, start_s=40e-6)
-    (curve,) = curves_of([machine.record(case, 0, 0), again.record(case, 0, 1)])
-    assert len(curve.points[64].visits) == 1
+    (curve,) = curves_of(rows_of([machine.record(case, 0, 0), again.record(case, 0, 1)]))
+    assert len(curve.points[64].trials) == 1
     assert curve.points[64].seconds == pytest.approx(40e-6, rel=1e-3)
 
 
 def test_the_run_is_kept_as_json_markdown_and_text(network: Any, tmp_path: Path) -> None:
     records: list[Record] = network().records(cases())
     told = json.loads(run_as_json(RunFolder(tmp_path, {}), records))
-    [probe] = told["probes"]
-    assert [column["name"] for column in probe["tables"][0]["columns"]][:2] == ["size B", "count"]
-    assert probe["cases"][0]["tflop_per_s"] is None
-    page = (tmp_path / "findings.md").read_text()
-    assert "| size B | count | type |" in page
-    assert "](collectives_4_ranks_float32.png)" in page
+    assert "collectives" in told["findings"]
+    assert told["cases"][0]["tflop_per_s"] is None
+    assert "](collectives_4_ranks_float32.png)" in (tmp_path / "findings.md").read_text()
     assert "# Avg bus bandwidth" in (tmp_path / "nccl_tests.txt").read_text()
-    assert probe["documents"] == ["nccl_tests.txt"]
+    assert {Path(path).name for path in told["texts"]} == {"findings.md", "nccl_tests.txt"}

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pyperf_suite.operators.collective import CollectiveParameters
-from pyperf_suite.probes.collectives.findings import explain
-from pyperf_suite.probes.collectives.probe import Collectives, CollectivesAxes
-from pyperf_suite.probes.collectives.soak import chance_of_no_trend, pettitt
+from pyperf_suite.probes.collectives import PROBE, CollectivesAxes
+from pyperf_suite.probes.collectives.ranks import PairMap, pair_figure
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Sizes
-from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.findings import Findings, Remark, Table
+from pyperf_suite.spec.quantity import Quantity
 
-PROBE = Collectives()
 LADDER = Sizes(64, 64 * 2**20, 16)
 
 
@@ -33,13 +31,22 @@ def cases(**changed: object) -> list[Case]:
     usual = CollectivesAxes(
         op=("all_reduce",), size=(LADDER,), dtype=("float32",), ranks=(4,), implementation=("gloo",)
     )
-    return PROBE.sweep(replace(usual, **changed))  # type: ignore[arg-type]
+    return list(PROBE.sweep(replace(usual, **changed)))  # type: ignore[arg-type]
 
 
-def said(findings: Findings, words: str) -> str:
-    """The one sentence that has these words."""
-    (sentence,) = [sentence for sentence in findings.sentences if words in sentence]
-    return sentence
+def value(cell: Any) -> Any:
+    return cell.value if isinstance(cell, Quantity) else cell
+
+
+def remarks(findings: Findings, words: str) -> list[dict[str, Any]]:
+    """Kind, numbers and names of those whose sentence has these words; quantities by their value."""
+    found = [each for each in findings.remarks if isinstance(each, Remark) and words in each.template]
+    return [{"kind": each.kind} | {name: value(cell) for name, cell in each.values.items()} for each in found]
+
+
+def said(findings: Findings, words: str) -> Mapping[str, Any]:
+    (found,) = remarks(findings, words)
+    return found
 
 
 def table(findings: Findings, words: str) -> Table:
@@ -47,57 +54,59 @@ def table(findings: Findings, words: str) -> Table:
     return found
 
 
-def column(found: Table, name: str) -> list[str]:
-    place = found.columns.index(name)
-    return [row[place] for row in found.rows]
+def rows(found: Table) -> list[dict[str, Any]]:
+    names = [column.name for column in found.columns]
+    return [dict(zip(names, map(value, row), strict=True)) for row in found.rows]
+
+
+ARRIVING = ("all_reduce", "all_gather")
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_the_straggler_is_who_arrives_last_and_has_the_smallest_own_time(network: Any, ranks: int) -> None:
     machine = network(late={ranks - 1: 300e-6}, noise=0.01)
-    sentence = said(explain(machine.records(cases(op=("all_reduce", "all_gather"), ranks=(ranks,)))), "straggler")
-    assert f"rank {ranks - 1} is the straggler" in sentence
-    assert "300 us after the first (clocks agree within 2 us)" in sentence
+    found = said(PROBE.findings(machine.records(cases(op=ARRIVING, ranks=(ranks,)))), "is the straggler")
+    assert (found["kind"], found["rank"]) == ("caution", ranks - 1)
+    assert (found["lag"], found["clocks"]) == pytest.approx((300e-6, 2e-6))
+    assert found["chance"] < 0.01
+    assert found["wait"] > 0.05
 
 
-def test_ranks_that_are_late_by_chance_are_no_stragglers(network: Any) -> None:
-    findings = explain(network(noise=0.02).records(cases(op=("all_reduce", "all_gather"))))
-    assert "no straggler" in said(findings, "straggler")
-
-
-def test_a_rank_that_is_last_by_next_to_nothing_is_not_blamed(network: Any) -> None:
-    findings = explain(network(late={1: 0.5e-6}).records(cases(op=("all_reduce", "all_gather"))))
-    assert "no straggler" in said(findings, "straggler")
+@pytest.mark.parametrize("made", [{"noise": 0.02}, {"late": {1: 0.5e-6}}], ids=["by chance", "by next to nothing"])
+def test_ranks_that_are_late_by_chance_or_next_to_nothing_are_no_stragglers(network: Any, made: dict[str, Any]) -> None:
+    found = said(PROBE.findings(network(**made).records(cases(op=ARRIVING))), "straggler")
+    assert found["kind"] == ""
+    assert found["chance"] > 0.01 or found["wait"] < 0.05
 
 
 def test_operations_that_a_rank_can_leave_early_say_nothing_of_stragglers(network: Any) -> None:
-    findings = explain(network(late={1: 1e-3}).records(cases(op=("broadcast", "send_receive"))))
-    assert not [sentence for sentence in findings.sentences if "straggler" in sentence]
+    findings = PROBE.findings(network(late={1: 1e-3}).records(cases(op=("broadcast", "send_receive"))))
+    assert not remarks(findings, "straggler")
 
 
 def test_transfer_is_told_apart_from_waiting_for_the_last(network: Any) -> None:
-    findings = explain(network(late={2: 100e-6}).records(cases()))
-    found = table(findings, "all_reduce float32")
-    assert column(found, "transfer us")[0] == "20.01"
-    assert column(found, "skew us")[0] == "100.0"
-    assert "20.0 us are transfer after the last rank arrived, and the ranks arrive 100.0 us apart" in said(
-        findings, "transfer after"
-    )
+    findings = PROBE.findings(network(late={2: 100e-6}).records(cases()))
+    smallest = rows(table(findings, "all_reduce float32"))[0]
+    assert (smallest["transfer"], smallest["skew"]) == pytest.approx((20.01e-6, 100e-6), rel=1e-3)
 
 
 def pairs(**changed: Any) -> list[Case]:
-    return [case for case in cases(pairs=("all",), **changed) if case.parameters.pairs]
+    return [case for case in cases(**{"pairs": ("all",), **changed}) if case.parameters.pairs]
 
 
 def test_a_slow_link_is_named(network: Any) -> None:
-    machine = network(slow={(1, 3): 0.4})
-    findings = explain(machine.records(pairs()))
-    assert "slow links: 1-3 (40% of the median)" in said(findings, "Pair map")
+    findings = PROBE.findings(network(slow={(1, 3): 0.4}).records(pairs()))
+    slow = said(findings, "is slow, {share}")
+    assert (slow["one"], slow["other"], slow["share"]) == (1, 3, pytest.approx(0.4, rel=0.01))
+    spread = said(findings, "the median {median}")
+    assert (spread["pairs"], spread["slow"], spread["limit"]) == (6, 1, 0.8)
+    assert spread["lowest"] / spread["median"] == pytest.approx(0.4, rel=0.01)
+    assert spread["highest"] == spread["median"]
     found = table(findings, "GB/s between ranks")
-    assert found.columns == ("", "0", "1", "2", "3")
-    matrix = [row[1:] for row in found.rows]
-    assert [matrix[rank][rank] for rank in range(4)] == ["-"] * 4
-    assert matrix[1][3] == matrix[3][1] != matrix[0][1]
+    assert [column.name for column in found.columns] == ["", "0", "1", "2", "3"]
+    matrix = [[value(cell) for cell in row[1:]] for row in found.rows]
+    assert [matrix[rank][rank] for rank in range(4)] == [None] * 4
+    assert matrix[1][3] == matrix[3][1] == spread["lowest"] != matrix[0][1]
 
 
 def test_links_are_compared_with_those_that_are_wired_alike(network: Any) -> None:
@@ -109,71 +118,97 @@ def test_links_are_compared_with_those_that_are_wired_alike(network: Any) -> Non
         f"{a}-{b}": {"path": "NV4" if (a, b) in bridged else "NODE", "gb_per_s": None}
         for a, b in itertools.combinations(range(4), 2)
     }
-    wired = [replace(record, state={"gpu": {"links": told}}) for record in records]
-    assert "slow links: 2-3 (67% of the median of those by NV4)." in said(explain(wired), "Pair map")
+    slow = said(PROBE.findings([replace(record, state={"gpu": {"links": told}}) for record in records]), "is slow")
+    assert (slow["one"], slow["other"], slow["path"]) == (2, 3, "NV4")
+    assert slow["share"] == pytest.approx(0.67, abs=0.01)
 
 
 @pytest.mark.parametrize("ranks", [4, 12])
 def test_a_rank_all_of_whose_links_are_slow_is_named_instead(network: Any, ranks: int) -> None:
     slow = {(min(2, other), max(2, other)): 0.5 for other in range(ranks) if other != 2}
-    sentence = said(explain(network(slow=slow).records(pairs(ranks=(ranks,)))), "Pair map")
-    assert "every link of rank 2 is slow" in sentence
+    findings = PROBE.findings(network(slow=slow).records(pairs(ranks=(ranks,))))
+    assert (said(findings, "every link of rank")["kind"], said(findings, "every link of rank")["rank"]) == (
+        "caution",
+        2,
+    )
+    assert not remarks(findings, "is slow, {share}")
 
 
-def test_links_that_are_alike_are_said_to_be(network: Any) -> None:
-    assert "no link is slower" in said(explain(network().records(pairs())), "Pair map")
+def test_links_that_are_alike_are_not_slow(network: Any) -> None:
+    findings = PROBE.findings(network().records(pairs()))
+    assert said(findings, "the median {median}")["slow"] == 0
+    assert not remarks(findings, "is slow")
 
 
 def test_halves_of_the_machine_make_a_map_too(network: Any) -> None:
-    asked = [case for case in cases(pairs=("bisection",), ranks=(8,)) if case.parameters.pairs]
-    sentence = said(explain(network(slow={(1, 5): 0.5}).records(asked)), "Pair map")
-    assert "4 pairs carry" in sentence
-    assert "slow links: 1-5 (50% of the median)" in sentence
+    findings = PROBE.findings(network(slow={(1, 5): 0.5}).records(pairs(pairs=("bisection",), ranks=(8,))))
+    assert said(findings, "the median {median}")["pairs"] == 4
+    slow = said(findings, "is slow, {share}")
+    assert (slow["one"], slow["other"], slow["share"]) == (1, 5, pytest.approx(0.5, rel=0.01))
 
 
 def test_a_single_pair_is_told_with_its_rate(network: Any) -> None:
-    asked = [case for case in cases(pairs=("0-2",)) if case.parameters.pairs]
-    assert "ranks 0 and 2 reach each other at 9.54 GB/s" in said(explain(network().records(asked)), "Pair map")
+    findings = PROBE.findings(network().records(pairs(pairs=("0-2",))))
+    assert said(findings, "the median {median}")["median"] == pytest.approx(9.54e9, rel=1e-3)
+
+
+def test_on_the_map_a_slow_link_stands_out_on_both_sides_of_the_diagonal() -> None:
+    rates = {(0, 1): 10.0, (0, 2): 10.0, (1, 2): 2.0}
+    [[heat_map]] = pair_figure(PairMap("send_receive float32, gloo", 1 << 20, 3, rates)).rows
+    assert heat_map.x == heat_map.y == (0, 1, 2)  # type: ignore[union-attr]
+    values = heat_map.values  # type: ignore[union-attr]
+    assert values[1][2] == values[2][1] == 0.2
+    assert values[0][1] == 1.0
+    assert all(math.isnan(values[rank][rank]) for rank in range(3))
+
+
+def test_on_the_map_links_of_several_kinds_are_each_compared_with_their_own() -> None:
+    rates = {(0, 1): 100.0, (2, 3): 100.0, (0, 2): 10.0, (1, 3): 10.0}
+    paths = {(0, 1): "NV18", (2, 3): "NV18", (0, 2): "SYS", (1, 3): "SYS"}
+    [[heat_map]] = pair_figure(PairMap("how", 1024, 4, rates, paths)).rows
+    assert {value for row in heat_map.values for value in row if not math.isnan(value)} == {1.0}  # type: ignore[union-attr]
+
+
+def test_maps_of_different_sizes_have_files_of_different_names() -> None:
+    names = {pair_figure(PairMap("how, gloo", size, 2, {(0, 1): 1.0})).name for size in (1024, 2048)}
+    assert len(names) == 2
+    assert all(name.replace("_", "").isalnum() for name in names)
 
 
 def steps(at: int) -> Callable[[CollectiveParameters, int], float]:
     return lambda parameters, process: 1.5 if process >= at else 1.0
 
 
+ONE_SIZE = (Sizes(2**20, 2**20),)
+
+
 def test_a_soak_tells_when_the_network_changed(network: Any) -> None:
-    asked = cases(size=(Sizes(2**20, 2**20),))
-    findings = explain(network(factor=steps(12), noise=0.01).records(asked, processes=30))
-    assert "by +50% at minute 12.0" in said(findings, "change within")
-    assert column(table(findings, "Soak"), "visits") == ["30"]
-    assert [figure.name for figure in findings.figures] == ["collectives_soak"]
+    findings = PROBE.findings(network(factor=steps(12), noise=0.01).records(cases(size=ONE_SIZE), processes=30))
+    change = said(findings, "cases change")
+    assert (change["by"], change["at"]) == (pytest.approx(0.5, abs=0.01), 12 * 60)
+    (row,) = rows(table(findings, "Soak"))
+    assert (row["trials"], row["change"], row["at"]) == (30, change["by"], change["at"])
+    assert row["change by chance"] < 0.01
+    (figure,) = findings.figures
+    (panel,) = figure.rows[0]
+    assert figure.name == "collectives_soak"
+    assert (panel.x_unit, list(panel.series[0].x[:3])) == ("min", [0.0, 60.0, 120.0])  # type: ignore[union-attr]
 
 
 def test_a_soak_tells_a_drift_from_begin_to_end(network: Any) -> None:
-    asked = cases(size=(Sizes(2**20, 2**20),))
     drifting = network(factor=lambda parameters, process: 1 + 0.01 * process, noise=0.005)
-    assert re.search(r"by \+2\d% from begin to end", said(explain(drifting.records(asked, processes=30)), "drift,"))
+    findings = PROBE.findings(drifting.records(cases(size=ONE_SIZE), processes=30))
+    assert 0.15 < said(findings, "cases drift, ")["by"] < 0.3
 
 
 def test_a_steady_soak_is_said_to_be_one_and_a_profiles_processes_are_none(network: Any) -> None:
     steady = network(noise=0.01)
-    assert "no case drifts or changes" in said(explain(steady.records(cases(), processes=20)), "Soak: ")
-    assert not [s for s in explain(steady.records(cases(), processes=5)).sentences if s.startswith("Soak")]
+    assert remarks(PROBE.findings(steady.records(cases(), processes=20)), "no case drifts or changes")
+    assert not remarks(PROBE.findings(steady.records(cases(), processes=5)), "Soak")
 
 
 def test_a_soak_that_is_too_short_to_judge_says_so(network: Any) -> None:
-    findings = explain(network(factor=steps(3), profile="quick").records(cases(), processes=6))
-    assert "too short to tell a drift from chance" in said(findings, "Soak: ")
-    assert "the slowest visit took 1.20 x" in said(findings, "Soak of 5.0 minutes")
-
-
-def test_the_tests_of_a_soak_rarely_see_what_is_not_there_and_see_what_is() -> None:
-    random = np.random.default_rng(0)
-    quiet = [random.standard_normal(40) for _ in range(400)]
-    assert np.mean([pettitt(values)[1] < 0.05 for values in quiet]) < 0.07
-    assert np.mean([chance_of_no_trend(values) < 0.05 for values in quiet]) < 0.08
-    step = np.r_[np.zeros(25), np.ones(15)] + 0.1 * random.standard_normal(40)
-    place, chance = pettitt(step)
-    assert place == 25
-    assert chance < 1e-3
-    assert chance_of_no_trend(np.arange(40.0)) < 1e-9
-    assert chance_of_no_trend(np.ones(40)) == 1.0
+    findings = PROBE.findings(network(factor=steps(3), profile="quick").records(cases(), processes=6))
+    assert said(findings, "too short to tell")["fewest"] == 8
+    soak = said(findings, "Soak of {length}")
+    assert (soak["length"], soak["slowest"]) == (5 * 60, pytest.approx(1.2, abs=0.01))

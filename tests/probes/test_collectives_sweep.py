@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.probes.collectives import probe as module
-from pyperf_suite.probes.collectives.pairs import tournament
-from pyperf_suite.probes.collectives.probe import Collectives, CollectivesAxes
-from pyperf_suite.probes.collectives.sizes import readable
+from pyperf_suite.probes import collectives
+from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, tournament
+from pyperf_suite.render.text import told
 from pyperf_suite.runner.profiles import PROFILES, find_profile
-from pyperf_suite.spec.axes import NO, YES, Sizes, replace_axes
+from pyperf_suite.spec.axes import NO, YES, Sizes, replace_axes, size_name
+from pyperf_suite.spec.quantity import Quantity
 
-PROBE = Collectives()
 CPU = resolve("cpu")
 
 
@@ -66,7 +65,12 @@ def test_sizes_are_read_back_as_they_are_written(smallest: int, more: int, facto
 
 @pytest.mark.parametrize(("size", "words"), [(8, "8 B"), (1536, "1.5 KiB"), (2**20, "1 MiB"), (3 * 2**30, "3 GiB")])
 def test_a_size_is_read_in_its_largest_unit(size: int, words: str) -> None:
-    assert readable(size) == words
+    assert told(Quantity(size, "size")) == words
+
+
+@pytest.mark.parametrize(("size", "name"), [(8, "8 B"), (1536, "1536 B"), (64 * 2**10, "64 KiB"), (2**30, "1 GiB")])
+def test_the_name_of_a_size_is_exact(size: int, name: str) -> None:
+    assert size_name(size) == name
 
 
 def test_a_range_of_sizes_is_an_axis() -> None:
@@ -116,7 +120,7 @@ def test_links_are_left_out_only_of_what_runs_over_nccl() -> None:
 
 def test_an_unknown_collective_is_refused_with_those_there_are() -> None:
     with pytest.raises(UserError, match=r"op=allreduce was asked for: choose from all_reduce"):
-        PROBE.sweep(axes(op=("allreduce",)))
+        PROBE.cases("quick", CPU, {"op": "allreduce"})
 
 
 def test_every_two_ranks_are_a_pair_and_one_is_as_named() -> None:
@@ -169,7 +173,7 @@ def test_on_gpus_every_profile_is_valid_and_sets_torchs_path_beside_ours(
     class Gpu:
         memory_bytes = 80 * 10**9
 
-    monkeypatch.setattr(module, "gpus", lambda: [Gpu()] * count)
+    monkeypatch.setattr(collectives, "gpus", lambda: [Gpu()] * count)
     cases = PROBE.sweep(PROBE.axes(profile, Device("cuda")))
     assert {"nccl", "c10d_nccl"} <= {case.implementation for case in cases}
     assert {case.parameters.ranks for case in cases} == {count}

@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.cuda_driver import Gpu
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.laws.matmul.staircase import StaircaseLaw
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes.tile_wave.probe import TileWave, TileWaveAxes
-from pyperf_suite.probes.tile_wave.staircases import in_slots
+from pyperf_suite.probes.tile_wave import PROBE, TileWaveAxes, in_slots
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.discovery import all_probes, find_probe
-from pyperf_suite.spec.findings import Findings
-from pyperf_suite.spec.rows import readings
+from pyperf_suite.spec.findings import Findings, Remark
+from pyperf_suite.spec.rows import rows_of
 
 CPU = resolve("cpu")
 LAW = StaircaseLaw(overhead_s=10e-6, per_k_s=0.3e-6, per_tile_s=20e-6, per_partial_s=15e-6)
@@ -79,8 +79,8 @@ def test_units_that_are_handed_out_fill_the_slots_and_workers_that_stay_are_no_m
 ) -> None:
     asked = MatmulParameters(512, 512, 512, Schedule.parse(schedule), Tile(128, 128, 64), "bfloat16")
     (record,) = Machine(slots=264).records([Case("matmul", asked, "cuda_sm90")])
-    (reading,) = readings([record])
-    assert in_slots(asked.schedule, reading).workers == workers
+    (row,) = rows_of([record])
+    assert in_slots(row).workers == workers
 
 
 def axes(**changed: object) -> TileWaveAxes:
@@ -101,106 +101,138 @@ def axes(**changed: object) -> TileWaveAxes:
     return replace(usual, **changed)  # type: ignore[arg-type]
 
 
-def findings(machine: Machine, **changed: object) -> Findings:
-    probe = TileWave()
-    return probe.findings(machine.records(probe.sweep(axes(**changed))))
+def findings(machine: Machine, processes: int = 1, **changed: object) -> Findings:
+    return PROBE.findings(machine.records(list(PROBE.sweep(axes(**changed))), processes))
+
+
+def remarks(found: Findings, value: str) -> list[Remark]:
+    """Those that have a value of that name."""
+    return [each for each in found.remarks if value in each.values]
+
+
+def rows(found: Findings, title: str) -> list[dict[str, object]]:
+    """The rows of a table by its columns."""
+    (table,) = [table for table in found.tables if table.title.startswith(title)]
+    return [{column.name: cell for column, cell in zip(table.columns, row, strict=True)} for row in table.rows]
 
 
 def test_the_sweep_stands_on_both_sides_of_every_tile_and_wave_edge() -> None:
-    sizes = {case.parameters.n for case in TileWave().sweep(axes())}
+    sizes = {case.parameters.n for case in PROBE.sweep(axes())}
     assert sizes == {count * 64 + offset for count in range(1, 9) for offset in (-1, 0, 1)}
 
 
 def test_a_step_of_several_elements_over_an_edge_is_a_cliff_too() -> None:
-    assert "costs +95% time at N = 128 -> 136" in findings(Machine(), offset=(-8, 0, 8)).sentences[0]
-    assert "no tile edge was measured on both sides" in findings(Machine(), offset=(-32, 0)).sentences[0]
+    first = rows(findings(Machine(), offset=(-8, 0, 8)), "Steps")[1]
+    assert (first["step"], first["opens"], round(first["costs"].value, 2)) == ("128 -> 136", "a wave", 0.95)
+    far = findings(Machine(), offset=(-32, 0))
+    assert [table.title for table in far.tables] == ["Tile and wave cliffs"]
+    assert remarks(far, "cost") == []
 
 
 def test_on_many_workers_the_sweep_keeps_to_the_wave_edges() -> None:
-    counts = {case.parameters.n // 64 for case in TileWave().sweep(axes(workers=(100,), offset=(0,), waves=(3,)))}
+    counts = {case.parameters.n // 64 for case in PROBE.sweep(axes(workers=(100,), offset=(0,), waves=(3,)))}
     assert counts == {1, 99, 100, 101, 199, 200, 201, 299, 300}
 
 
 def test_several_tiles_across_reach_the_same_waves_in_fewer_steps() -> None:
-    probe = TileWave()
-    wide = axes(workers=(132,), across=(12,), offset=(0, 1), waves=(2,))
-    assert {case.parameters.m for case in probe.sweep(wide)} == {12 * 64}
-    assert {case.parameters.n // 64 for case in probe.sweep(wide)} == {1, 10, 11, 12, 21, 22}
-    said = probe.findings(Machine().records(probe.sweep(wide))).sentences[0]
+    wide = list(PROBE.sweep(axes(workers=(132,), across=(12,), offset=(0, 1), waves=(2,))))
+    assert {case.parameters.m for case in wide} == {12 * 64}
+    assert {case.parameters.n // 64 for case in wide} == {1, 10, 11, 12, 21, 22}
     # 11 columns of 12 tiles fill one wave of 132 workers.
-    assert f"at N = {11 * 64} -> {11 * 64 + 1}" in said
+    assert remarks(PROBE.findings(Machine().records(wide)), "cost")[0].values["step"] == "704 -> 705"
 
 
 def test_the_library_runs_each_shape_once_whatever_the_schedules() -> None:
-    cases = TileWave().sweep(axes())
+    cases = list(PROBE.sweep(axes()))
     library = [case for case in cases if case.implementation == "torch"]
     assert len(library) == 24
     assert len({case.case_id for case in cases}) == len(cases) == 24 * 4
 
 
 def test_a_machine_that_obeys_the_law_is_explained_without_error() -> None:
-    (law_sentence,) = [text for text in findings(Machine()).sentences if text.startswith("Law")]
-    assert "time = 10 us + waves x 174 us" in law_sentence
-    assert "misses the 36 held-out ones by 0.0% (median" in law_sentence
+    (law,) = remarks(findings(Machine()), "overhead")
+    assert law.kind == "law"
+    assert law.values["overhead"].value == pytest.approx(10e-6)
+    assert law.values["step"].value == pytest.approx(0.3e-6 * 512 + 20e-6)
+    assert law.values["held_out"] == law.values["fitted"] == 36
+    assert law.values["error"].value == pytest.approx(0, abs=1e-9)
 
 
 def test_noise_of_the_machine_comes_out_as_the_laws_error() -> None:
-    (law_sentence,) = [text for text in findings(Machine(noise=0.2)).sentences if text.startswith("Law")]
-    error = float(law_sentence.split("held-out ones by ")[1].split("%")[0])
-    assert 5 < error < 35
+    (law,) = remarks(findings(Machine(noise=0.2)), "overhead")
+    assert 0.05 < law.values["error"].value < 0.35 < law.values["worst"].value
 
 
-def test_the_sentence_of_a_sweep_names_the_wave_cliff_and_its_cost() -> None:
-    said = findings(Machine()).sentences[0]
+def test_the_first_wave_cliff_is_told_and_every_step_has_its_cost() -> None:
+    found = findings(Machine())
+    first = remarks(found, "cost")[0]
     # Two workers: the third tile opens the second wave, from 10 + 174 us to 10 + 347 us.
-    assert said == (
-        "data_parallel@2, tile 64x64x64, float32, along N: opening a wave costs +95% time at N = 128 -> 129 "
-        "(0.046 -> 0.024 TFLOP/s), +49% at 256 -> 257, +33% at 384 -> 385; "
-        "a tile edge inside a wave costs +0% (median of 4)."
-    )
+    assert (first.values["step"], first.effect) == ("128 -> 129", "cost")
+    assert first.values["cost"].value == pytest.approx(173.6 / 183.6)
+    steps = [row for row in rows(found, "Steps") if "data_parallel" in row["setting"]]
+    waves = {row["step"]: round(row["costs"].value, 2) for row in steps if row["opens"] == "a wave"}
+    assert waves == {"128 -> 129": 0.95, "256 -> 257": 0.49, "384 -> 385": 0.33, "512 -> 513": 0.25}
+    assert {round(row["costs"].value, 9) for row in steps if row["opens"] == "a tile"} == {0}
+    assert steps[1]["rate before"].value == pytest.approx(2 * 64 * 128 * 512 / 183.6e-6)
+    sweep = next(row for row in rows(found, "Tile and wave") if row["schedule"] == "data_parallel@2")
+    assert (sweep["largest cliff"], sweep["median inside a wave"].value) == ("128 -> 129", pytest.approx(0))
+
+
+def test_a_cliff_of_which_both_sides_overlap_is_noise() -> None:
+    told = remarks(findings(Machine(noise=0.01), processes=3), "cost")
+    assert told
+    assert not any(each.is_noise for each in told)
+    assert all(each.is_noise for each in remarks(findings(Machine(noise=1.0), processes=5), "cost"))
 
 
 def test_where_two_blocks_share_a_multiprocessor_waves_are_counted_in_slots() -> None:
     found = findings(Machine(slots=4))
-    assert "opening a wave costs +95% time at N = 256 -> 257" in found.sentences[0]
-    (law_sentence,) = [text for text in found.sentences if text.startswith("Law")]
-    assert "held-out ones by 0.0% (median" in law_sentence
+    first = remarks(found, "cost")[0]
+    assert (first.values["step"], round(first.values["cost"].value, 2)) == ("256 -> 257", 0.95)
+    (law,) = remarks(found, "overhead")
+    assert law.values["error"].value == pytest.approx(0, abs=1e-9)
 
 
-def test_the_tiles_a_library_chose_are_told_where_it_changes_them() -> None:
-    probe = TileWave()
+def test_the_library_stands_beside_with_its_steps_and_the_tiles_that_it_chose() -> None:
     made = []
-    for record in Machine().records(probe.sweep(axes())):
+    for record in Machine().records(list(PROBE.sweep(axes()))):
         size = record.case["parameters"]["n"]
         tile = [128, 64] if size > 256 else [64, 64]
         details = {"tile": tile} if record.case["implementation"] == "torch" else {}
         made.append(replace(record, kernel={"details": details}))
-    (said,) = [text for text in probe.findings(made).sentences if text.startswith("torch on the same")]
-    assert said.endswith("Tiles it chose, as its kernels' names tell: 64x64 from 63, 128x64 from 257.")
+    found = PROBE.findings(made)
+    (library,) = remarks(found, "most")
+    assert (library.values["library"], library.values["step"]) == ("torch", "64 -> 65")
+    assert library.values["most"].value == pytest.approx(1 / 64)
+    steps = [row for row in rows(found, "Steps") if "data_parallel" in row["setting"]]
+    assert [row["in tiles of"] for row in steps] == ["64x64"] * 3 + ["128x64"] * 5
+    assert steps[0]["costs the library"].value == pytest.approx(1 / 64)
 
 
 def test_stream_k_has_the_smaller_cliff() -> None:
-    rows = {row[0]: row for row in findings(Machine()).tables[0].rows}
-    assert float(rows["stream_k@2"][6].strip("+%")) < float(rows["data_parallel@2"][6].strip("+%"))
+    costs = {row["schedule"]: row["costs"].value for row in rows(findings(Machine()), "Tile and wave")}
+    assert costs["stream_k@2"] < costs["data_parallel@2"]
 
 
 def test_both_directions_get_their_sweeps_and_pictures() -> None:
     found = findings(Machine(), along=("m", "n"))
-    assert {row[2] for row in found.tables[0].rows} == {"M", "N"}
+    assert {row["along"] for row in rows(found, "Tile and wave")} == {"M", "N"}
     assert len(found.figures) == 2
     for figure in found.figures:
         assert [len(row) for row in figure.rows] == [3, 3]
+        assert [{panel.y_unit for panel in row} for row in figure.rows] == [{"us"}, {"TFLOP/s"}]
         labels = {series.label for row in figure.rows for panel in row for series in panel.series}
         assert labels == {"measured", "wave law", "torch"}
+        assert figure.rows[0][0].strong_edges == (128.0, 256.0, 384.0, 512.0)
+        assert figure.rows[0][0].weak_edges == (64.0, 192.0, 320.0, 448.0)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 5])
 def test_few_or_no_records_are_told_without_a_traceback(keep: int) -> None:
-    probe = TileWave()
-    records = Machine().records(probe.sweep(axes()))[:keep]
+    records = Machine().records(list(PROBE.sweep(axes())))[:keep]
     failed = [replace(record, outcome="failed", reason="a fuse blew", metrics={}) for record in records]
     for some in (records, failed):
-        assert isinstance(probe.findings(some), Findings)
+        assert isinstance(PROBE.findings(some), Findings)
 
 
 @pytest.mark.parametrize("probe", all_probes(), ids=lambda probe: probe.name)
@@ -220,8 +252,7 @@ def test_on_a_gpu_every_profile_is_valid_and_meets_the_edges_of_waves(
     profile: str, capability: tuple[int, int], multiprocessors: int, across: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu(0, "a GPU", "GPU-0", capability, multiprocessors, 80 << 30)
-    for probe in ("tile_wave.probe", "baseline"):
-        monkeypatch.setattr(f"pyperf_suite.probes.{probe}.gpus", lambda: [gpu])
+    monkeypatch.setattr("pyperf_suite.probes._products.gpus", lambda: [gpu])
     own = "cuda_sm90" if capability == (9, 0) else "cuda_sm80"
     for name in ("tile_wave", "baseline"):
         cases = find_probe(name).cases(profile, Device("cuda"))
@@ -229,13 +260,25 @@ def test_on_a_gpu_every_profile_is_valid_and_meets_the_edges_of_waves(
         assert len({case.case_id for case in cases}) == len(cases)
         # TMA can take every size: rows are multiples of 16 bytes.
         assert all(case.parameters.n % 8 == 0 and case.parameters.m % 8 == 0 for case in cases)
-    axes = TileWave().axes("quick", Device("cuda"))
+    axes = PROBE.axes("quick", Device("cuda"))
     assert axes.across == (across,)
     assert axes.workers == (multiprocessors,)
 
 
 def test_each_schedule_of_a_sweep_is_under_a_heading_of_its_own() -> None:
-    probe = TileWave()
-    headings = {probe.group(case) for case in probe.sweep(axes())}
+    headings = {PROBE.group(case) for case in PROBE.sweep(axes())}
     assert len(headings) == 4
-    assert str(Schedule("library", 2)) in " ".join(headings)
+    assert "tile_wave torch library@2" in headings
+
+
+@pytest.mark.parametrize(
+    ("axis", "value", "said"),
+    [
+        ("along", "k", "choose from m, n"),
+        ("workers", "0", "workers lies between"),
+        ("waves", "9999", "waves lies between"),
+    ],
+)
+def test_an_axis_that_cannot_be_is_refused_in_a_sentence(axis: str, value: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        PROBE.cases("quick", CPU, {axis: value})

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 
 from pyperf_suite.advise.calibrate.cross_validation import summary
 from pyperf_suite.errors import UserError
@@ -277,6 +276,8 @@ def _solved(
 
 
 def _root(beyond: Callable[[float], float]) -> float:
+    from scipy.optimize import brentq
+
     if beyond(0.0) >= 0:
         return 0.0
     if beyond(MOST_SECONDS) <= 0:

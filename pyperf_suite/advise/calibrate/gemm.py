@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from pyperf_suite.advise.calibrate.cross_validation import site_numbers, summary
 from pyperf_suite.advise.calibrate.gemm_residual import library_residual
@@ -118,6 +117,8 @@ def fit_law(table: GemmTable, start: MenuCoefficients = START) -> tuple[MenuCoef
 
 def fit_coefficients(tables: Sequence[GemmTable], start: MenuCoefficients = START) -> MenuCoefficients:
     """The menu's coefficients with the least error in log seconds over all tables, each with as many rows."""
+    from scipy.optimize import least_squares
+
     rows = ROWS if len(tables) == 1 else ROWS_POOLED
     drawn = [table.rows(np.random.default_rng(SEED).permutation(table.m.size)[:rows]) for table in tables]
     seconds = [table.seconds for table in drawn]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from pyperf_suite.advise.calibrate.cross_validation import cross_validate, site_numbers
 from pyperf_suite.errors import UserError
@@ -71,6 +70,7 @@ def _fit_gpu(gpu: GpuSpec, table: Path) -> Block:
 
 def _fit_law(gpu: GpuSpec, nbytes: NDArray[np.float64], seconds: NDArray[np.float64]) -> MemoryLaw:
     """Least squares of log seconds, robust; the L2 is never slower than memory."""
+    from scipy.optimize import least_squares
 
     def law_of(logs: NDArray[np.float64]) -> MemoryLaw:
         launch_s, memory_share, gain = np.exp(logs)

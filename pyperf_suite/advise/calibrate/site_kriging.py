@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 Floats = NDArray[np.float64]
 Linear = Callable[[Floats], Floats]
@@ -50,6 +53,8 @@ class Alike:
 
     def read(self, sites: Floats, m: Floats) -> tuple[list[Floats], sparse.csr_matrix]:
         """The nodes of both axes, and what reads each site's and m's value off the nodes."""
+        from scipy import sparse
+
         n, k, rows = sites[:, 0][:, None], sites[:, 1][:, None], m[None, :]
         if self.tile is None:
             size = rows * n + rows * k + n * k

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from pyperf_suite.advise.calibrate.cross_validation import folds, site_numbers
 from pyperf_suite.errors import UserError
@@ -112,6 +111,7 @@ def fit_constants(
     multi_node: Sequence[Iteration], single_node: Sequence[Iteration], prices: KernelPrices
 ) -> StepConstants:
     """Slowdown and network from the former, then the host's time from the latter, by relative residuals."""
+    from scipy.optimize import least_squares
 
     def found(iterations: Sequence[Iteration], start: StepConstants, *names: str) -> StepConstants:
         def given(logs: NDArray[np.float64]) -> StepConstants:

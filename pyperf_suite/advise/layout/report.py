@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,15 @@ from pyperf_suite.advise.layout.rules import LayoutRule, rules
 from pyperf_suite.laws.kernel_prices import UnseenPrices
 from pyperf_suite.laws.network.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.training.step_time import MEASURED_GPU
-from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.findings import Findings, Remark, Table, findings, remark
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, table
 
 # The law's mean error on the eight iterations that Korthikanti et al. 2022 publish in table 5, none of them fitted to:
 # TP 8, PP 1 to 64, interleaved, full recomputation or SP with selective (tests/advise/test_layout_published.py).
 SELENE_ERROR_PERCENT = 2.6
 # Shares of time beyond what laws were fitted on that are worth a mark.
 MARKED_SHARE = 0.05
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,26 @@ def layout_answer(planned: Planned, most: int, notes: Sequence[str] = ()) -> Lay
 
 
 def findings_of_layouts(answer: LayoutAnswer) -> Findings:
-    """Sentences and tables."""
-    tables = (
-        _ranking("Fastest layouts", answer.top),
-        _ranking("Best of each split", answer.splits),
-        _times(answer.top),
+    """The fastest layout, how sure that is, what it stands on, and tables."""
+    return findings(
+        _fastest(answer.planned),
+        _choice(answer.planned),
+        _network(answer.planned),
+        _engines(answer),
+        _errors(answer),
+        (remark(note, kind="caution") for note in answer.notes),
+        _ranking("Fastest layouts (predicted)", answer.top),
+        _ranking("Best of each split (predicted)", answer.splits),
+        _shares(answer.top),
         _memory(answer.top),
-        _rules(answer.rules),
-        _excluded(answer.excluded),
-        _uneven(answer.planned),
+        table("The recipe's rules", RULES, answer.rules),
+        table("Faster, but too large", EXCLUDED, answer.excluded),
+        table(
+            "Splits of the GPUs into TP, CP, PP and DP that come out uneven",
+            (Column("reason", lambda told: told[0]), Column("splits", lambda told: told[1])),
+            answer.planned.grid.uneven.items(),
+        ),
     )
-    return Findings(remarks=(*_sentences(answer), *answer.notes), tables=tuple(table for table in tables if table.rows))
 
 
 def layouts_as_json(answer: LayoutAnswer) -> dict[str, Any]:
@@ -134,165 +144,195 @@ def _as_json(priced: Priced, unseen: float | None = None) -> dict[str, Any]:
     return told if unseen is None else {**told, "extrapolated_share": unseen}
 
 
-def _sentences(answer: LayoutAnswer) -> Iterator[str]:
-    planned = answer.planned
+def _fastest(planned: Planned) -> Iterator[Remark]:
     training, cluster, best = planned.training, planned.cluster, planned.best
-    yield (
-        f"{training.model.parameters / 1e9:.2f} B parameters, {training.global_batch} sequences of {training.seq} "
-        f"tokens an iteration, on {cluster.gpus} {cluster.gpu.name} in nodes of {cluster.gpus_per_node}: predicted "
-        f"fastest is {best.layout}, {_seconds(best.seconds)} an iteration, {best.tokens_per_s:,.0f} tokens/s, "
-        f"{best.mfu:.1%} of the peak (MFU, masked pairs not counted; "
-        f"{best.flop_per_s / 1e12:.0f} TFLOP/s a GPU by 6 FLOP a parameter and token, 8 where layers are recomputed), "
-        f"{best.memory_bytes / GIB:.1f} of {cluster.usable_bytes / GIB:.1f} usable GiB on a GPU."
+    yield remark(
+        "Fastest is {layout}: {time} an iteration, {tokens} tokens a second, {mfu} of the peak (MFU), {memory} of "
+        "{usable} usable on a GPU.",
+        kind="predicted",
+        layout=str(best.layout),
+        time=Quantity(best.seconds, "duration", predicted=True),
+        tokens=Quantity(best.tokens_per_s, "count", predicted=True),
+        mfu=Quantity(best.mfu, "%", predicted=True),
+        memory=Quantity(best.memory_bytes, "size", predicted=True),
+        usable=Quantity(cluster.usable_bytes, "size"),
+    )
+    yield remark(
+        "{parameters} billion parameters, {batch} sequences of {seq} tokens an iteration, on {gpus} {gpu} in nodes of "
+        "{node}. MFU does not count masked pairs; by 6 FLOP a parameter and token, 8 where layers are recomputed, a "
+        "GPU does {rate}.",
+        kind="predicted",
+        parameters=Quantity(training.model.parameters / 1e9),
+        batch=training.global_batch,
+        seq=training.seq,
+        gpus=cluster.gpus,
+        gpu=cluster.gpu.name,
+        node=cluster.gpus_per_node,
+        rate=Quantity(best.flop_per_s, "TFLOP/s", predicted=True),
     )
     fitting = int(planned.fits.sum())
-    yield (
-        f"{len(planned.grid)} layouts divide and were evaluated: {fitting} fit, {len(planned.grid) - fitting} are too "
-        "large for a GPU. All times are predictions, none was run."
-    )
-    yield _error_sentence(answer)
-    yield _choice_sentence(planned)
-    network = planned.constants.network_bytes_per_s
-    sends = f"{(network or usual_network_bytes_per_s(cluster.gpu)) / 1e9:.3g} GB/s"
-    if network is None:
-        sends += ", the peak of what its maker's servers have,"
-    how = "beside computation where it can" if training.overlap else "after computation"
-    if cluster.gpus > cluster.gpus_per_node:
-        yield (
-            f"Between nodes a GPU is reckoned to send {sends} in one direction (--network names another); gradients "
-            f"and gathered parameters go {how}."
-        )
-    yield from _engine_sentences(answer)
-
-
-def _engine_sentences(answer: LayoutAnswer) -> Iterator[str]:
-    """What not every engine can run of what is told (DeepSpeed's pipeline engine refuses ZeRO 2 and 3)."""
-    told = [priced.layout for priced, _ in (*answer.top, *answer.splits)]
-    if any(layout.pipeline > 1 and layout.zero_stage > 1 for layout in told):
-        yield (
-            "ZeRO 2 and 3 beside PP can be had of FSDP2 and torch.distributed.pipelining; DeepSpeed has only ZeRO 1 "
-            "beside PP: --zero 1 leaves the others out."
-        )
-
-
-def _error_sentence(answer: LayoutAnswer) -> str:
-    planned = answer.planned
-    if planned.of_another_gpu or planned.error_percent is None:
-        gpu = planned.cluster.gpu.name
-        whole = f"no iteration of {gpu} was measured, so the constants of a step are of {MEASURED_GPU}"
-    else:
-        whole = f"whole iterations {planned.error_percent:.1f} %, on those left out where its constants were found"
-    told = ", ".join(
-        f"{law} {error:.1f} %" if error is not None else f"{law} untested" for law, error in answer.laws.errors.items()
-    )
-    untested = sorted({name for priced, _ in (*answer.top, *answer.splits) for name in priced.untested})
-    unheld = f" Of {', '.join(untested)} no iteration is published to hold the law against." if untested else ""
-    return (
-        f"Mean error on measurements that were not fitted: {whole}; {SELENE_ERROR_PERCENT} % on eight published "
-        f"iterations of 22 B to 1 T parameters on A100 (TP, PP, SP); its laws: {told}.{unheld}"
+    yield remark(
+        "{evaluated} layouts divide and were evaluated: {fitting} fit, {others} are too large for a GPU. All times are "
+        "predictions, none was run.",
+        kind="predicted",
+        evaluated=len(planned.grid),
+        fitting=fitting,
+        others=len(planned.grid) - fitting,
     )
 
 
-def _choice_sentence(planned: Planned) -> str:
+def _choice(planned: Planned) -> Remark:
     """How many layouts the laws cannot tell from the best."""
     error = (planned.error_percent or 0.0) / 100
     if not error:
-        return "The laws' error here is not known, so layouts that are a few percent apart are as good as each other."
+        return remark(
+            "The laws' error here is not known, so layouts that are a few percent apart are as good as each other.",
+            kind="caution",
+        )
     near = planned.ranked[planned.seconds[planned.ranked] <= (1 + error) * planned.best.seconds]
-    splits = len(planned.best_of_splits(near, len(near) or 1))
-    return (
-        f"{len(near)} layouts in {splits} splits of the GPUs are within the law's error of the fastest: try the best "
-        "of a few splits."
+    return remark(
+        "{count} layouts in {splits} splits of the GPUs are within the law's error of the fastest: try the best of a "
+        "few splits.",
+        kind="predicted",
+        count=len(near),
+        splits=len(planned.best_of_splits(near, len(near) or 1)),
     )
+
+
+def _network(planned: Planned) -> Remark | None:
+    cluster, network = planned.cluster, planned.constants.network_bytes_per_s
+    if cluster.gpus <= cluster.gpus_per_node:
+        return None
+    return remark(
+        "Between nodes a GPU is taken to send {rate} in one direction{whose} (--network names another); gradients and "
+        "gathered parameters go {how}.",
+        rate=Quantity(network or usual_network_bytes_per_s(cluster.gpu), "GB/s"),
+        whose="" if network else ", the peak of what its maker's servers have",
+        how="beside computation where it can" if planned.training.overlap else "after computation",
+    )
+
+
+def _engines(answer: LayoutAnswer) -> Remark | None:
+    """What not every engine can run of what is told (DeepSpeed's pipeline engine refuses ZeRO 2 and 3)."""
+    told = [priced.layout for priced, _ in (*answer.top, *answer.splits)]
+    if not any(layout.pipeline > 1 and layout.zero_stage > 1 for layout in told):
+        return None
+    return remark(
+        "ZeRO 2 and 3 beside PP can be had of FSDP2 and torch.distributed.pipelining; DeepSpeed has only ZeRO 1 beside "
+        "PP: --zero 1 leaves the others out."
+    )
+
+
+def _errors(answer: LayoutAnswer) -> Iterator[Remark]:
+    planned = answer.planned
+    if planned.of_another_gpu or planned.error_percent is None:
+        yield remark(
+            "No iteration of {gpu} was measured, so the constants of a step are of {measured}.",
+            kind="caution",
+            gpu=planned.cluster.gpu.name,
+            measured=MEASURED_GPU,
+        )
+    else:
+        yield remark(
+            "The law of a step errs by {error} on iterations left out where its constants were found.",
+            kind="law",
+            error=Quantity(planned.error_percent / 100, "%"),
+        )
+    yield remark(
+        "It errs by {error} on eight published iterations of 22 B to 1 T parameters on A100 (TP, PP, SP).",
+        kind="law",
+        error=Quantity(SELENE_ERROR_PERCENT / 100, "%"),
+    )
+    for law, error in answer.laws.errors.items():
+        yield remark(
+            "The law of {law} errs by {error} on what it was not fitted on.",
+            kind="law",
+            law=law,
+            error="an unknown amount" if error is None else Quantity(error / 100, "%"),
+        )
+    untested = sorted({name for priced, _ in (*answer.top, *answer.splits) for name in priced.untested})
+    if untested:
+        yield remark(
+            "Of {what} no iteration is published to hold the law against.", kind="caution", what=", ".join(untested)
+        )
 
 
 def _ranking(title: str, rows: Sequence[tuple[Priced, float]]) -> Table:
-    return Table(
-        f"{title} (predicted)",
-        (*map(_heading, WRITTEN), "iteration", "tokens/s", "MFU", "GiB a GPU", "extrapolated"),
-        tuple(
-            (
-                *_cells(priced.layout),
-                _seconds(priced.seconds),
-                f"{priced.tokens_per_s:,.0f}",
-                f"{priced.mfu:.1%}",
-                f"{priced.memory_bytes / GIB:.1f}",
-                _marks(priced, unseen),
-            )
-            for priced, unseen in rows
+    """Axes that are the same in all rows stand in the first remark, and go first on a narrow terminal."""
+    values = {name: {getattr(priced.layout, name) for priced, _ in rows} for name in WRITTEN}
+    return table(
+        title,
+        (
+            *(
+                Column(written, _axis(name), priority=2 if len(values[name]) > 1 else 0)
+                for name, written in WRITTEN.items()
+            ),
+            Column("iteration", lambda told: told[0].seconds, "duration", priority=2),
+            Column("tokens/s", lambda told: told[0].tokens_per_s, "count"),
+            Column("MFU", lambda told: told[0].mfu, "%"),
+            Column("a GPU", lambda told: told[0].memory_bytes, "GiB"),
+            Column("of the time, extrapolated", lambda told: told[1] if told[1] >= MARKED_SHARE else None, "%"),
+            Column("untested", lambda told: ", ".join(told[0].untested) or None, priority=0),
         ),
+        rows,
     )
 
 
-def _times(rows: Sequence[tuple[Priced, float]]) -> Table:
+def _axis(name: str) -> Callable[[tuple[Priced, float]], Any]:
+    return lambda told: getattr(told[0].layout, name)
+
+
+def _shares(rows: Sequence[tuple[Priced, float]]) -> Table:
     shown = _parts([priced.parts for priced, _ in rows], 0.0005)
-    return Table(
-        "Where the iteration goes, in % (tensor, context, experts, gradients, parameters: what is waited for)",
-        ("layout", *shown),
-        tuple(
-            (_short(priced.layout), *(f"{100 * priced.parts[name] / priced.seconds:.1f}" for name in shown))
-            for priced, _ in rows
-        ),
+
+    def share(name: str) -> Callable[[tuple[Priced, float]], float]:
+        return lambda told: told[0].parts[name] / told[0].seconds
+
+    return table(
+        "Where the iteration goes (tensor, context, experts, gradients, parameters: what is waited for)",
+        (LAYOUT, *(Column(name, share(name), "%") for name in shown)),
+        rows,
     )
 
 
 def _memory(rows: Sequence[tuple[Priced, float]]) -> Table:
     shown = _parts([priced.memory for priced, _ in rows], 0.0)
-    return Table(
-        "Memory on the fullest GPU, GiB",
-        ("layout", *shown, "in all"),
-        tuple(
-            (
-                _short(priced.layout),
-                *(f"{priced.memory[name] / GIB:.2f}" for name in shown),
-                f"{priced.memory_bytes / GIB:.2f}",
-            )
-            for priced, _ in rows
-        ),
-    )
+
+    def taken(name: str) -> Callable[[tuple[Priced, float]], float]:
+        return lambda told: told[0].memory[name]
+
+    total = Column("in all", lambda told: told[0].memory_bytes, "GiB", priority=2)
+    columns = (LAYOUT, *(Column(name, taken(name), "GiB") for name in shown), total)
+    return table("Memory on the fullest GPU", columns, rows)
 
 
-def _rules(found: Sequence[LayoutRule]) -> Table:
-    return Table(
-        "The recipe's rules",
-        ("rule", "here", "laws agree", "fastest that keeps it", "fastest that does not", "breaking it takes"),
-        tuple(
-            (
-                rule.rule,
-                rule.here,
-                {True: "yes", False: "no", None: "-"}[rule.agrees],
-                "none fits" if rule.kept is None else f"{_short(rule.kept.layout)}: {_seconds(rule.kept.seconds)}",
-                "none fits"
-                if rule.broken is None
-                else f"{_short(rule.broken.layout)}: {_seconds(rule.broken.seconds)}",
-                "-" if rule.gain is None else f"{rule.gain:+.1%}",
-            )
-            for rule in found
-        ),
-    )
+def _laid_out(priced: Priced | None) -> str:
+    return "none fits" if priced is None else _short(priced.layout)
 
 
-def _excluded(found: Sequence[Excluded]) -> Table:
-    return Table(
-        "Faster, but too large",
-        ("layout", "iteration", "GiB a GPU", "too many bytes", "nearest that fits", "iteration then"),
-        tuple(
-            (
-                _short(each.priced.layout),
-                _seconds(each.priced.seconds),
-                f"{each.priced.memory_bytes / GIB:.1f}",
-                f"{each.priced.over_bytes:,.0f}",
-                told_change(each.priced.layout, each.nearest.layout),
-                _seconds(each.nearest.seconds),
-            )
-            for each in found
-        ),
-    )
+def _time(priced: Priced | None) -> Quantity | None:
+    return None if priced is None else Quantity(priced.seconds, "duration", predicted=True)
 
 
-def _uneven(planned: Planned) -> Table:
-    rows = tuple((reason, str(count)) for reason, count in planned.grid.uneven.items())
-    return Table("Splits of the GPUs into TP, CP, PP and DP that come out uneven", ("reason", "splits"), rows)
+LAYOUT = Column("layout", lambda told: _short(told[0].layout), priority=2)
+RULES = (
+    Column("rule", lambda rule: rule.rule, priority=2),
+    Column("here", lambda rule: rule.here),
+    Column("laws agree", lambda rule: {True: "yes", False: "no", None: None}[rule.agrees], priority=2),
+    Column("fastest that keeps it", lambda rule: _laid_out(rule.kept)),
+    Column("iteration", lambda rule: _time(rule.kept), "duration"),
+    Column("fastest that does not", lambda rule: _laid_out(rule.broken)),
+    Column("iteration", lambda rule: _time(rule.broken), "duration"),
+    Column("breaking it takes", lambda rule: rule.gain, "+%", priority=2),
+)
+EXCLUDED = (
+    Column("layout", lambda each: _short(each.priced.layout), priority=2),
+    Column("iteration", lambda each: _time(each.priced), "duration", priority=2),
+    Column("a GPU", lambda each: each.priced.memory_bytes, "GiB"),
+    Column("too much by", lambda each: each.priced.over_bytes, "size"),
+    Column("nearest that fits", lambda each: told_change(each.priced.layout, each.nearest.layout)),
+    Column("iteration then", lambda each: _time(each.nearest), "duration"),
+)
 
 
 def _parts(rows: Sequence[Mapping[str, float]], share: float) -> list[str]:
@@ -302,19 +342,6 @@ def _parts(rows: Sequence[Mapping[str, float]], share: float) -> list[str]:
     return [name for name in rows[0] if any(row[name] > share * float(np.sum(list(row.values()))) for row in rows)]
 
 
-def _marks(priced: Priced, unseen: float) -> str:
-    marks = [f"{unseen:.0%}"] if unseen >= MARKED_SHARE else []
-    return ", ".join([*marks, *(f"{name} untested" for name in priced.untested)]) or "-"
-
-
-def _heading(name: str) -> str:
-    return WRITTEN[name]
-
-
-def _cells(layout: Layout) -> tuple[str, ...]:
-    return tuple(str(getattr(layout, name)) for name in WRITTEN)
-
-
 def _short(layout: Layout) -> str:
     """What tells it apart, in few letters: "DP8 TP4 PP2x3 Z1 mb2 layers"."""
     chunks = f"x{layout.chunks}" if layout.chunks > 1 else ""
@@ -322,7 +349,3 @@ def _short(layout: Layout) -> str:
     told += [f"{name}{size}" for name, size in (("CP", layout.context), ("EP", layout.expert)) if size > 1]
     told += [f"Z{layout.zero_stage}", f"mb{layout.micro_batch}"]
     return " ".join(told + ([f"re-{layout.recompute}"] if layout.recompute != "nothing" else []))
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

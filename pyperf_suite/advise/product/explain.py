@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,9 @@ from pyperf_suite.advise.sizing.prices import NORMAL_QUANTILE, Prices, deviation
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.matmul.alignment import elements_in, largest_power_of_two
-from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.findings import Findings, Remark, findings, remark
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, table
 
 LAYOUTS = ("TN", "NN", "NT", "TT")
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 1}
@@ -26,7 +29,6 @@ WINDOW = 0.25
 # As good as the best rate in the window: nearer than repeated measurements are to each other.
 AS_GOOD = 0.01
 MOST_SIZES = 4096
-UNSURE = "within what the law may err"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class BetterSize:
     rate_ratio: float
     low: float
     high: float
+
+    @property
+    def gain(self) -> Quantity:
+        """The ratio with its bounds."""
+        return Quantity(self.rate_ratio, "x", self.low, self.high, predicted=True)
 
     @property
     def is_sure(self) -> bool:
@@ -69,6 +76,7 @@ class ProductExplained:
     peak_flop_per_s: float
     flop_per_byte: float
     turning_flop_per_byte: float
+    memory_s: float
     divisors: dict[str, int]
     better: tuple[BetterSize, ...]
 
@@ -76,6 +84,11 @@ class ProductExplained:
     def flop_per_s(self) -> float:
         """2·M·N·K over the time."""
         return 2.0 * self.m * self.n * self.k / self.seconds
+
+    @property
+    def compute_s(self) -> float:
+        """What 2·M·N·K takes at the peak."""
+        return 2.0 * self.m * self.n * self.k / self.peak_flop_per_s
 
     @property
     def is_compute_bound(self) -> bool:
@@ -120,6 +133,7 @@ def explain_product(
         peak_flop_per_s=peak,
         flop_per_byte=2.0 * m * n * k / moved,
         turning_flop_per_byte=peak / gpu.memory_bytes_per_s,
+        memory_s=moved / gpu.memory_bytes_per_s,
         divisors={name: largest_power_of_two(size) for name, size in (("M", m), ("N", n), ("K", k))},
         better=tuple(_better_sizes(prices, {"M": m, "N": n, "K": k}, element, layout)),
     )
@@ -157,78 +171,134 @@ def _better_sizes(prices: Prices, sizes: dict[str, int], element_bytes: int, lay
 
 
 def findings_of_product(product: ProductExplained) -> Findings:
-    """Sentences, the table of causes and the table of better sizes."""
-    return Findings(
-        remarks=(
-            _time_sentence(product),
-            _tile_sentence(product),
-            _bound_sentence(product),
-            _alignment_sentence(product),
-            *([_EXTRAPOLATED] if product.extrapolated else []),
-            *([] if product.better else ["No size up to a quarter smaller or larger does its work faster."]),
-            legend(cause for cause, _ in _told_causes(product)),
-        ),
-        tables=tuple(table for table in (_causes(product), _sizes(product)) if table.rows),
+    """Its time, how it is cut, what bounds it, and the sizes nearby that do their work faster."""
+    return findings(
+        _time(product),
+        _tiles(product),
+        _bound(product),
+        _alignment(product),
+        _EXTRAPOLATED if product.extrapolated else None,
+        None if product.better else remark("No size up to a quarter smaller or larger does its work faster."),
+        table("Where the time goes", CAUSES, [(cause, seconds, product) for cause, seconds in _told_causes(product)]),
+        table("Next good sizes", SIZES, [(better, product) for better in product.better if better.is_sure]),
+        _unsure(product),
+        remark(legend(cause for cause, _ in _told_causes(product))),
     )
 
 
-_EXTRAPOLATED = (
+_EXTRAPOLATED = remark(
     "The law was not fitted on this: it extrapolates to these sizes, this dtype or this GPU, and may err by more than "
-    "it says."
+    "it says.",
+    kind="caution",
 )
 
 
-def _time_sentence(product: ProductExplained) -> str:
-    error = (
-        f"the law errs by {product.error_percent:.1f} % on what it was not fitted on"
-        if product.error_percent is not None
-        else "the law was held against no measurement"
+def _time(product: ProductExplained) -> Iterator[Remark]:
+    yield remark(
+        "C[{m},{n}] = A[{m},{k}] B[{k},{n}], {dtype} {layout} on {gpu}: {time}, {rate}, {share} of the peak.",
+        kind="predicted",
+        m=product.m,
+        n=product.n,
+        k=product.k,
+        dtype=product.dtype,
+        layout=product.layout,
+        gpu=product.gpu,
+        time=Quantity(product.seconds, "duration", predicted=True),
+        rate=Quantity(product.flop_per_s, "TFLOP/s", predicted=True),
+        share=Quantity(product.flop_per_s / product.peak_flop_per_s, "%", predicted=True),
     )
-    return (
-        f"C[{product.m},{product.n}] = A[{product.m},{product.k}] B[{product.k},{product.n}], {product.dtype} "
-        f"{product.layout} on {product.gpu}: predicted {microseconds(product.seconds)}, "
-        f"{product.flop_per_s / 1e12:.0f} TFLOP/s, {product.flop_per_s / product.peak_flop_per_s:.0%} of the peak; "
-        f"{error}{f' ({product.origin})' if product.origin else ''}."
-    )
+    origin = f" ({product.origin})" if product.origin else ""
+    if product.error_percent is None:
+        yield remark("The law was held against no measurement{origin}.", kind="law", origin=origin)
+    else:
+        yield remark(
+            "The law errs by {error} on what it was not fitted on{origin}.",
+            kind="law",
+            error=Quantity(product.error_percent / 100, "%"),
+            origin=origin,
+        )
 
 
-def _tile_sentence(product: ProductExplained) -> str:
+def _tiles(product: ProductExplained) -> Remark:
     tiled = product.tiled
-    waves = "1 wave" if tiled.waves == 1 else f"{tiled.waves} waves"
-    split = f" x {tiled.splits} slices of K" if tiled.splits > 1 else ""
-    return (
-        f"The library's likely tile is {tiled.rows}x{tiled.columns}: {tiled.tiles_m} x {tiled.tiles_n} tiles{split} = "
-        f"{tiled.units}, {waves} on {tiled.sms} multiprocessors, the last one {tiled.last_wave:.0%} full; "
-        f"{tiled.tile_efficiency:.1%} of the tiles' area and {tiled.wave_efficiency:.1%} of the waves are used."
+    return remark(
+        "The library's likely tile is {tile}: {tiles_m} x {tiles_n} tiles{split}, {waves} on {sms} multiprocessors, "
+        "the last one {last} full; {area} of the tiles' area and {used} of the waves are used.",
+        kind="predicted",
+        tile=f"{tiled.rows}x{tiled.columns}",
+        tiles_m=tiled.tiles_m,
+        tiles_n=tiled.tiles_n,
+        split=f" x {tiled.splits} slices of K" if tiled.splits > 1 else "",
+        waves="1 wave" if tiled.waves == 1 else f"{tiled.waves} waves",
+        sms=tiled.sms,
+        last=Quantity(tiled.last_wave, "%"),
+        area=Quantity(tiled.tile_efficiency, "%"),
+        used=Quantity(tiled.wave_efficiency, "%"),
     )
 
 
-def _bound_sentence(product: ProductExplained) -> str:
-    bound = "computing" if product.is_compute_bound else "memory"
-    return (
-        f"It is bound by {bound}: {product.flop_per_byte:.0f} FLOP a byte, where {product.gpu} turns from memory to "
-        f"computing at {product.turning_flop_per_byte:.0f}."
+def _bound(product: ProductExplained) -> Remark:
+    """What no kernel can be faster than, beside the prediction: few tiles may be slow though memory is not."""
+    least = max(product.memory_s, product.compute_s)
+    return remark(
+        "Reading and writing once takes {memory}, computing {compute}: it is bound by {what}, and takes {times} the "
+        "greater of the two ({intensity} FLOP a byte, where {gpu} turns at {turning}).",
+        kind="predicted",
+        memory=Quantity(product.memory_s, "duration", predicted=True),
+        compute=Quantity(product.compute_s, "duration", predicted=True),
+        what="computing" if product.is_compute_bound else "memory",
+        times=Quantity(product.seconds / least, "x", predicted=True),
+        intensity=Quantity(product.flop_per_byte, "count"),
+        gpu=product.gpu,
+        turning=Quantity(product.turning_flop_per_byte, "count"),
     )
 
 
-def _alignment_sentence(product: ProductExplained) -> str:
+def _alignment(product: ProductExplained) -> Remark:
     element = ELEMENT_BYTES[product.dtype]
     needed, best = elements_in(NEEDED_BYTES, element), elements_in(BEST_BYTES, element)
     rows = {name: product.divisors[name] for name in contiguous(product.layout)}
     odd = [name for name, divisor in rows.items() if divisor < needed]
     fair = [name for name, divisor in rows.items() if needed <= divisor < best]
-    told = ", ".join(f"{name} by {divisor}" for name, divisor in product.divisors.items())
     if odd:
-        return (
-            f"Divisible: {told}; {' and '.join(odd)}, along which rows lie in memory, below the {needed} that tensor "
-            f"cores and TMA take whole ({NEEDED_BYTES} bytes)."
-        )
-    if fair:
-        return (
-            f"Divisible: {told}; {' and '.join(fair)}, along which rows lie in memory, below the {best} that fill "
-            f"{BEST_BYTES} bytes."
-        )
-    return f"Divisible: {told}; {' and '.join(rows)}, along which rows lie in memory, fill {BEST_BYTES} bytes."
+        verdict = f"below the {needed} that tensor cores and TMA take whole ({NEEDED_BYTES} bytes)"
+    else:
+        verdict = f"below the {best} that fill {BEST_BYTES} bytes" if fair else f"fill {BEST_BYTES} bytes"
+    return remark(
+        "Divisible: M by {m}, N by {n}, K by {k}; {names}, along which rows lie in memory, {verdict}.",
+        m=product.divisors["M"],
+        n=product.divisors["N"],
+        k=product.divisors["K"],
+        names=" and ".join(odd or fair or rows),
+        verdict=verdict,
+    )
+
+
+def _unsure(product: ProductExplained) -> Remark | None:
+    unsure = [each for each in product.better if not each.is_sure]
+    if not unsure:
+        return None
+    return remark(
+        "Within what the law may err: {sizes}.",
+        kind="predicted",
+        sizes=", ".join(f"{each.dimension} {each.present} -> {each.size}" for each in unsure),
+    )
+
+
+CAUSES = (
+    Column("cause", lambda told: told[0]),
+    Column("time", lambda told: told[1], "us"),
+    Column("share", lambda told: told[1] / told[2].seconds, "%"),
+)
+SIZES = (
+    Column("dimension", lambda told: told[0].dimension),
+    Column("now", lambda told: told[0].present),
+    Column("good size", lambda told: told[0].size),
+    Column("larger by", lambda told: told[0].size / told[0].present - 1, "+%"),
+    Column("time", lambda told: told[0].seconds, "us"),
+    Column("time changes by", lambda told: told[0].seconds / told[1].seconds - 1, "+%"),
+    Column("throughput", lambda told: told[0].gain, "x"),
+)
 
 
 def contiguous(layout: str) -> list[str]:
@@ -241,30 +311,6 @@ def _told_causes(product: ProductExplained) -> list[tuple[str, float]]:
     """The causes that are worth a row, with their seconds, the largest first."""
     told = [(cause, seconds) for cause, seconds in product.causes.items() if abs(seconds) >= 0.0005 * product.seconds]
     return sorted(told, key=lambda each: -abs(each[1]))
-
-
-def _causes(product: ProductExplained) -> Table:
-    rows = [
-        (cause, f"{seconds * 1e6:.1f}", f"{seconds / product.seconds:.1%}") for cause, seconds in _told_causes(product)
-    ]
-    return Table("Where the time goes", ("cause", "us", "share"), tuple(rows))
-
-
-def _sizes(product: ProductExplained) -> Table:
-    rows = [
-        (
-            better.dimension,
-            str(better.present),
-            str(better.size),
-            f"{better.size / better.present - 1:+.1%}",
-            f"{better.seconds * 1e6:.1f}",
-            f"{better.seconds / product.seconds - 1:+.1%}",
-            f"{better.rate_ratio:.3f} x ({better.low:.3f} to {better.high:.3f})" if better.is_sure else UNSURE,
-        )
-        for better in product.better
-    ]
-    columns = ("dimension", "now", "good size", "size", "us", "time", "work a second")
-    return Table("Next good sizes", columns, tuple(rows))
 
 
 def product_as_json(product: ProductExplained) -> dict[str, Any]:
@@ -293,8 +339,3 @@ def product_as_json(product: ProductExplained) -> dict[str, Any]:
         "divisible_by": product.divisors,
         "better_sizes": [vars(better) | {"sure": better.is_sure} for better in product.better],
     }
-
-
-def microseconds(seconds: float) -> str:
-    """A time to read: 12.3 us, 4.56 ms."""
-    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

@@ -20,6 +20,7 @@ from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.matmul.alignment import round_up
 from pyperf_suite.laws.model_grid import ModelGrid
 from pyperf_suite.laws.transformer import Sharding
+from pyperf_suite.nearest import offer
 
 AXES = ("hidden", "heads", "kv_heads", "ffn", "vocab", "layers", "micro_batch", "tp")
 # What attention kernels are built for; a model's own head_dim is kept beside them.
@@ -47,7 +48,10 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if unknown := set(self.vary) - set(AXES):
-            raise UserError(f"Candidates cannot vary in {min(unknown)!r}: choose from {', '.join(AXES)}.")
+            named = min(unknown)
+            if not named:
+                raise UserError("--vary has a comma with no name beside it: write names, as in heads,vocab.")
+            raise UserError(f"Candidates cannot vary in {named!r}: {offer(named, AXES)}")
         if not 0 <= self.parameter_change <= 1 or not 0 <= self.reach <= 1:
             raise UserError(
                 f"Bounds are shares of the model's own figures, from 0 to 1, but a change of {self.parameter_change:g} "

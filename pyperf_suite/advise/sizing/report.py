@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,18 @@ from pyperf_suite.advise.sizing.setting import Setting
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.model_flops import model_flop, utilization
 from pyperf_suite.laws.training.memory import USABLE_SHARE
-from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.findings import Findings, Remark, Table, findings, remark
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, table
 
 Causes = tuple[tuple[str, float], ...]
 
-UNSURE = "within what the laws may err"
+UNSURE = "within the laws' error"
 # Of each part of the work, in its row.
 MOST_CAUSES = 3
+MOST_LOSSES = 3
+# A change of these makes another model; of the others, the same one in better sizes.
+CHANGE_THE_MODEL = ("layers", "kv_heads")
 
 
 @dataclass(frozen=True)
@@ -71,41 +76,99 @@ def sizing(gpu: GpuSpec, setting: Setting, bounds: Bounds, prices: Prices, notes
 
 
 def findings_of_sizing(sizing: Sizing, prices: Prices) -> Findings:
-    """Sentences, tables and the heat maps."""
-    tables = (_products(sizing), _checks(sizing), _alone(sizing), _pareto(sizing))
-    return Findings(
-        remarks=(*_sentences(sizing), *sizing.notes),
-        tables=tuple(table for table in tables if table.rows),
-        figures=heat_maps(sizing.setting, prices, sizing.gpu.name, sizing.search.bounds.reach),
+    """What to change first, what the step takes, tables and the heat maps."""
+    return findings(
+        _answer(sizing),
+        _step(sizing),
+        _losses(sizing),
+        _errors(sizing),
+        _memory(sizing),
+        _EXTRAPOLATED if sizing.search.present.extrapolated else None,
+        (remark(note, kind="caution") for note in sizing.notes),
+        _products(sizing),
+        table("The classic rules, and what they are worth here", RULES, sizing.checks),
+        table("One dimension at a time", ALONE, _alone(sizing)),
+        table("Together: no other is better in time, parameters and memory at once", TOGETHER, _together(sizing)),
+        remark(legend(cause for part in sizing.spent for cause, _ in part.lost[:MOST_CAUSES])),
+        heat_maps(sizing.setting, prices, sizing.gpu.name, sizing.search.bounds.reach),
     )
 
 
-def _sentences(sizing: Sizing) -> list[str]:
-    return [
-        _step_sentence(sizing),
-        _error_sentence(sizing),
-        _loss_sentence(sizing),
-        _answer_sentence(sizing),
-        *_memory_sentences(sizing),
-        *([_EXTRAPOLATED] if sizing.search.present.extrapolated else []),
-        legend(cause for part in sizing.spent for cause, _ in part.lost[:MOST_CAUSES]),
-    ]
-
-
-_EXTRAPOLATED = (
-    "Where * stands below the laws extrapolate, to sizes, a dtype or a GPU that they were not fitted on, and may err "
-    "by more than they say."
+_EXTRAPOLATED = remark(
+    "Where * stands the laws extrapolate, to sizes, a dtype or a GPU that they were not fitted on, and may err by more "
+    "than they say.",
+    kind="caution",
 )
 
 
-def _step_sentence(sizing: Sizing) -> str:
+def _answer(sizing: Sizing) -> Iterator[Remark]:
+    """The single change that is worth most, then the next; combinations last."""
+    found = sizing.search
+    if found.priced == 1:
+        yield remark(
+            "There is no neighbour to compare with: none differs only in {dimensions}.",
+            dimensions=", ".join(found.bounds.vary),
+        )
+        return
+    singles = sorted((each for each in found.alone.values() if each.is_faster), key=_worth, reverse=True)
+    if singles:
+        # Of choices that the laws cannot tell from the best, the one that changes the parameters least.
+        best_low = singles[0].low
+        singles.sort(key=lambda each: (each.high < best_low, abs(each.parameter_change)))
+    for word, candidate in zip(("Change first", "Next", "Then"), singles, strict=False):
+        yield _proposal(word, candidate)
+    if found.pareto and len(found.pareto[0].changes) > 1:
+        yield _proposal("Together", max(found.pareto, key=_worth))
+    if not singles and not found.pareto:
+        yield remark(
+            "Keep the dimensions: no neighbour does its work faster beyond what the laws may err and measurements "
+            "repeat ({noise}).",
+            noise=Quantity(REPEATABILITY, "%"),
+        )
+    yield remark(
+        "{compared} neighbours were compared, {allowed} within the limits on parameters, width and memory; {faster} "
+        "are faster beyond the laws' error.",
+        kind="predicted",
+        compared=found.priced,
+        allowed=found.within,
+        faster=found.faster,
+    )
+
+
+def _worth(candidate: Candidate) -> float:
+    return candidate.speed
+
+
+def _proposal(word: str, candidate: Candidate) -> Remark:
+    marked = ", ".join(name for name, _, _ in candidate.changes if name in CHANGE_THE_MODEL)
+    return remark(
+        "{word}: {change}{note}, {faster} as fast, {parameters} parameters.",
+        kind="predicted",
+        effect="faster",
+        word=word,
+        change=change_of(candidate),
+        note=f" (another model: {marked})" if marked else "",
+        faster=speed_of(candidate),
+        parameters=Quantity(candidate.parameter_change, "+%"),
+    )
+
+
+def _step(sizing: Sizing) -> Remark:
     setting, present = sizing.setting, sizing.search.present
-    each = f" on each of {setting.tp} tensor-parallel GPUs" if setting.tp > 1 else ""
-    return (
-        f"{present.parameters / 1e9:.2f} B parameters ({_described(setting)}), {setting.micro_batch} x {setting.seq} "
-        f"tokens in {setting.dtype} on {sizing.gpu.name}: predicted {present.seconds * 1e3:.1f} ms forward and "
-        f"backward of a micro-batch{each}, {sizing.utilization:.0%} of the peak (MFU). The optimizer and data-parallel "
-        "traffic are not counted."
+    return remark(
+        "{parameters} billion parameters ({model}), {micro_batch} x {seq} tokens in {dtype} on {gpu}: {time} forward "
+        "and backward of a micro-batch{each}, {mfu} of the peak (MFU). The optimizer and data-parallel traffic are not "
+        "counted.",
+        kind="predicted",
+        parameters=Quantity(present.parameters / 1e9),
+        model=_described(setting),
+        micro_batch=setting.micro_batch,
+        seq=setting.seq,
+        dtype=setting.dtype,
+        gpu=sizing.gpu.name,
+        time=Quantity(present.seconds, "duration", predicted=True),
+        each=f" on each of {setting.tp} tensor-parallel GPUs" if setting.tp > 1 else "",
+        mfu=Quantity(sizing.utilization, "%", predicted=True),
     )
 
 
@@ -121,141 +184,140 @@ def _described(setting: Setting) -> str:
     )
 
 
-def _error_sentence(sizing: Sizing) -> str:
-    told = [
-        f"{law.replace('_', '-')} {error:.1f} %" if error is not None else f"{law.replace('_', '-')} untested"
-        for law, error in sizing.errors.items()
-    ]
-    origins = f" Sources: {'; '.join(sizing.origins)}." if sizing.origins else ""
-    return f"Predicted: the mean error on measurements that the laws were not fitted on is {', '.join(told)}.{origins}"
+def _errors(sizing: Sizing) -> Iterator[Remark]:
+    for law, error in sizing.errors.items():
+        yield remark(
+            "The law of {law} errs by {error} on measurements that it was not fitted on.",
+            kind="law",
+            law=law.replace("_", "-"),
+            error="an unknown amount" if error is None else Quantity(error / 100, "%"),
+        )
+    if sizing.origins:
+        yield remark("Sources of the laws: {sources}.", kind="law", sources="; ".join(sizing.origins))
 
 
-def _loss_sentence(sizing: Sizing) -> str:
+def _losses(sizing: Sizing) -> Iterator[Remark]:
     total = sum(part.seconds for part in sizing.spent)
     ideal = sum(part.causes.get(IDEAL, 0.0) for part in sizing.spent)
-    lost: dict[str, float] = {}
+    yield remark(
+        "{share} of the step is beyond the ideal time of the data sheet.",
+        kind="predicted",
+        share=Quantity(1 - ideal / total, "%", predicted=True),
+    )
+    lost: dict[tuple[str, str], float] = {}
     for part in sizing.spent:
         for cause, seconds in part.lost:
-            name = f"{part.part.partition(',')[0]} ({cause})"
-            lost[name] = lost.get(name, 0.0) + seconds / total
-    worst = sorted(lost.items(), key=lambda each: -each[1])[:3]
-    told = ", ".join(f"{name} {share:.1%}" for name, share in worst)
-    return f"{1 - ideal / total:.0%} of the step is beyond the ideal time of the data sheet, the most of it in: {told}."
-
-
-def _answer_sentence(sizing: Sizing) -> str:
-    found = sizing.search
-    if found.priced == 1:
-        return f"There is no neighbour to compare with: none differs only in {', '.join(found.bounds.vary)}."
-    searched = f"{found.priced} neighbours priced, {found.within} within the bounds"
-    if not found.pareto:
-        return (
-            f"No neighbour does its work faster beyond what the laws may err and measurements repeat "
-            f"({REPEATABILITY:.0%}): keep the dimensions ({searched})."
+            key = (part.part.partition(",")[0], cause)
+            lost[key] = lost.get(key, 0.0) + seconds / total
+    for (name, cause), share in sorted(lost.items(), key=lambda each: -each[1])[:MOST_LOSSES]:
+        yield remark(
+            "{part} loses {share} of the step to {cause}.",
+            kind="predicted",
+            part=name,
+            cause=cause,
+            share=Quantity(share, "%", predicted=True),
         )
-    best = max(found.pareto, key=lambda candidate: candidate.speed)
-    simple = [(name, candidate) for name, candidate in found.alone.items() if candidate.is_faster]
-    alone = ""
-    if simple:
-        _, candidate = max(simple, key=lambda each: each[1].speed)
-        alone = f" Alone, {change_of(candidate)} gives {_speed_of(candidate)}."
-    return (
-        f"The best neighbour does its work {_speed_of(best)} as fast at {best.parameter_change:+.1%} parameters: "
-        f"{change_of(best)}.{alone} Faster beyond the noise: {found.faster} ({searched})."
-    )
 
 
-def _memory_sentences(sizing: Sizing) -> list[str]:
+def _memory(sizing: Sizing) -> Remark | None:
     setting, found = sizing.setting, sizing.search
-    needed = found.present.memory_bytes
     usable = USABLE_SHARE * sizing.gpu.memory_bytes
-    if needed <= usable:
-        return []
-    gib = 2**30
-    return [
-        f"Weights, gradients, AdamW and activations need {needed / gib:.0f} GiB on each GPU, where {usable / gib:.0f} "
-        f"are usable: with tp = {setting.tp} and {setting.shards} shards it does not fit, and candidates were only "
-        f"asked to need at most {found.bounds.parameter_change:.1%} more; --shards says over how many data-parallel "
-        "GPUs these are cut (ZeRO-3, FSDP)."
-    ]
+    if found.present.memory_bytes <= usable:
+        return None
+    return remark(
+        "Weights, gradients, AdamW and activations need {needed} on each GPU, where {usable} are usable: with tp = "
+        "{tp} and {shards} shards it does not fit, and candidates were only asked to need at most {more} more; "
+        "--shards says over how many data-parallel GPUs these are cut (ZeRO-3, FSDP).",
+        kind="caution",
+        needed=Quantity(found.present.memory_bytes, "size"),
+        usable=Quantity(usable, "size"),
+        tp=setting.tp,
+        shards=setting.shards,
+        more=Quantity(found.bounds.parameter_change, "%"),
+    )
 
 
 def _products(sizing: Sizing) -> Table:
     total = sum(part.seconds for part in sizing.spent)
-    rows = []
-    for part in sorted(sizing.spent, key=lambda each: -each.seconds):
-        if part.seconds < 0.002 * total:
-            continue
-        lost = ", ".join(f"{cause} {seconds / part.seconds:.0%}" for cause, seconds in part.lost[:MOST_CAUSES]
-                         if seconds >= 0.01 * part.seconds)  # fmt: skip
-        rows.append(
-            (
-                part.part + (" *" if part.extrapolated else ""),
-                " x ".join(map(str, part.sizes)),
-                str(part.calls),
-                f"{part.seconds * 1e3:.2f}",
-                f"{part.seconds / total:.1%}",
-                f"{part.flop / part.seconds / 1e12:.0f}" if part.flop else "-",
-                lost or "-",
-            )
-        )
-    columns = ("work of one GPU", "sizes", "calls", "ms", "of the step", "TFLOP/s", "lost to (of its time)")
-    return Table("Where a micro-batch goes", columns, tuple(rows))
-
-
-def _checks(sizing: Sizing) -> Table:
-    rows = []
-    for check in sizing.checks:
-        effect, how = "-", "-"
-        if check.other is not None:
-            how = change_of(check.other) or f"seq {sizing.setting.seq} -> {check.other.setting.seq}"
-            effect = _effect_of(check.other)
-            if check.other.memory_bytes > sizing.search.memory_limit_bytes:
-                effect += "; does not fit"
-        rows.append((check.rule, check.found, "yes" if check.kept else "no", how, effect))
-    columns = ("rule", "here", "kept", "compared with", "predicted effect on this GPU")
-    return Table("The classic rules, and what they are worth here", columns, tuple(rows))
-
-
-def _alone(sizing: Sizing) -> Table:
-    rows = [
+    told = [part for part in sorted(sizing.spent, key=lambda each: -each.seconds) if part.seconds >= 0.002 * total]
+    return table(
+        "Where a micro-batch goes",
         (
-            name,
-            change_of(candidate),
-            _effect_of(candidate),
-            f"{candidate.time_ratio - 1:+.1%}",
-            f"{candidate.parameter_change:+.2%}",
-            _memory_of(candidate),
-            _told(sizing.causes_alone[name]) if candidate.is_faster else "-",
-        )
-        for name, candidate in sizing.search.alone.items()
-    ]
-    columns = (
-        "dimension",
-        "best change alone",
-        "work a second",
-        "time a token",
-        "parameters",
-        "GiB",
-        "saves (of the step)",
+            Column("work of one GPU", lambda part: part.part + (" *" if part.extrapolated else ""), priority=2),
+            Column("sizes", lambda part: " x ".join(map(str, part.sizes))),
+            Column("calls", lambda part: part.calls, priority=0),
+            Column("time", lambda part: part.seconds, "ms", priority=2),
+            Column("of the step", lambda part: part.seconds / total, "%"),
+            Column("rate", lambda part: part.flop / part.seconds if part.flop else None, "TFLOP/s"),
+            Column("lost to", lambda part: _lost(part, 0)),
+            Column("of its time", lambda part: _lost_share(part, 0), "%"),
+            Column("then to", lambda part: _lost(part, 1), priority=0),
+            Column("of its time", lambda part: _lost_share(part, 1), "%", priority=0),
+            Column("then to", lambda part: _lost(part, 2), priority=0),
+            Column("of its time", lambda part: _lost_share(part, 2), "%", priority=0),
+        ),
+        told,
     )
-    return Table("One dimension at a time", columns, tuple(rows))
 
 
-def _pareto(sizing: Sizing) -> Table:
-    rows = [
-        (
-            change_of(candidate) + (" *" if candidate.extrapolated else ""),
-            _effect_of(candidate),
-            f"{candidate.time_ratio - 1:+.1%}",
-            f"{candidate.parameter_change:+.2%}",
-            _memory_of(candidate),
-            _told(causes),
-        )
-        for candidate, causes in zip(sizing.search.pareto, sizing.causes, strict=True)
-    ]
-    columns = ("change", "work a second", "time a token", "parameters", "GiB", "saves (of the step)")
-    return Table("Together: no other is better in time, parameters and memory at once", columns, tuple(rows))
+def _lost(part: Spent, place: int) -> str | None:
+    known = [cause for cause, seconds in part.lost if seconds >= 0.01 * part.seconds]
+    return known[place] if place < len(known) else None
+
+
+def _lost_share(part: Spent, place: int) -> float | None:
+    return part.causes[cause] / part.seconds if (cause := _lost(part, place)) else None
+
+
+def _alone(sizing: Sizing) -> list[tuple[str, Candidate, Causes]]:
+    return [(name, each, sizing.causes_alone[name]) for name, each in sizing.search.alone.items()]
+
+
+def _together(sizing: Sizing) -> list[tuple[str, Candidate, Causes]]:
+    return [("", each, causes) for each, causes in zip(sizing.search.pareto, sizing.causes, strict=True)]
+
+
+def _saving(place: int) -> tuple[Column, Column]:
+    """What a candidate saves by which cause."""
+
+    def known(told: tuple[str, Candidate, Causes], part: int) -> str | float | None:
+        _, candidate, causes = told
+        return causes[place][part] if candidate.is_faster and place < len(causes) else None
+
+    return (
+        Column("saves by" if place == 0 else "and by", lambda told: known(told, 0), priority=0),
+        Column("of the step", lambda told: known(told, 1), "%", priority=0),
+    )
+
+
+OUTCOMES = (
+    Column("speed", lambda told: speed_of(told[1]), "x", priority=2),
+    Column("verdict", lambda told: verdict_of(told[1])),
+    Column("time a token", lambda told: told[1].time_ratio - 1, "+%"),
+    Column("parameters", lambda told: told[1].parameter_change, "+%"),
+    Column("memory", lambda told: told[1].memory_bytes, "GiB"),
+    *_saving(0),
+    *_saving(1),
+    *_saving(2),
+)
+ALONE = (
+    Column("dimension", lambda told: told[0]),
+    Column("best change alone", lambda told: change_of(told[1]) + (" *" if told[1].extrapolated else ""), priority=2),
+    *OUTCOMES,
+)
+TOGETHER = (
+    Column("change", lambda told: change_of(told[1]) + (" *" if told[1].extrapolated else ""), priority=2),
+    *OUTCOMES,
+)
+RULES = (
+    Column("rule", lambda check: check.rule, priority=2),
+    Column("here", lambda check: check.found),
+    Column("kept", lambda check: "yes" if check.kept else "no", priority=2),
+    Column("compared with", lambda check: check.other and (change_of(check.other) or f"seq {check.other.setting.seq}")),
+    Column("speed then", lambda check: check.other and speed_of(check.other), "x"),
+    Column("verdict", lambda check: check.other and verdict_of(check.other)),
+    Column("memory then", lambda check: check.other and check.other.memory_bytes, "GiB", priority=0),
+)
 
 
 def change_of(candidate: Candidate) -> str:
@@ -263,20 +325,14 @@ def change_of(candidate: Candidate) -> str:
     return ", ".join(f"{name} {before} -> {after}" for name, before, after in candidate.changes)
 
 
-def _speed_of(candidate: Candidate) -> str:
-    return f"{candidate.speed:.3f} x ({candidate.low:.3f} to {candidate.high:.3f})"
+def speed_of(candidate: Candidate) -> Quantity:
+    """How many times as fast it does its own work, with the bounds of what the laws may err."""
+    return Quantity(candidate.speed, "x", candidate.low, candidate.high, predicted=True)
 
 
-def _effect_of(candidate: Candidate) -> str:
-    return _speed_of(candidate) if candidate.is_faster or candidate.is_slower else UNSURE
-
-
-def _memory_of(candidate: Candidate) -> str:
-    return f"{candidate.memory_bytes / 2**30:.1f}"
-
-
-def _told(causes: Causes) -> str:
-    return ", ".join(f"{name} {share:.1%}" for name, share in causes) or "-"
+def verdict_of(candidate: Candidate) -> str:
+    """Whether it can be told from the present model."""
+    return "faster" if candidate.is_faster else "slower" if candidate.is_slower else UNSURE
 
 
 class _Recording:

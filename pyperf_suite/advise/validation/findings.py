@@ -7,21 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyperf_suite.advise.validation.validation import Measured, Product, Validation
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.spec.findings import Findings, Table
-from pyperf_suite.spec.rows import wins
+from pyperf_suite.spec.findings import Findings, Remark, findings, remark
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, table, wins
 
-SETTINGS = (
-    "candidate",
-    "predicted us/token",
-    "measured us/token",
-    "predicted work a second",
-    "measured work a second",
-    "measured share",
-)
 # The others are in the records, and in --json.
 MOST_PRODUCTS = 20
-PRODUCTS = ("what", "predicted us", "measured us", "predicted / measured")
 
 
 def validation_findings(names: Sequence[str], validation: Validation) -> Findings:
@@ -29,78 +20,82 @@ def validation_findings(names: Sequence[str], validation: Validation) -> Finding
     measured = validation.settings
     mean, median = validation.error_percent
     count = sum(product.reading is not None for product in validation.products)
-    sentences = [_verdict(names, measured)] if len(measured) > 1 else []
-    sentences.append(
-        f"The laws predicted the {count} measured shapes with an error of {mean:.1f} % (median {median:.1f} %)."
-    )
     unmeasured = len(validation.products) - count
-    if unmeasured:
-        sentences.append(
-            f"{unmeasured} shape{'s keep their' if unmeasured > 1 else ' keeps its'} predicted time, for not every "
-            "process could measure them."
-        )
-    settings = tuple(_setting_row(name, each, measured[0]) for name, each in zip(names, measured, strict=True))
     products = sorted(validation.products, key=lambda product: -_miss(product))[:MOST_PRODUCTS]
-    which = (
-        f", the {len(products)} missed most of {len(validation.products)}" if unmeasured + count > len(products) else ""
-    )
-    return Findings(
-        tuple(sentences),
-        (
-            Table("Candidates, predicted and measured", SETTINGS, settings),
-            Table(
-                f"Products, predicted and measured{which}",
-                PRODUCTS,
-                tuple(_product_row(product) for product in products),
-            ),
+    missed = "" if len(products) == len(validation.products) else f", the {len(products)} missed most of "
+    return findings(
+        _best(names, measured) if len(measured) > 1 else None,
+        remark(
+            "The laws missed the {count} measured shapes by {mean} on average, {median} in the median.",
+            kind="law",
+            count=count,
+            mean=Quantity(mean / 100, "%"),
+            median=Quantity(median / 100, "%"),
+        ),
+        remark(
+            "{count} shapes keep their predicted time, for not every process could measure them.",
+            kind="caution",
+            count=unmeasured,
+        )
+        if unmeasured
+        else None,
+        table("Candidates, predicted and measured", SETTINGS, list(zip(names, measured, strict=True))),
+        table(
+            f"Products, predicted and measured{missed}{len(validation.products) if missed else ''}", PRODUCTS, products
         ),
     )
 
 
-def _verdict(names: Sequence[str], measured: Sequence[Measured]) -> str:
+def _best(names: Sequence[str], measured: Sequence[Measured]) -> Remark:
     """The candidate that was measured fastest, and whether that is beyond its interval."""
     place = max(range(1, len(measured)), key=lambda each: measured[each].speedup.value)
     best = measured[place]
+    told: dict[str, Any] = {
+        "name": names[place],
+        "first": names[0],
+        "count": len(measured) - 1,
+        "faster": best.speedup,
+        "predicted": Quantity(best.predicted_speedup, "x", predicted=True),
+    }
     if wins(best.speedup):
-        return (
-            f"{names[place]} is measured to do its work at {_rate(best.speedup)} the rate of {names[0]}, where "
-            f"{best.predicted_speedup:.3f} x was predicted."
-        )
-    return (
-        f"None of the {len(measured) - 1} candidates is measured to be faster than {names[0]} beyond the interval; the "
-        f"best, {names[place]}, at {_rate(best.speedup)} its rate, where {best.predicted_speedup:.3f} x was predicted."
+        return remark("{name} is {faster} as fast as {first}, where {predicted} was predicted.", **told)
+    return remark(
+        "None of the {count} candidates is faster than {first} beyond the interval; the best, {name}, is {faster} as "
+        "fast, where {predicted} was predicted.",
+        **told,
     )
 
 
-def _rate(speedup: Ratio) -> str:
-    return f"{speedup.value:.3f} x ({speedup.low:.3f} to {speedup.high:.3f})"
+SETTINGS = (
+    Column("candidate", lambda told: told[0], priority=2),
+    Column("predicted a token", lambda told: told[1].predicted_s, "us"),
+    Column("measured a token", lambda told: told[1].cost_s, "us"),
+    Column("predicted speed", lambda told: told[1].predicted_speedup, "x"),
+    Column("measured speed", lambda told: told[1].speedup, "x", priority=2),
+    Column("share that was measured", lambda told: told[1].measured_share, "%", priority=0),
+)
+PRODUCTS = (
+    Column("what", lambda product: _what(product), priority=2),
+    Column("predicted", lambda product: product.predicted_s, "us"),
+    Column("measured", lambda product: _measured(product), "us", priority=2),
+    Column("predicted / measured", lambda product: _over(product), "x"),
+)
 
 
-def _setting_row(name: str, each: Measured, first: Measured) -> tuple[str, ...]:
-    micro = each.cost_s * 1e6
-    present = each is first
-    return (
-        name,
-        f"{each.predicted_s * 1e6:.4g}",
-        f"{micro.value:.4g} ({micro.low:.4g} to {micro.high:.4g})",
-        "" if present else f"{each.predicted_speedup:.3f} x",
-        "" if present else _rate(each.speedup),
-        f"{each.measured_share:.0%}",
-    )
+def _measured(product: Product) -> Quantity | None:
+    reading = product.reading
+    if reading is None:
+        return None
+    return Quantity(reading.seconds, "us", reading.low, reading.high, len(reading.by_process))
+
+
+def _over(product: Product) -> float | None:
+    return None if product.reading is None else product.predicted_s / product.reading.seconds
 
 
 def _miss(product: Product) -> float:
     """How far the prediction is from the reading, in its logarithm; what has no reading stands last."""
     return -1.0 if product.reading is None else abs(math.log(product.predicted_s / product.reading.seconds))
-
-
-def _product_row(product: Product) -> tuple[str, ...]:
-    reading = product.reading
-    measured = ("not measured", "") if reading is None else (
-        f"{reading.seconds * 1e6:.1f} ({reading.low * 1e6:.1f} to {reading.high * 1e6:.1f})",
-        f"{product.predicted_s / reading.seconds:.2f}",
-    )  # fmt: skip
-    return (_what(product), f"{product.predicted_s * 1e6:.1f}", *measured)
 
 
 def _what(product: Product) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.changes.step_detector import (
@@ -167,6 +166,8 @@ def _effects(cleaned: Floats, starts: Sequence[int]) -> Floats:
 
 def _noise_of(cleaned: Floats, steps: Steps, starts: Sequence[int], position: int, alarms: float) -> float:
     """How far apart noise alone puts the two levels beside a step, but for that share of alarms (two-sided)."""
+    from scipy import special
+
     edges = (0, *starts, len(cleaned))
     left, start, right = edges[position : position + 3]
     near = (cleaned - levels(cleaned, starts))[left:right]

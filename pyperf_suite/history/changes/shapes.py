@@ -16,11 +16,12 @@ from typing import Any
 from pyperf_suite.history.exit_code import NOMINATED
 from pyperf_suite.history.finding import Finding
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.probes.alignment import rungs, sweeps
+from pyperf_suite.probes import tile_wave
+from pyperf_suite.probes.alignment import sweeps
+from pyperf_suite.probes.alignment.sizes import class_of
 from pyperf_suite.probes.attention_heads.law import laws_of
-from pyperf_suite.probes.tile_wave import staircases
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.rows import Reading, readings, speedup
+from pyperf_suite.spec.rows import Rows, rows_of
 
 # Runs before the newest that must agree, and how many of them are asked.
 FEWEST_BEFORE, MOST_BEFORE = 2, 3
@@ -31,7 +32,7 @@ GROWN, GROWN_BY = 1.5, 0.03
 # Times that moved by less do not say which side of a step moved.
 MOVED = 1.05
 
-Runs = Sequence[list[Reading]]
+Runs = Sequence[Rows]
 
 
 def shape_alarms(probe: str, runs: Sequence[Sequence[Record]]) -> list[Finding]:
@@ -47,7 +48,7 @@ def shape_alarms(probe: str, runs: Sequence[Sequence[Record]]) -> list[Finding]:
     }
     if probe not in watches or len(runs) <= FEWEST_BEFORE:
         return []
-    found = [readings(records) for records in runs[-MOST_BEFORE - 1 :]]
+    found = [rows_of(records) for records in runs[-MOST_BEFORE - 1 :]]
     return [
         Finding(f"{probe}: {subject}", probe, "", "undecided", None, 0.0, f"{probe}, {subject}: {sentence}", details)
         for watch in watches[probe]
@@ -81,16 +82,13 @@ def _moved_cliffs(runs: Runs) -> list[tuple[str, str, dict[str, Any]]]:
     return alarms
 
 
-def _cliffs(run: list[Reading]) -> dict[str, dict[tuple[int, int], Ratio]]:
+def _cliffs(run: Rows) -> dict[str, dict[tuple[int, int], Ratio]]:
     """For each sweep the time after each tile edge over the time before it, by the sizes on both sides."""
     found = {}
-    own = staircases.settings_of(reading for reading in run if reading.case.parameters.tile is not None)
-    for setting, members in own.items():
-        for sweep in staircases.sweeps_of(setting, members):
-            other = "M" if sweep.along == "n" else "N"
-            name = f"{_who(setting)}, {sweep.schedule} along {sweep.along.upper()} at {other} = {sweep.fixed}"
-            steps = {(c.size, c.size_after): speedup(c.after, c.before) for c in sweep.cliffs()}
-            found[name] = {sizes: cost for sizes, cost in steps.items() if cost is not None}
+    for setting in tile_wave.settings_of(run):
+        for sweep in tile_wave.sweeps_of(setting):
+            steps = {(cliff.size, cliff.other): cliff.gain.inverse for cliff in tile_wave.cliffs_of(sweep)}
+            found[f"{sweep.setting}, {sweep.shape}"] = steps
     return found
 
 
@@ -109,25 +107,27 @@ def _grown_residuals_of_waves(runs: Runs) -> list[tuple[str, str, dict[str, Any]
 
 def _grown_residuals_of_attention(runs: Runs) -> list[tuple[str, str, dict[str, Any]]]:
     errors = [
-        {name: statistics.median(law.held_out) for name, law in laws_of(run).items() if law.held_out} for run in runs
+        {
+            name: statistics.median(law.held_out)
+            for name, law in laws_of([row.reading for row in run]).items()
+            if law.held_out
+        }
+        for run in runs
     ]
     return _grown(errors, "the law of attention")
 
 
-def _wave_errors(run: list[Reading]) -> dict[str, float]:
+def _wave_errors(run: Rows) -> dict[str, float]:
     """By kernel and tile the median error of the wave law on cases that it was not fitted to."""
-    own = staircases.settings_of(reading for reading in run if reading.case.parameters.tile is not None)
-    fitted = {_who(setting): staircases.fit(setting, members) for setting, members in own.items()}
-    return {name: statistics.median(law.held_out) for name, law in fitted.items() if law is not None and law.held_out}
-
-
-def _who(setting: staircases.Setting) -> str:
-    """A setting of the tile/wave probe in a few words."""
-    mode = "" if setting.mode == "burst" else f"{setting.mode} "
-    return (
-        f"{mode}{setting.implementation} tile {setting.tile}, {setting.dtype}, K = {setting.k}, "
-        f"{setting.workers} workers"
-    )
+    errors = {}
+    for setting in tile_wave.settings_of(run):
+        law = tile_wave.fit(setting)
+        row = setting[0]
+        workers = row.schedule.workers
+        name = f"{row.mode} {row.implementation} tile {row.tile}, {row.dtype}, K = {row.k}, {workers} workers"
+        if law is not None:
+            errors[name] = statistics.median(law.held_out)
+    return errors
 
 
 def _grown(errors: Sequence[Mapping[str, float]], law: str) -> list[tuple[str, str, dict[str, Any]]]:
@@ -159,7 +159,7 @@ def _lost_steps(runs: Runs) -> list[tuple[str, str, dict[str, Any]]]:
         least = min(low.value / high.value for low, high in earlier)
         if worse.low > better.high or worse.value / better.value > math.sqrt(least):
             continue
-        fast = _moved([_by_rung(run, setting, along, divisor) for run in runs])
+        fast = _moved([_by_class(run, setting, along, divisor) for run in runs])
         details: dict[str, Any] = {"shape": "step", "divisor": divisor, "before": least, "aligned": fast}
         blame = ""
         if fast is not None and fast > MOVED:
@@ -178,11 +178,11 @@ def _lost_steps(runs: Runs) -> list[tuple[str, str, dict[str, Any]]]:
     return alarms
 
 
-def _steps(run: list[Reading]) -> dict[tuple[str, str, int], tuple[Ratio, Ratio]]:
+def _steps(run: Rows) -> dict[tuple[str, str, int], tuple[Ratio, Ratio]]:
     """For each divisor what padding gains just below it, and at it; sizes that end on a line gain nothing."""
     ladders: dict[tuple[str, str], dict[int, Ratio]] = {}
-    for rung in rungs.rungs_of(sweeps.sweeps_of(run)):
-        ladders.setdefault((str(rung.setting), rung.along), {})[rung.divisor] = rung.gain
+    for each in sweeps.classes_of(sweeps.sweeps_of(run)):
+        ladders.setdefault((each.sweep.setting, each.sweep.along), {})[each.divisor] = each.gain
     found = {}
     for (setting, along), gains in ladders.items():
         for low, high in itertools.pairwise(sorted(gains)):
@@ -197,14 +197,14 @@ def _is_step(worse: Ratio, better: Ratio) -> bool:
     return worse.low > better.high and worse.value / better.value >= sweeps.CLIFF
 
 
-def _by_rung(run: list[Reading], setting: str, along: str, divisor: int) -> dict[str, float]:
+def _by_class(run: Rows, setting: str, along: str, divisor: int) -> dict[str, float]:
     """Seconds of the sizes that divide by so much, by case."""
     return {
-        reading.case.case_id: reading.seconds
+        row.case.case_id: row.seconds
         for sweep in sweeps.sweeps_of(run)
-        if str(sweep.setting) == setting and sweep.along == along
-        for size, reading in sweep.readings.items()
-        if sweeps.rung_of(size) >= divisor
+        if sweep.setting == setting and sweep.along == along
+        for size, row in sweep.rows.items()
+        if class_of(size) >= divisor
     }
 
 

@@ -34,6 +34,9 @@ def pair_variants(cases: Sequence[PlannedCase], old: Mapping[str, str], new: Map
 
     Raises UserError where none is left, with the reason of the first.
     """
+    if old == new:
+        both = ",".join(f"{name}={value}" for name, value in old.items())
+        raise UserError(f"--old and --new are both {both}: name two variants that differ.")
     pairs: dict[tuple[str, str, str], PairedCase] = {}
     reasons: list[str] = []
     for planned in cases:

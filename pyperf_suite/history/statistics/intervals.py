@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import special
 
 # With 2,000 an end of the interval still moves by a tenth of the interval's width from seed to seed.
 RESAMPLES = 10_000
@@ -25,6 +24,8 @@ def student_t(values: Sequence[float], confidence: float = 0.95) -> tuple[float,
 
     A single value has no spread to tell of: its interval is itself. Raises ValueError for no values.
     """
+    from scipy import special
+
     sample = _sample(values)
     mean = float(sample.mean())
     if len(sample) == 1:
@@ -40,6 +41,8 @@ def bca_bootstrap(values: Sequence[float], confidence: float = 0.95, seed: int =
     the same interval. Fewer than three values, or equal ones, give what was seen: least and greatest. Raises ValueError
     for no values.
     """
+    from scipy import special
+
     sample = _sample(values)
     mean = float(sample.mean())
     if len(sample) < 3 or np.ptp(sample) == 0:
@@ -105,6 +108,8 @@ def critical_sum(count: int, tail: float) -> int:
 @functools.cache
 def _upper_tails(count: int) -> np.ndarray:
     """The probability of each signed-rank sum 0 … n(n + 1)/2, or a greater one, of values symmetric about 0."""
+    from scipy import special
+
     greatest = count * (count + 1) // 2
     if count > EXACT_UP_TO:
         spread = math.sqrt(greatest * (2 * count + 1) / 12)

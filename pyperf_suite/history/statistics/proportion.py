@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scipy import special
-
 CONFIDENCE = 0.95
 
 
@@ -31,6 +29,8 @@ class Proportion:
     @property
     def low(self) -> float:
         """The lowest rate that would give so many hits or more in one of forty series."""
+        from scipy import special
+
         return (
             float(special.betaincinv(self.hits, self.tries - self.hits + 1, (1 - CONFIDENCE) / 2)) if self.hits else 0.0
         )
@@ -38,6 +38,8 @@ class Proportion:
     @property
     def high(self) -> float:
         """The highest rate that would give so few hits or fewer in one of forty series."""
+        from scipy import special
+
         if self.hits == self.tries:
             return 1.0
         return float(special.betaincinv(self.hits + 1, self.tries - self.hits, (1 + CONFIDENCE) / 2))

@@ -97,5 +97,5 @@ def _of_the_noisier(store: Store, benchmarks: Sequence[Benchmark], without: Sequ
     if not found:
         return None
     deviation = float(np.quantile([one.deviation for one in found], NOISIER_SHARE))
-    several = f"the noisier of {len(found)} benchmarks" if len(found) > 1 else "the one benchmark"
-    return RunNoise(deviation, math.inf, f"{several} that have {FEWEST_RUNS} runs or more here")
+    several = f"the noisier of {len(found)} benchmarks that have" if len(found) > 1 else "the one benchmark that has"
+    return RunNoise(deviation, math.inf, f"{several} {FEWEST_RUNS} runs or more here")

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from scipy import special
-
 from pyperf_suite.history.finding import Verdict
 from pyperf_suite.history.statistics.decision import Decision
 from pyperf_suite.history.statistics.intervals import (
@@ -147,6 +145,8 @@ class SequentialRule:
 
     def _further_pairs(self, log_ratios: Sequence[float], centre: float) -> int | None:
         """How many more pairs decide every second time, if the truth lies at `centre` and the spread stays."""
+        from scipy import special
+
         pairs = len(log_ratios)
         fewest = max(fewest_pairs(self.alpha), pairs + 1)
         if pairs < 3:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
-from scipy.sparse.linalg import spsolve
 
 from pyperf_suite.laws.network.alpha_beta import HUBER, LEAST_SCATTER
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 Array = NDArray[np.float64]
 
@@ -40,6 +42,9 @@ def fit_grid(values: Array, sizes: Sequence[Array], shape: tuple[int, ...], smoo
     `smoothness` is what a squared step costs beside a row's squared residual. Rows that nothing near agrees with are
     held to less and less (Huber's weights). Raises ValueError for no rows.
     """
+    from scipy import sparse
+    from scipy.sparse.linalg import spsolve
+
     if values.size == 0:
         raise ValueError("a grid cannot be fitted to no rows")
     rows = np.arange(values.size)
@@ -76,6 +81,8 @@ def _corners(shape: tuple[int, ...], sizes: Sequence[Array]) -> Iterator[tuple[N
 
 def _roughness(shape: tuple[int, ...]) -> sparse.csr_matrix:
     """The quadratic form of squared steps along every axis."""
+    from scipy import sparse
+
     form = sparse.csr_matrix((int(np.prod(shape)),) * 2)
     for axis, count in enumerate(shape):
         step = np.diff(np.eye(count), axis=0)

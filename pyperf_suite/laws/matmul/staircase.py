@@ -6,11 +6,11 @@ as a 20 ms one, and none of the costs can come out negative.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import nnls
 
 from pyperf_suite.laws.matmul.tiling import CriticalPath
 
@@ -41,11 +41,36 @@ class StaircaseLaw:
         return cls(*nonnegative_fit(_features(path), seconds))
 
 
+@dataclass(frozen=True)
+class JudgedLaw:
+    """A law, on how many cases it was fitted, and its relative errors on the others."""
+
+    law: StaircaseLaw
+    fitted_on: int
+    held_out: tuple[float, ...]
+
+
+def judged_by_waves(paths: Sequence[CriticalPath], seconds: ArrayLike, waves: ArrayLike) -> JudgedLaw | None:
+    """Fit on odd numbers of waves and judge on even ones, which the fit has never seen a neighbour of.
+
+    One path, time and number of waves for each case. None where either part is empty.
+    """
+    measured, odd = np.asarray(seconds, dtype=np.float64), np.asarray(waves, dtype=np.int64) % 2 == 1
+    if odd.all() or not odd.any():
+        return None
+    features = np.stack([_features(path) for path in paths])
+    law = StaircaseLaw(*nonnegative_fit(features[odd], measured[odd]))
+    predicted = np.array([law.seconds(path) for path in paths])
+    return JudgedLaw(law, int(odd.sum()), tuple(relative_error(predicted[~odd], measured[~odd]).tolist()))
+
+
 def nonnegative_fit(features: NDArray[np.float64], seconds: ArrayLike) -> list[float]:
     """The cost of each feature, none negative, with the least squares of relative residuals.
 
     `features` has a row for each measurement and a column for each cost. Raises ValueError for no measurements.
     """
+    from scipy.optimize import nnls
+
     measured = np.asarray(seconds, dtype=np.float64)
     if measured.size == 0:
         raise ValueError("A law cannot be fitted to no measurements.")

@@ -12,7 +12,6 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import nnls
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.network.communication import bus_factor
@@ -184,6 +183,8 @@ def _fit_segments(
     size: NDArray[np.float64], time: NDArray[np.float64], segments: int
 ) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
     """The start, the bends and the slopes of that many segments."""
+    from scipy.optimize import nnls
+
     smallest = max(float(size.min()), 1.0)
     bends = tuple(np.geomspace(smallest, max(float(size.max()), smallest), segments + 1)[1:-1].tolist())
     features = np.column_stack([np.ones_like(size), _lengths(size, bends)]) / time[:, None]

@@ -5,7 +5,8 @@ Sizes are the S of nccl-tests, so that a measured curve of time over size can be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -224,6 +225,19 @@ def expert_parallel(model: ModelDimensions, work: Workload, ranks: int, capacity
     )
 
 
+WAYS: Mapping[str, Callable[[ModelDimensions, Workload, int], Traffic]] = {
+    "DDP": ddp,
+    "ZeRO-1": zero_1,
+    "ZeRO-2": zero_2,
+    "ZeRO-3": zero_3,
+    "TP": tensor_parallel,
+    "TP+SP": tensor_and_sequence_parallel,
+    "PP": pipeline_parallel,
+    "EP": expert_parallel,
+}
+"""Each way to train over all ranks; it raises UserError where a model cannot be spread so."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Whether the network is enough for one kind of parallelism at one compute time; all in seconds a step.
@@ -277,6 +291,19 @@ def verdict(traffic: Traffic, compute_s: float, seconds_of: SecondsOf) -> Verdic
         busy_s = sum(transfer.seconds(seconds_of) for transfer in traffic.transfers if transfer.behind == phase)
         exposed_s += max(0.0, busy_s - window_s)
     return Verdict(traffic.parallelism, compute_s, traffic.seconds(seconds_of), exposed_s)
+
+
+def bound_below_s(sent: Traffic, seconds_of: SecondsOf) -> float:
+    """Seconds of computing a step below which that traffic is network-bound; inf where it always is, 0 where never."""
+    low, high = 1e-7, 1e7
+    if verdict(sent, high, seconds_of).network_bound:
+        return math.inf
+    if not verdict(sent, low, seconds_of).network_bound:
+        return 0.0
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if verdict(sent, middle, seconds_of).network_bound else (low, middle)
+    return high
 
 
 def _buckets(total_bytes: int) -> tuple[float, int]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import nnls
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
@@ -108,6 +107,8 @@ def attention_features(
 
 def fit_line(features: ArrayLike, seconds: ArrayLike) -> tuple[float, ...]:
     """Non-negative seconds of a unit of each feature, by least squares of the relative error; one row a measurement."""
+    from scipy.optimize import nnls
+
     rows, time = np.asarray(features, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     relative = rows / time[:, None]
     # Columns differ by ten orders of magnitude; scaled ones keep the solver's tolerance meaningful.

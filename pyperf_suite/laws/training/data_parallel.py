@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 # Of a step without exchange, backward's share: 2 of 3 passes' worth of FLOPs.
 BACKWARD_SHARE = 2 / 3
@@ -93,6 +92,8 @@ def fit(all_reduce_s: AllReduceSeconds, exchanges: Sequence[Exchange], measured_
 
     Raises ValueError for fewer than two steps, which leave two constants open.
     """
+    from scipy.optimize import least_squares
+
     if len(exchanges) < 2 or len(exchanges) != len(measured_s):
         raise ValueError("The law of a data-parallel step has two constants: give two measured steps or more.")
 

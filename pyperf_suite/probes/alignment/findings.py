@@ -1,199 +1,200 @@
-"""What the alignment sweeps say: sizes by name, what divisors cost, cliffs with their kernels, where folklore fails."""
+"""What the alignment sweeps say: what to do about each size, what divisors cost, cliffs, where folklore fails."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 
-from pyperf_suite.probes.alignment.advice import pad_table, pads_of, real_life_sentences
-from pyperf_suite.probes.alignment.figure import figures_of
-from pyperf_suite.probes.alignment.rungs import Defiance, Rung, defiances_of, rungs_of
-from pyperf_suite.probes.alignment.sweeps import Edge, Setting, Sweep, rung_of, sweeps_of
+from pyperf_suite.probes._products import Sweep, series
+from pyperf_suite.probes.alignment.sizes import class_of
+from pyperf_suite.probes.alignment.sweeps import (
+    AlignmentClass,
+    Pad,
+    by_setting,
+    classes_of,
+    defiances_of,
+    edges_of,
+    is_found,
+    jump,
+    pads_of,
+    sweeps_of,
+)
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.findings import Findings, Table
-from pyperf_suite.spec.rows import Reading, readings, wins
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, findings, remark, remark_on
+from pyperf_suite.spec.rows import Column, Rows, grouped, table, wins
 
-# Later ones are smaller, and sentences have an end; the tables hold them all.
+# A cell names so many sizes; the tables of sizes and the picture hold them all.
 MOST_NAMED = 3
-
-ONE_PROCESS = (
-    "One process measured this, and its intervals know nothing of how processes differ: take it as a first look, and "
-    "the standard profile, with three, for advice."
-)
-
-RUNG_COLUMNS = (
-    "implementation, dtype, layout",
-    "along",
-    "divides by",
-    "sizes",
-    "throughput beside next aligned",
-    "padding: x faster",
-    "path",
-)
-EDGE_COLUMNS = ("implementation, dtype, layout", "M x N x K", "from -> to", "rate", "kernel before", "kernel after")
-DEFIANCE_COLUMNS = ("implementation, dtype, layout", "M x N x K", "size", "divides by", "rate", "of size", "divides by")
+# A sweep of fewer sizes is a table's row, not a picture.
+FEWEST_SIZES = 3
+# Sizes further than this part from the middle one would squeeze the others into a line.
+NEARBY = 0.125
 
 
-def explain(records: Sequence[Record]) -> Findings:
-    """Sentences with the advice first, then tables of what stands behind them, and a picture of each base."""
-    found = readings(records)
-    sweeps = sweeps_of(found)
-    rungs = rungs_of(sweeps)
-    edges = [(sweep, edge) for sweep in sweeps for edge in sweep.edges() if edge.is_found]
-    edges.sort(key=lambda found: max(found[1].faster_above.value, found[1].faster_above.inverse.value), reverse=True)
+def analyse(rows: Rows) -> Findings:
+    """Advice for sizes with a name, what padding wins in each setting, the widest cliff and the worst surprise."""
+    sweeps = sweeps_of(rows)
+    classes = classes_of(sweeps)
+    pads = sorted((pad for sweep in sweeps for pad in pads_of(sweep)), key=lambda pad: pad.known_as is None)
+    # A person pads for the library: kernels of ours have rows of their own only where they were measured alone.
+    of_library = [pad for pad in pads if pad.sweep.is_library]
+    edges = sorted((edge for sweep in sweeps for edge in edges_of(sweep) if is_found(edge)), key=jump, reverse=True)
     defiances = defiances_of(sweeps)
-    sentences = real_life_sentences(sweeps)
-    for setting in dict.fromkeys(sweep.setting for sweep in sweeps):
-        own = [sweep for sweep in sweeps if sweep.setting == setting]
-        sentences += _setting_sentences(setting, own, [rung for rung in rungs if rung.setting == setting])
-    sentences += [_edge_sentence(sweep, edge) for sweep, edge in edges[:MOST_NAMED]]
-    sentences += [_defiance_sentence(defiance) for defiance in defiances[:MOST_NAMED]]
-    sentences += _refusals(records)
-    if rungs and all(len(reading.by_process) == 1 for reading in found):
-        sentences.append(ONE_PROCESS)
-    tables = (
-        _rung_table(rungs),
-        pad_table(sweeps),
-        _edge_table(edges),
-        _defiance_table(defiances),
-    )
-    return Findings(tuple(sentences), tuple(table for table in tables if table is not None), figures_of(sweeps))
-
-
-def _setting_sentences(setting: Setting, sweeps: Sequence[Sweep], rungs: Sequence[Rung]) -> list[str]:
-    """What its least divisors cost, where padding wins, and how often padding at each call did."""
-    least: dict[str, Rung] = {}
-    for rung in rungs:
-        least.setdefault(rung.along, rung)
-    if not least:
-        return []
-    costs = ", ".join(
-        f"{rung.relative_rate.value:.2f} x at {'odd' if rung.divisor == 1 else f'{rung.divisor}-divisible'} "
-        f"{along.upper()} {_paths(rung)}".rstrip()
-        for along, rung in least.items()
-    )
-    sentence = f"{setting}: throughput beside the next aligned size is {costs}; "
-    paying = [rung for rung in rungs if wins(rung.gain)]
-    if not paying:
-        return [sentence + "padding wins at no divisor beyond its interval." + _at_each_call(sweeps)]
-    best = max(paying, key=lambda rung: rung.gain.value)
-    where = {rung.along: [str(r.divisor) for r in paying if r.along == rung.along] for rung in paying}
-    told = ", ".join(f"{along.upper()} that divides by {_joined(divisors)}" for along, divisors in where.items())
-    return [
-        sentence + f"built with the larger size, products win for {told}; most for {best.along.upper()} = "
-        f"{_some(best.sizes)}, which run {best.gain} x as fast padded, net of the extra work." + _at_each_call(sweeps)
-    ]
-
-
-def _at_each_call(sweeps: Sequence[Sweep]) -> str:
-    pads = [(sweep, pad, pad.at_each_call) for sweep in sweeps for pad in pads_of(sweep) if pad.at_each_call]
-    if not pads:
-        return ""
-    winning = [each for each in pads if wins(each[2])]
-    sweep, pad, best = max(pads, key=lambda each: each[2].value)
-    return (
-        f" Padded at each call, with its slice, {len(winning)} of {len(pads)} sizes win; the best, "
-        f"{sweep.along.upper()} = {pad.size}, runs {best} x as fast as unpadded."
+    return findings(
+        _trust(rows) if classes else None,
+        (_advice(pad) for pad in of_library if pad.known_as),
+        (_best(alike) for alike in grouped(classes, lambda each: each.sweep.setting).values()),
+        (_at_each_call(alike) for alike in grouped(of_library, lambda pad: pad.sweep.setting).values()),
+        (remark_on(edge, CLIFF, effect="rate") for edge in edges[:1]),
+        (remark_on(slow, DEFIANCE, effect="rate") for slow in defiances[:1]),
+        _refusals(rows.records),
+        table("Throughput by divisor, beside the next aligned size", CLASS_COLUMNS, classes),
+        table("Pad or not, net of the padding's own work", PAD_COLUMNS, of_library or pads),
+        table("Cliffs between sizes that divide alike", EDGE_COLUMNS, edges),
+        table("Where sizes that divide by more run slower", DEFIANCE_COLUMNS, defiances),
+        _figures(sweeps),
     )
 
 
-def _paths(rung: Rung) -> str:
-    """The path our kernels took; a library's is the same whatever the size."""
-    paths = "/".join(path for path in rung.paths if path)
-    return f"({paths})" if paths and not rung.setting.is_library else ""
+PLACE = "{sweep.name} = {size} ({sweep.setting}, {sweep.shape})"
+CLIFF = PLACE + " runs at {rate} the rate of {other}, which divides alike"
+DEFIANCE = PLACE + " runs at {rate} the rate of {other}, which divides by less: folklore fails here"
 
 
-def _edge_sentence(sweep: Sweep, edge: Edge) -> str:
-    name = sweep.along.upper()
-    before, after = _kernel(edge.below), _kernel(edge.above)
-    kernels = f"the kernel changes from {before} to {after}" if before != after else f"both sides run {before}"
-    return (
-        f"A cliff: {sweep.setting}, {sweep.shape(name)}: among {name} that divide by {rung_of(edge.size)}, "
-        f"{edge.size} -> {edge.size_above} changes the rate to {edge.faster_above} x; {kernels}."
+def _trust(rows: Rows) -> Remark | None:
+    if any(len(row.by_process) > 1 for row in rows):
+        return None
+    return remark(
+        "One process measured this, and its intervals know nothing of how processes differ: for advice use "
+        "--profile standard, which has three",
+        kind="caution",
     )
 
 
-def _defiance_sentence(found: Defiance) -> str:
-    sweep, name = found.sweep, found.sweep.along.upper()
-    return (
-        f"Folklore fails: {sweep.setting}, {sweep.shape(name)}: {name} = {found.size} divides by {rung_of(found.size)} "
-        f"and runs at {found.rate} x the rate of {found.neighbour}, which divides by {rung_of(found.neighbour)}."
+def _advice(pad: Pad) -> Remark:
+    call = ", padded at each call {at_each_call}" if pad.at_each_call else ""
+    told = f"{PLACE}, {{known_as}}: built as {{other}} it runs {{gain}} as fast{call}: {{verdict}}"
+    # That padding wins nothing is an answer, that nobody knows is none.
+    return remark_on(pad, told, effect="" if pad.verdict == "leave it" else "gain")
+
+
+def _best(classes: Sequence[AlignmentClass]) -> Remark | None:
+    """Where padding wins most in a setting."""
+    best = max(classes, key=lambda each: (wins(each.gain), each.gain.value))
+    told = "{sweep.setting}: where {sweep.name} divides by {divisor}, products built with the next aligned size run "
+    return remark_on(best, told + "{gain} as fast, net of their extra work", effect="gain") if wins(best.gain) else None
+
+
+def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
+    """How often padding at each call wins in a setting."""
+    calls = [call for pad in pads if (call := pad.at_each_call) is not None]
+    if not calls:
+        return None
+    return remark(
+        "{setting}: padded at each call, {winning} of {tried} sizes run faster, the best {gain} as fast",
+        setting=pads[0].sweep.setting,
+        winning=sum(map(wins, calls)),
+        tried=len(calls),
+        gain=max(calls, key=lambda call: call.value),
     )
 
 
-def _refusals(records: Sequence[Record]) -> list[str]:
+def _refusals(records: Sequence[Record]) -> Iterator[Remark]:
     """What an implementation could not take, with the reason it gave first."""
-    refused: dict[tuple[str, str], dict[str, Record]] = {}
-    for record in records:
-        if record.outcome == "unsupported":
-            case = record.parsed_case()
-            key = (case.implementation, case.parameters.dtype)
-            refused.setdefault(key, {}).setdefault(record.case_id, record)
-    return [
-        f"{implementation} does not take {len(cases)} of the {dtype} products: {next(iter(cases.values())).reason}"
-        for (implementation, dtype), cases in sorted(refused.items())
-    ]
-
-
-def _rung_table(rungs: Sequence[Rung]) -> Table | None:
-    rows = tuple(
-        (
-            str(rung.setting),
-            rung.along.upper(),
-            str(rung.divisor),
-            _some(rung.sizes),
-            str(rung.relative_rate),
-            str(rung.gain),
-            "/".join(path for path in rung.paths if path) or "-",
+    refused = {record.case_id: record for record in records if record.outcome == "unsupported"}
+    kinds = grouped(refused.values(), lambda each: (each.case["implementation"], each.parsed_case().parameters.dtype))
+    for (implementation, dtype), of_kind in sorted(kinds.items()):
+        yield remark(
+            "{implementation} does not take {count} of the {dtype} products: {reason}",
+            kind="caution",
+            implementation=implementation,
+            count=len(of_kind),
+            dtype=dtype,
+            reason=of_kind[0].reason,
         )
-        for rung in rungs
-    )
-    return Table("Throughput by divisor, beside the next aligned size", RUNG_COLUMNS, rows) if rows else None
 
 
-def _edge_table(edges: Sequence[tuple[Sweep, Edge]]) -> Table | None:
-    rows = tuple(
-        (
-            str(sweep.setting),
-            sweep.shape(sweep.along.upper()),
-            f"{edge.size} -> {edge.size_above}",
-            f"{edge.faster_above} x",
-            _kernel(edge.below),
-            _kernel(edge.above),
-        )
-        for sweep, edge in edges
-    )
-    return Table("Cliffs between sizes that divide alike", EDGE_COLUMNS, rows) if rows else None
-
-
-def _defiance_table(defiances: Sequence[Defiance]) -> Table | None:
-    rows = tuple(
-        (
-            str(found.sweep.setting),
-            found.sweep.shape(found.sweep.along.upper()),
-            str(found.size),
-            str(rung_of(found.size)),
-            f"{found.rate} x",
-            str(found.neighbour),
-            str(rung_of(found.neighbour)),
-        )
-        for found in defiances
-    )
-    return Table("Where sizes that divide by more run slower", DEFIANCE_COLUMNS, rows) if rows else None
-
-
-def _kernel(reading: Reading) -> str:
+def _kernel(sweep: Sweep, size: int) -> str:
     """What ran: its name, with the path where that is not all there is to say."""
-    path = str(reading.kernel.get("path", ""))
-    name = str(reading.kernel.get("name", "")) or "a kernel without a name"
+    kernel = sweep.rows[size].kernel
+    path, name = str(kernel.get("path", "")), str(kernel.get("name", "")) or "a kernel without a name"
     return f"{name} ({path})" if path and path not in name else name
-
-
-def _joined(words: Sequence[str]) -> str:
-    """As a sentence has them: 1, 2 or 4."""
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _some(sizes: Sequence[int]) -> str:
     """The first of them, and how many more."""
-    shown = ", ".join(str(size) for size in sizes[:MOST_NAMED])
-    return shown + (f" and {len(sizes) - MOST_NAMED} more" if len(sizes) > MOST_NAMED else "")
+    shown, more = ", ".join(map(str, sizes[:MOST_NAMED])), len(sizes) - MOST_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+SWEPT = (
+    Column("implementation, dtype, layout", lambda each: each.sweep.setting),
+    Column("M x N x K", lambda each: each.sweep.shape),
+)
+CLASS_COLUMNS = (
+    SWEPT[0],
+    Column("along", lambda each: each.sweep.name, priority=2),
+    Column("divides by", lambda each: each.divisor, priority=2),
+    Column("sizes", lambda each: _some(each.sizes), priority=0),
+    Column("rate / next aligned", lambda each: each.rate, "x"),
+    Column("gain by padding", lambda each: each.gain, "x", priority=2),
+    Column("path", lambda each: each.paths or None, priority=0),
+)
+PAD_COLUMNS = (
+    *SWEPT,
+    Column("size", lambda pad: pad.size, priority=2),
+    Column("known as", lambda pad: pad.known_as),
+    Column("pad to", lambda pad: pad.other, priority=2),
+    Column("rate / padded", lambda pad: pad.rate.value, "x", priority=0),
+    Column("gain if built so", lambda pad: pad.gain, "x"),
+    Column("gain at each call", lambda pad: pad.at_each_call, "x"),
+    Column("verdict", lambda pad: pad.verdict, priority=2),
+)
+EDGE_COLUMNS = (
+    *SWEPT,
+    Column("from -> to", lambda edge: f"{edge.other} -> {edge.size}", priority=2),
+    Column("rate", lambda edge: edge.rate, "x", priority=2),
+    Column("kernel before", lambda edge: _kernel(edge.sweep, edge.other)),
+    Column("kernel after", lambda edge: _kernel(edge.sweep, edge.size)),
+)
+DEFIANCE_COLUMNS = (
+    *SWEPT,
+    Column("size", lambda slow: slow.size, priority=2),
+    Column("divides by", lambda slow: class_of(slow.size)),
+    Column("rate", lambda slow: slow.rate, "x", priority=2),
+    Column("of size", lambda slow: slow.other, priority=2),
+    Column("which divides by", lambda slow: class_of(slow.other)),
+)
+
+
+def _figures(sweeps: Sequence[Sweep]) -> Iterator[Figure]:
+    """One a dtype, layout and mode: a row for each setting, a column for each sweep that all of them have."""
+    drawn = [sweep for sweep in sweeps if len(sweep.rows) >= FEWEST_SIZES]
+    kinds = grouped(drawn, lambda each: (each.base.mode, each.base.dtype, each.base.layout, each.base.schedule.workers))
+    for (mode, dtype, layout, workers), alike in kinds.items():
+        settings = by_setting(alike)
+        in_all = set.intersection(*({sweep.shape for sweep in setting} for setting in settings))
+        if in_all:
+            yield Figure(
+                name=f"alignment_{mode}_{dtype}_{layout}_w{workers}",
+                title=f"Throughput by divisor: {dtype} matmul, {layout}, {workers} workers",
+                caption="Each mark is a size, by the largest power of two that divides it; its bar spans the "
+                "processes. Useful work alone counts: what padding adds does not. Sizes far from these are in the "
+                "tables.",
+                rows=tuple(tuple(_panel(sweep) for sweep in own if sweep.shape in in_all) for own in settings),
+            )
+
+
+def _panel(sweep: Sweep) -> Panel:
+    middle = statistics.median_low(sweep.rows)
+    alike = grouped((size for size in sweep.rows if abs(size - middle) <= NEARBY * middle), class_of)
+    return Panel(
+        title=sweep.shape,
+        x_label=sweep.name,
+        y_label=sweep.base.implementation,
+        y_unit="TFLOP/s",
+        series=tuple(
+            series(f"divides by {divisor}", {size: sweep.rows[size] for size in alike[divisor]})
+            for divisor in sorted(alike)
+        ),
+    )

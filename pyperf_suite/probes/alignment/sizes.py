@@ -5,21 +5,26 @@ A product varies along one dimension at a time; each size that could be padded b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.matmul.alignment import nearest_with, round_up
+from pyperf_suite.laws.matmul.alignment import largest_power_of_two, round_up
 from pyperf_suite.spec.axes import Shape
 
 # The largest power of two of the ladder 1, 2, 4 … of divisors; what divides by more is taken as dividing by this.
-TOP_RUNG = 128
+TOP_CLASS = 128
 
 # Tokens of a batch come in multiples of this; one more or less is off by one.
 NAMED_BESIDE = 64
 
 # The layout in which a layer's passes multiply: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x.
 BASE_LAYOUTS = {"square": "TN", "fprop": "TN", "dgrad": "NN", "wgrad": "NT", "skinny": "TN"}
+
+
+def class_of(size: int) -> int:
+    """The alignment class: the largest power of two that divides the size, the top of the ladder at most."""
+    return min(largest_power_of_two(size), TOP_CLASS)
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class RealLife:
 
     name: str
     along: str
-    told: str
+    known_as: str
     pad_to: tuple[int, ...]
     sizes: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
@@ -96,66 +101,32 @@ REAL_LIFE = {
 }
 
 
+def known_as(along: str, size: int) -> str | None:
+    """What people know this size of this dimension as."""
+    return next((case.known_as for case in REAL_LIFE.values() if case.has(along, size)), None)
+
+
 @dataclass(frozen=True)
 class Varied:
-    """One dimension of a product and the sizes it takes; `pad_to` the multiples some of them are padded to."""
+    """One dimension of a product and the sizes it takes, ascending; `pad_to` the multiples they are padded to."""
 
     shape: Shape
     layout: str
     along: str
     sizes: tuple[int, ...]
-    pad_to: tuple[int, ...] = field(default=())
+    pad_to: tuple[int, ...]
 
-    def shapes(self) -> list[Shape]:
-        """Every size, and every size that one is padded to."""
+    def shapes(self) -> list[dict[str, Any]]:
+        """M, N and K for every size, and for every size that one is padded to."""
         padded = (round_up(size, multiple) for size in self.sizes for multiple in self.pad_to)
-        return [self._with(size) for size in sorted({*self.sizes, *padded})]
+        return [vars(self.shape) | {self.along: size} for size in sorted({*self.sizes, *padded})]
 
-    def padded_at_each_call(self) -> list[tuple[Shape, int]]:
-        """Shapes and the multiple to pad them to, where that changes this dimension and no other."""
-        others = [getattr(self.shape, name) for name in "mnk" if name != self.along]
+    def padded_at_each_call(self) -> list[dict[str, Any]]:
+        """M, N, K and the multiple to pad them to, where that changes this dimension and no other."""
+        others = [size for name, size in vars(self.shape).items() if name != self.along]
         return [
-            (self._with(size), multiple)
+            vars(self.shape) | {self.along: size, "pad_to": multiple}
             for size in self.sizes
             for multiple in self.pad_to
             if size % multiple and not any(other % multiple for other in others)
         ]
-
-    def _with(self, size: int) -> Shape:
-        return replace(self.shape, **{self.along: size})
-
-
-def around(
-    base: Base,
-    layout: str,
-    along: str,
-    offsets: Iterable[int],
-    ladder: Sequence[int],
-    spans: Iterable[float],
-    pad_to: Iterable[int],
-) -> Varied:
-    """Sizes at offsets from the base's, and the nearest ones to it for each rung of the ladder of divisors.
-
-    At the base's size times each span stand that size and the nearest of the ladder's least rung: the search for cliffs
-    works between sizes that divide alike.
-    """
-    middle = getattr(base.shape, along)
-    sizes = {middle + offset for offset in offsets} | {nearest_with(rung, middle) for rung in ladder}
-    for span in spans:
-        far = max(1, round(middle * span))
-        sizes |= {far, nearest_with(min(ladder), far)}
-    return Varied(base.shape, layout, along, tuple(sorted(size for size in sizes if size >= 1)), tuple(pad_to))
-
-
-def in_real_life(case: RealLife, tokens: int, hidden: int) -> Varied:
-    """The case's sizes in the fprop of a layer; the other dimensions are `tokens` and `hidden` features in and out."""
-    shape = Shape(tokens, hidden, hidden)
-    usual = getattr(shape, case.along)
-    beside = (usual + offset for offset in case.beside)
-    sizes = tuple(sorted({*case.sizes, *(size for size in beside if size >= 1)}))
-    return Varied(shape, BASE_LAYOUTS["fprop"], case.along, sizes, case.pad_to)
-
-
-def name_in_real_life(along: str, size: int) -> str:
-    """What people know this size of this dimension as, or nothing."""
-    return next((case.told for case in REAL_LIFE.values() if case.has(along, size)), "")

@@ -1,234 +1,185 @@
-"""Readings of the alignment probe put in order: sweeps along a dimension, padding in them, the search for cliffs."""
+"""Sizes of one dimension compared with each other: padding, classes of divisors, cliffs and the search for them."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Sequence, Set
+import statistics
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
-from pyperf_suite.laws.matmul.alignment import elements_in, largest_power_of_two
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+from pyperf_suite.laws.matmul.alignment import elements_in
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.dtypes import element_type
-from pyperf_suite.probes.alignment.sizes import TOP_RUNG, name_in_real_life
+from pyperf_suite.probes._products import Pair, Sweep, pair, sweeps_along
+from pyperf_suite.probes.alignment.sizes import TOP_CLASS, class_of, known_as
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.rows import Reading, speedup
+from pyperf_suite.spec.rows import Rows, grouped, is_settled, mean_speedup, wins
 
 # Lines of memory: of a CPU's caches, and the 128 bytes in which GPUs since A100 like their rows (NVIDIA, Linear/Fully-
 # Connected Layers User's Guide).
 LINE_BYTES = {"cpu": 64, "cuda": 128}
-
 # Rates that differ by less are a slope, not an edge.
 CLIFF = 1.15
-
 # Padded by more than this part of itself, a dimension is another one.
 MOST_PADDING = 0.25
-
 # Of larger sizes that take about the same time, the smallest is the one to pad to.
 ABOUT_THE_SAME = 1.02
-
 # A search begins between sizes of which one is at most so many times the other.
 WIDEST_SEARCH = 2.5
-
 # So many edges are closed in on in one round.
 SEARCHES_AT_ONCE = 4
+# What divides by more and yet runs at less than this of its neighbour's rate defies the folklore.
+DEFIANT = 0.95
+# Sizes so near each other differ in their divisors and in little else.
+NEAR = 16
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Who multiplies and how, whatever the shape."""
-
-    implementation: str
-    dtype: str
-    layout: str
-    schedule: Schedule
-    tile: Tile | None
-    mode: str
+class Pad(Pair):
+    """A size and the larger one to pad it to: `gain` is what it wins to build the larger one."""
 
     @property
-    def is_library(self) -> bool:
-        """Whether tile and order are a library's choice."""
-        return self.schedule.policy == "library"
+    def known_as(self) -> str | None:
+        """What people know the size as."""
+        return known_as(self.sweep.along, self.size)
 
     @property
-    def line_elements(self) -> int:
-        """Elements in a line of memory where this runs."""
-        device = find_operator("matmul").implementation(self.implementation).device_kind
-        return elements_in(LINE_BYTES[device], element_type(self.dtype).size_bytes)
+    def at_each_call(self) -> Ratio | None:
+        """What padding wins together with the padding and the slice of each call, if that was measured."""
+        row = self.sweep.rows[self.size]
+        calls = [
+            call.faster_than(row)
+            for call in row.rows.alike(row, "implementation", "pad_to")
+            if call.implementation.removesuffix("_padded") == row.implementation and self.size % call.pad_to
+        ]
+        return max(filter(None, calls), key=lambda call: call.value, default=None)
 
-    def __str__(self) -> str:
-        mode = "" if self.mode == "burst" else f"{self.mode} "
-        tile = f" {self.tile}" if self.tile else ""
-        schedule = "" if self.is_library else f" {self.schedule}"
-        return f"{mode}{self.implementation}{tile}{schedule}, {self.dtype}, {self.layout}"
+    @property
+    def verdict(self) -> str:
+        """What to do about the size: pad it where it is made, at each call as well, or leave it."""
+        call = self.at_each_call
+        if not wins(self.gain):
+            return "leave it" if is_settled(self.gain) else "undecided"
+        if call is None:
+            return "build it padded"
+        if wins(call):
+            return "pad, even at each call"
+        return f"build it padded{', do not pad at each call' if is_settled(call) else '; at each call undecided'}"
 
 
 @dataclass(frozen=True)
-class Pad:
-    """One size beside a larger one: what it wins to pad, and its own throughput beside that of the larger.
+class AlignmentClass:
+    """All sizes of one setting and dimension that divide alike, each compared with the next aligned size.
 
-    `at_each_call` is against padding, product and slice together, where that was measured.
+    `gain` is the time of these over that of those, so net of the larger products' own work; `rate` the throughput of
+    these over that of those.
     """
 
-    size: int
-    padded: int
-    once: Ratio
-    at_each_call: Ratio | None
-
-    @property
-    def relative_rate(self) -> Ratio:
-        """Throughput at the size beside that at the larger: below 1 where the divisor costs."""
-        return self.once.inverse * (self.size / self.padded)
+    sweep: Sweep
+    divisor: int
+    sizes: tuple[int, ...]
+    gain: Ratio
+    rate: Ratio
+    paths: str
 
 
-@dataclass(frozen=True)
-class Edge:
-    """Neighbours that divide alike, between which the rate jumps; `faster_above` is the rate above beside the other."""
-
-    below: Reading
-    above: Reading
-    size: int
-    size_above: int
-    step: int
-    faster_above: Ratio
-
-    @property
-    def is_found(self) -> bool:
-        """Whether no size of this rung lies between the two."""
-        return self.size_above - self.size == self.step
-
-    @property
-    def middle(self) -> int:
-        """The size of this rung nearest to halfway."""
-        return self.size + (self.size_above - self.size) // (2 * self.step) * self.step
+def sweeps_of(rows: Rows) -> list[Sweep]:
+    """Rows that share all but one dimension, the library's first; a base belongs to the sweeps of all three."""
+    unpadded = rows.where(pad_to=1)
+    unpadded.sort(key=lambda row: (row.m, row.n, row.k, str(row.schedule), str(row.tile)))
+    unpadded.sort(key=lambda row: (row.dtype, row.layout, row.schedule.policy != "library", row.implementation))
+    sweeps = [sweep for along in "mnk" for sweep in sweeps_along(along, unpadded)]
+    return [sweep for setting in by_setting(sweeps) for sweep in setting]
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Readings of one setting by size along one dimension, the others fixed as named.
-
-    `padded` has readings of the same sizes padded at each call, by size.
-    """
-
-    setting: Setting
-    along: str
-    fixed: tuple[tuple[str, int], ...]
-    readings: dict[int, Reading]
-    padded: dict[int, tuple[Reading, ...]]
-
-    @property
-    def sizes(self) -> list[int]:
-        """From small to large."""
-        return sorted(self.readings)
-
-    @property
-    def names(self) -> dict[int, str]:
-        """What people know some of the sizes as."""
-        return {size: name for size in self.sizes if (name := name_in_real_life(self.along, size))}
-
-    def shape(self, size: int | str) -> str:
-        """M x N x K with that size, or word, in the place of the varied dimension."""
-        sizes = {**dict(self.fixed), self.along: size}
-        return " x ".join(str(sizes[name]) for name in "mnk")
-
-    def next_aligned(self, size: int) -> int | None:
-        """The next measured size that ends on a line of memory and divides by more; None where there is none."""
-        line = self.setting.line_elements
-        return next((larger for larger in self._to_pad_to(size) if larger % line == 0), None)
-
-    def cheapest_above(self, size: int) -> int | None:
-        """The larger measured size, dividing by more, that takes about the least time: what to pad to."""
-        seconds = {larger: self.readings[larger].seconds for larger in self._to_pad_to(size)}
-        return next((larger for larger in seconds if seconds[larger] <= ABOUT_THE_SAME * min(seconds.values())), None)
-
-    def _to_pad_to(self, size: int) -> list[int]:
-        rung = rung_of(size)
-        most = size * (1 + MOST_PADDING)
-        return [other for other in self.sizes if size < other <= most and rung_of(other) > rung]
-
-    def faster(self, size: int, other: int) -> Ratio | None:
-        """The rate at a size beside that at another; None where no process measured both."""
-        time = speedup(self.readings[other], self.readings[size])
-        return time * (size / other) if time is not None else None
-
-    def pad(self, size: int, padded: int | None) -> Pad | None:
-        """What padding to that size wins; None where there is no such size, or no process measured both."""
-        if padded is None:
-            return None
-        once = speedup(self.readings[size], self.readings[padded])
-        if once is None:
-            return None
-        calls = [speedup(self.readings[size], call) for call in self.padded.get(size, ())]
-        return Pad(size, padded, once, max((call for call in calls if call), key=lambda call: call.value, default=None))
-
-    def edges(self) -> list[Edge]:
-        """Every jump in rate between neighbours that divide alike, beyond its interval."""
-        found = []
-        for rung in sorted({rung_of(size) for size in self.sizes}):
-            alike = [size for size in self.sizes if rung_of(size) == rung]
-            # Odd multiples of a rung lie two rungs apart; at the top all its multiples count.
-            step = rung if rung == TOP_RUNG else 2 * rung
-            edges = (self._edge(size, above, step) for size, above in itertools.pairwise(alike))
-            found += [edge for edge in edges if edge is not None]
-        return found
-
-    def _edge(self, size: int, size_above: int, step: int) -> Edge | None:
-        faster = self.faster(size_above, size)
-        if size_above > WIDEST_SEARCH * size or faster is None:
-            return None
-        jumps = abs(math.log(faster.value)) >= math.log(CLIFF) and not faster.low <= 1 <= faster.high
-        return Edge(self.readings[size], self.readings[size_above], size, size_above, step, faster) if jumps else None
+def by_setting(sweeps: Iterable[Sweep]) -> list[list[Sweep]]:
+    """Those in which the same multiplies in the same way."""
+    return list(grouped(sweeps, lambda sweep: sweep.base.key("m", "n", "k")).values())
 
 
-def rung_of(size: int) -> int:
-    """The largest power of two that divides the size, the top of the ladder at most."""
-    return min(largest_power_of_two(size), TOP_RUNG)
+def pads_of(sweep: Sweep) -> list[Pad]:
+    """Every size with the larger one, dividing by more, that takes about the least time: what to pad to."""
+    found = []
+    for size in sweep.rows:
+        seconds = {larger: sweep.rows[larger].seconds for larger in _to_pad_to(sweep, size)}
+        cheap = [larger for larger in seconds if seconds[larger] <= ABOUT_THE_SAME * min(seconds.values())]
+        found += [pair(sweep, size, larger) for larger in cheap[:1]]
+    return [Pad(**vars(each)) for each in found if each]
 
 
-def sweeps_of(found: Iterable[Reading]) -> list[Sweep]:
-    """Readings that share all but one dimension, in order; a base belongs to the sweeps of all three."""
-    members: dict[tuple[Setting, str, tuple[tuple[str, int], ...]], dict[int, Reading]] = {}
-    padded: dict[tuple[Setting, str, tuple[tuple[str, int], ...]], dict[int, list[Reading]]] = {}
-    for reading in found:
-        p = reading.case.parameters
-        for along in "mnk":
-            fixed = tuple((name, getattr(p, name)) for name in "mnk" if name != along)
-            key = (_setting(reading.case), along, fixed)
-            size = getattr(p, along)
-            if p.pad_to == 1:
-                members.setdefault(key, {})[size] = reading
-            elif size % p.pad_to:
-                padded.setdefault(key, {}).setdefault(size, []).append(reading)
-    sweeps = [
-        Sweep(*key, readings, {size: tuple(calls) for size, calls in padded.get(key, {}).items()})
-        for key, readings in members.items()
-        if len(readings) > 1
-    ]
-    return sorted(sweeps, key=lambda sweep: (_order(sweep.setting), "mnk".index(sweep.along), sweep.fixed))
+def _to_pad_to(sweep: Sweep, size: int) -> list[int]:
+    most = size * (1 + MOST_PADDING)
+    return [larger for larger in sweep.rows if size < larger <= most and class_of(larger) > class_of(size)]
 
 
-def next_of_searches(found: Sequence[Reading], asked: Set[str]) -> list[Case]:
+def _next_aligned(sweep: Sweep, size: int) -> int | None:
+    """The next size that divides by more and ends on a line of memory."""
+    device = find_operator("matmul").implementation(sweep.base.implementation).device_kind
+    line = elements_in(LINE_BYTES[device], element_type(sweep.base.dtype).size_bytes)
+    return next((larger for larger in _to_pad_to(sweep, size) if larger % line == 0), None)
+
+
+def classes_of(sweeps: Iterable[Sweep]) -> list[AlignmentClass]:
+    """By setting, dimension and divisor."""
+    found = []
+    for members in grouped(sweeps, lambda sweep: (sweep.base.key("m", "n", "k"), sweep.along)).values():
+        sizes = grouped(((size, each) for each in members for size in each.rows), lambda each: class_of(each[0]))
+        for divisor in sorted(sizes):
+            pairs = [(size, larger, each) for size, each in sizes[divisor] if (larger := _next_aligned(each, size))]
+            gain = mean_speedup([(each.rows[size].reading, each.rows[larger].reading) for size, larger, each in pairs])
+            if gain is not None:
+                rate = gain.inverse * statistics.geometric_mean(size / larger for size, larger, _ in pairs)
+                paths = {str(each.rows[size].kernel.get("path", "")) for size, _, each in pairs} - {""}
+                alike = tuple(sorted({size for size, _, _ in pairs}))
+                found.append(AlignmentClass(members[0], divisor, alike, gain, rate, "/".join(sorted(paths))))
+    return found
+
+
+def edges_of(sweep: Sweep) -> list[Pair]:
+    """Every jump in rate between neighbours that divide alike, beyond its interval; the larger size comes first."""
+    alike = grouped(sweep.rows, class_of)
+    neighbours = [each for divisor in sorted(alike) for each in itertools.pairwise(alike[divisor])]
+    near = [pair(sweep, above, size) for size, above in neighbours if above <= WIDEST_SEARCH * size]
+    return [each for each in near if each and jump(each) >= CLIFF and not each.rate.low <= 1 <= each.rate.high]
+
+
+def jump(edge: Pair) -> float:
+    """By how much the rates differ, in whichever direction."""
+    return max(edge.rate.value, 1 / edge.rate.value)
+
+
+def _step(edge: Pair) -> int:
+    """Odd multiples of a class lie two classes apart; at the top all its multiples count."""
+    divisor = class_of(edge.size)
+    return divisor if divisor == TOP_CLASS else 2 * divisor
+
+
+def is_found(edge: Pair) -> bool:
+    """Whether no size of this class lies between the two."""
+    return edge.size - edge.other == _step(edge)
+
+
+def next_of_searches(rows: Rows, asked: Set[str]) -> list[Case]:
     """The middle of each of the widest jumps that are not yet closed in on, but for those whose id was asked before."""
-    wanted: list[tuple[float, Case]] = []
-    for sweep in sweeps_of(found):
-        for edge in sweep.edges():
-            if not edge.is_found:
-                between = replace(edge.below.case.parameters, **{sweep.along: edge.middle})
-                wanted.append((abs(math.log(edge.faster_above.value)), replace(edge.below.case, parameters=between)))
-    new = {case.case_id: case for _, case in sorted(wanted, key=lambda each: -each[0]) if case.case_id not in asked}
-    return list(new.values())[:SEARCHES_AT_ONCE]
+    wide = [edge for sweep in sweeps_of(rows) for edge in edges_of(sweep) if not is_found(edge)]
+    cases: dict[str, Case] = {}
+    for edge in sorted(wide, key=jump, reverse=True):
+        middle = edge.other + (edge.size - edge.other) // (2 * _step(edge)) * _step(edge)
+        below = edge.sweep.rows[edge.other].case
+        case = replace(below, parameters=replace(below.parameters, **{edge.sweep.along: middle}))
+        if case.case_id not in asked:
+            cases[case.case_id] = case
+    return list(cases.values())[:SEARCHES_AT_ONCE]
 
 
-def _setting(case: Case) -> Setting:
-    p = case.parameters
-    # Padding at each call is a way to use the same library.
-    implementation = case.implementation.removesuffix("_padded") if p.pad_to > 1 else case.implementation
-    return Setting(implementation, p.dtype, p.layout, p.schedule, p.tile, case.mode)
-
-
-def _order(setting: Setting) -> tuple[str, ...]:
-    """The library first: it is what people use."""
-    ours = "0" if setting.is_library else "1"
-    return (setting.dtype, setting.layout, ours, setting.implementation, str(setting.schedule), str(setting.tile))
+def defiances_of(sweeps: Iterable[Sweep]) -> list[Pair]:
+    """Sizes that divide by more than a neighbour and are slower: the worst of each pair of classes, slowest first."""
+    worst = []
+    for sweep in sweeps:
+        near = [(size, other) for size, other in itertools.permutations(sweep.rows, 2) if abs(size - other) <= NEAR]
+        pairs = [pair(sweep, size, other) for size, other in near if class_of(size) > class_of(other)]
+        slow = [each for each in pairs if each and each.rate.high < DEFIANT]
+        classes = grouped(slow, lambda each: (class_of(each.size), class_of(each.other))).values()
+        worst += [min(alike, key=lambda each: each.rate.value) for alike in classes]
+    return sorted(worst, key=lambda each: each.rate.value)

@@ -1,142 +1,92 @@
-"""Readings of the attention probe in order: what stays fixed, and sweeps by number of heads and by head dimension."""
+"""Rows in order: what stays fixed while heads vary, and sweeps by number of heads and by head dimension.
+
+A sweep is a list of rows of one pass, along `heads` at a fixed hidden size or along `head_dim` at a fixed number of
+heads, growing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.spec.rows import Reading, speedup
+from pyperf_suite.spec.rows import Reading, Row, Rows, grouped
 
-# Our own kernels, whose blocks are asked for.
-OWN = ("native", "triton")
-
-FORWARD, BACKWARD = "forward", "backward"
+# What stays as it is along each axis.
+HELD = {"heads": "hidden", "head_dim": "heads"}
 
 # A step over head dimensions shows with three.
 FEWEST = {"heads": 2, "head_dim": 3}
 
 
-@dataclass(frozen=True, order=True)
-class Setting:
-    """What stays fixed while heads vary. `kv` is how many query heads share a key head, or "all"."""
-
-    implementation: str
-    mode: str
-    dtype: str
-    workers: int
-    blocks: str
-    batch: int
-    seq_q: int
-    seq_k: int
-    kv: str
-    causal: bool
-
-    @classmethod
-    def of(cls, reading: Reading) -> Setting:
-        """The setting that a reading was taken in."""
-        p, case = reading.case.parameters, reading.case
-        return cls(
-            implementation=case.implementation,
-            mode=case.mode,
-            dtype=p.dtype,
-            workers=p.workers,
-            blocks=str(p.blocks or ""),
-            batch=p.batch,
-            seq_q=p.seq_q,
-            seq_k=p.keys,
-            kv="all" if p.key_heads == 1 < p.heads else str(p.group),
-            causal=p.causal,
-        )
-
-    @property
-    def kernel(self) -> str:
-        """Who computes, as in `sustained triton 128x64, bfloat16`."""
-        mode = "" if self.mode == "burst" else f"{self.mode} "
-        return f"{mode}{self.implementation}{' ' + self.blocks if self.blocks else ''}, {self.dtype}"
-
-    @property
-    def what(self) -> str:
-        """What is computed, as in `2 x 4096 tokens, causal, kv ratio 4`."""
-        tokens = f"{self.batch} x {self.seq_q} tokens"
-        if self.seq_q != self.seq_k:
-            tokens += f" to {self.seq_k} keys"
-        mask = ", causal" if self.causal else ""
-        return tokens + mask + ("" if self.kv == "1" else f", kv ratio {self.kv}")
-
-    def __str__(self) -> str:
-        return f"{self.kernel}, {self.what}"
+def kernel(row: Row | Reading) -> str:
+    """Who computes, as in `sustained triton 128x64, bfloat16`."""
+    case = row.case
+    words = ("" if case.mode == "burst" else case.mode, case.implementation, str(case.parameters.blocks or ""))
+    return f"{' '.join(filter(None, words))}, {case.parameters.dtype}"
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Readings along `heads` at a fixed hidden size, or along `head_dim` at a fixed number of heads.
-
-    `passes` has the readings of "forward" and of "backward" by heads or head_dim, growing.
-    """
-
-    setting: Setting
-    along: str
-    fixed: int
-    passes: Mapping[str, Mapping[int, Reading]]
-
-    @property
-    def sizes(self) -> list[int]:
-        """The varied number, wherever any pass was measured."""
-        return sorted({size for readings in self.passes.values() for size in readings})
-
-    @property
-    def kernel_and_fixed(self) -> tuple[str, int, int]:
-        """What it shares with sweeps of other masks, key heads and lengths."""
-        return (self.setting.kernel, self.setting.workers, self.fixed)
-
-    def split(self, size: int) -> str:
-        """`40 x 128`: heads and their dimension."""
-        heads, head_dim = (size, self.fixed // size) if self.along == "heads" else (self.fixed, size)
-        return f"{heads} x {head_dim}"
-
-    def by_time(self) -> list[int]:
-        """Sizes that all measured passes have, the fastest first: by forward and backward together."""
-        measured = [readings for readings in self.passes.values() if readings]
-        common = set.intersection(*(set(readings) for readings in measured))
-        return sorted(common, key=lambda size: (sum(readings[size].seconds for readings in measured), size))
-
-    def faster(self, fast: int, slow: int) -> dict[str, Ratio]:
-        """For each pass, how many times faster one size is than another; passes that lack either are left out."""
-        found = {}
-        for name, readings in self.passes.items():
-            ratio = speedup(readings[slow], readings[fast]) if {fast, slow} <= readings.keys() else None
-            if ratio is not None:
-                found[name] = ratio
-        return found
-
-    def relative_rate(self, name: str, size: int, beside: int) -> Ratio | None:
-        """Throughput of a pass at one size over that at another."""
-        readings = self.passes[name]
-        ratio = speedup(readings[beside], readings[size])
-        return ratio and ratio * (readings[size].flop / readings[beside].flop)
+def what(row: Row) -> str:
+    """What is computed, as in `2 x 4096 tokens, causal, kv ratio 4`."""
+    keys = "" if row.seq_q == row.keys else f" to {row.keys} keys"
+    mask = ", causal" if row.causal else ""
+    ratio = "" if kv_ratio(row) == "1" else f", kv ratio {kv_ratio(row)}"
+    return f"{row.batch} x {row.seq_q} tokens{keys}{mask}{ratio}"
 
 
-def sweeps_of(found: Iterable[Reading], along: str) -> list[Sweep]:
-    """Sweeps with enough sizes to compare, in the order of their settings; a reading may belong to one of each kind."""
-    members: dict[tuple[Setting, int], dict[str, dict[int, Reading]]] = {}
-    for reading in found:
-        p = reading.case.parameters
-        size, fixed = (p.heads, p.hidden) if along == "heads" else (p.head_dim, p.heads)
-        passes = members.setdefault((Setting.of(reading), fixed), {FORWARD: {}, BACKWARD: {}})
-        passes[BACKWARD if p.backward else FORWARD][size] = reading
-    sweeps = [
-        Sweep(setting, along, fixed, {name: dict(sorted(readings.items())) for name, readings in passes.items()})
-        for (setting, fixed), passes in sorted(members.items(), key=lambda item: item[0])
-    ]
-    return [sweep for sweep in sweeps if len(sweep.sizes) >= FEWEST[along]]
+def split(row: Row) -> str:
+    """`40 x 128`: heads and their dimension."""
+    return f"{row.heads} x {row.head_dim}"
 
 
-def widest(sweeps: Sequence[Sweep]) -> tuple[list[Sweep], list[Sweep]]:
-    """The sweeps with most sizes of each kernel and fixed number, and the others, which vary something beside."""
-    most: dict[tuple[str, int, int], int] = {}
-    for sweep in sweeps:
-        key = sweep.kernel_and_fixed
-        most[key] = max(most.get(key, 0), len(sweep.sizes))
-    chosen = [sweep for sweep in sweeps if len(sweep.sizes) == most[sweep.kernel_and_fixed]]
-    return chosen, [sweep for sweep in sweeps if sweep not in chosen]
+def kv_ratio(row: Row) -> str:
+    """How many query heads share a key head, or "all"."""
+    return "all" if row.key_heads == 1 < row.heads else str(row.group)
+
+
+def pass_of(row: Row) -> str:
+    """Which pass was timed."""
+    return "backward" if row.backward else "forward"
+
+
+def setting(row: Row) -> tuple[Any, ...]:
+    """What stays fixed while heads vary, in the order of telling."""
+    who = (row.implementation, row.mode, row.dtype, row.workers, str(row.blocks or ""))
+    return (*who, row.batch, row.seq_q, row.keys, kv_ratio(row), row.causal)
+
+
+SWEEPS: Mapping[str, Callable[[Row], Hashable]] = {
+    "heads": lambda row: (setting(row), row.hidden, row.backward),
+    "head_dim": lambda row: (setting(row), row.heads, row.backward),
+}
+
+
+def sweep_of(row: Row, along: str) -> list[Row]:
+    """The sweep that a row belongs to."""
+    return row.rows.sharing(row, SWEEPS[along])
+
+
+def is_swept(row: Row, along: str) -> bool:
+    """Whether its sweep is long enough to compare."""
+    return len(sweep_of(row, along)) >= FEWEST[along]
+
+
+def sweeps_of(rows: Rows, along: str) -> list[list[Row]]:
+    """All sweeps along an axis that are long enough to compare; a row may belong to one of each kind."""
+    return [sweep for sweep in grouped(rows, SWEEPS[along]).values() if len(sweep) >= FEWEST[along]]
+
+
+def ends(sweep: list[Row]) -> tuple[Row, Row]:
+    """The fastest split and the slowest: by forward and backward together, if two splits were measured in both."""
+    others = {row.heads: row.like(backward=not row.backward) for row in sweep}
+    seconds = {row.heads: row.seconds + other.seconds for row in sweep if (other := others[row.heads]) is not None}
+    if len(seconds) < 2:
+        seconds = {row.heads: row.seconds for row in sweep}
+    ordered = sorted((row for row in sweep if row.heads in seconds), key=lambda row: seconds[row.heads])
+    return ordered[0], ordered[-1]
+
+
+def relative_rate(row: Row, base: Row) -> Ratio | None:
+    """Throughput relative to that of another row; None where no process measured both."""
+    ratio = row.faster_than(base)
+    return ratio and ratio * (row.flop / base.flop)

@@ -6,13 +6,11 @@ A lattice, not a grid: on a grid of four sizes each, sixty-four products would o
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
-from pyperf_suite.spec.axes import Shape
+from pyperf_suite.spec.axes import Dimensions, Shape
 
 # Sizes that models have and libraries are good at; what misaligned ones cost is the alignment probe's to find.
 ROUND_M, ROUND_NK = 8, 64
@@ -35,28 +33,15 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class AttentionShape:
-    """Batch, heads, key heads, head dimension and tokens of one causal self-attention: BxHxKVxDxS."""
+class AttentionShape(Dimensions):
+    """Batch, heads, key heads, head dimension and tokens of one causal self-attention."""
 
+    form = "the shape of an attention: write BATCHxHEADSxKV_HEADSxHEAD_DIMxSEQ, as in 1x32x8x128x4096"
     batch: int
     heads: int
     kv_heads: int
     head_dim: int
     seq: int
-
-    def __str__(self) -> str:
-        return f"{self.batch}x{self.heads}x{self.kv_heads}x{self.head_dim}x{self.seq}"
-
-    @classmethod
-    def parse(cls, text: str) -> AttentionShape:
-        """The inverse of `str`. Raises UserError for anything else."""
-        parts = text.split("x")
-        if len(parts) != 5 or not all(re.fullmatch("[0-9]{1,12}", part.strip()) for part in parts):
-            raise UserError(
-                f"{text[:80]!r} is not the shape of an attention: write BATCHxHEADSxKV_HEADSxHEAD_DIMxSEQ, as in "
-                "1x32x8x128x4096."
-            )
-        return cls(*(int(part) for part in parts))
 
 
 def spread_products(count: int, extent: Extent) -> tuple[Shape, ...]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite import laws
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.runner.case import Case
+from pyperf_suite.spec.rows import grouped
 
 DTYPE_OF_LAW = {
     "float32": "fp32",
@@ -41,10 +42,7 @@ def predicted_seconds(gpu: GpuSpec | Calibration | str, cases: Sequence[Case]) -
     Cases that differ in sizes alone are one call of a law. Raises UserError for an operator or a type without a law.
     """
     seconds = np.empty(len(cases))
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for position, case in enumerate(cases):
-        alike.setdefault(_asked_together(case), []).append(position)
-    for positions in alike.values():
+    for positions in grouped(range(len(cases)), lambda position: _asked_together(cases[position])).values():
         seconds[positions] = _one_call(gpu, [cases[position] for position in positions])
     return seconds
 
@@ -59,30 +57,14 @@ def _asked_together(case: Case) -> tuple[object, ...]:
     raise UserError(f"No law is for {case.operator}, only for matmul and attention.")
 
 
-def _one_call(gpu: GpuSpec | Calibration | str, cases: Sequence[Case]) -> NDArray[np.float64]:
-    first = cases[0]
-    if first.operator == "matmul":
-        m, n, k = _columns(cases, "m", "n", "k")
-        seconds = laws.gemm_time(gpu, m, n, k, dtype=law_dtype(first), layout=first.parameters.layout, mode=first.mode)
-    else:
-        batch, seq_q, seq_k, heads, kv_heads, head_dim = _columns(
-            cases, "batch", "seq_q", "keys", "heads", "key_heads", "head_dim"
-        )
-        seconds = laws.attention_time(
-            gpu,
-            batch,
-            seq_q,
-            seq_k,
-            heads,
-            kv_heads,
-            head_dim,
-            causal=first.parameters.causal,
-            dtype=law_dtype(first),
-            backward=first.parameters.backward,
-        )
-    return np.asarray(seconds, dtype=np.float64)
+def _one_call(gpu: GpuSpec | Calibration | str, cases: Sequence[Case]) -> ArrayLike:
+    p, dtype, mode = cases[0].parameters, law_dtype(cases[0]), cases[0].mode
+    if cases[0].operator == "matmul":
+        m, n, k = _sizes(cases, "m", "n", "k")
+        return laws.gemm_time(gpu, m, n, k, dtype=dtype, layout=p.layout, mode=mode)
+    b, q, k, h, kv, d = _sizes(cases, "batch", "seq_q", "keys", "heads", "key_heads", "head_dim")
+    return laws.attention_time(gpu, b, q, k, h, kv, d, causal=p.causal, dtype=dtype, backward=p.backward)
 
 
-def _columns(cases: Sequence[Case], *names: str) -> list[NDArray[np.int64]]:
-    """One array a parameter."""
+def _sizes(cases: Sequence[Case], *names: str) -> list[NDArray[np.int64]]:
     return [np.array([getattr(case.parameters, name) for case in cases], dtype=np.int64) for name in names]

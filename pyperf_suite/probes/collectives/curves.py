@@ -3,179 +3,186 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pyperf_suite.hardware.links import LinkPeak, peak_of
 from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.network.communication import GIGA, algbw, busbw
+from pyperf_suite.laws.network.communication import GIGA, algbw, busbw, nvls_wire_rate
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.operators.collective.parameters import OPERATIONS
+from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.rows import Reading, readings
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Row, Rows, grouped
 
-# Our own path first: the others stand beside it.
+# Our own path first: the others are compared with it.
 IMPLEMENTATIONS = ("nccl", "nccl_graph", "c10d_nccl", "gloo")
-
+VARIANTS = ("in place", "registered", "no peer-to-peer")
 # With fewer sizes a law would only repeat them.
 FEWEST_SIZES = 3
+# What NCCL's log says; only cases of their own are logged, as it costs time in every call.
+LOGGED = ("algorithm", "protocol", "channels")
+# From this NVLink on, the switch between GPUs can reduce by itself (NVLS).
+SWITCH_REDUCES = ("NVLink 4", "NVLink 5")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What all sizes of a curve share: the parameters without their bytes, and who computes."""
+class Point:
+    """One size of a curve over all its trials: the row of its case, their records, and what the kernel reported.
+
+    Rates are of S, the size of nccl-tests, over the time that ranks saw on average, as there, in B/s. `wrong`
+    has the elements in error of trials that failed for them.
+    """
+
+    row: Row
+    trials: tuple[Record, ...]
+    details: Mapping[str, Any]
+    wrong: int = 0
+
+    @property
+    def size(self) -> Quantity:
+        """S: what whole elements fill."""
+        return Quantity(self.row.message_bytes, "size")
+
+    @property
+    def trips(self) -> int:
+        """Messages that follow each other in one iteration: of a ping_pong there and back."""
+        return 2 if self.row.op == "ping_pong" else 1
+
+    @property
+    def seconds(self) -> float:
+        """Of one message."""
+        return self.row.reading.seconds / self.trips
+
+    def algbw(self, seconds: float | None = None) -> float:
+        """What a caller sees, at the median or at another time of one message."""
+        return float(algbw(self.row.message_bytes, seconds or self.seconds)) * GIGA
+
+    @property
+    def busbw(self) -> float:
+        """What a link carries."""
+        operation = self.row.operation.counted_as
+        return float(busbw(operation, self.row.message_bytes, self.seconds, self.row.ranks)) * GIGA
+
+    @property
+    def rate(self) -> Quantity:
+        """busbw, or algbw where a single rank has no bus, from the slowest process to the fastest."""
+        rate = self.algbw() if self.row.ranks == 1 else self.busbw
+        return self.row.reading.per_second(rate * self.row.reading.seconds, "GB/s")
+
+    def quantile_s(self, share: float) -> float:
+        """A quantile over all iterations of all trials, each averaged over ranks."""
+        return float(np.quantile(self._iterations_s, share)) / self.trips
+
+    @property
+    def tail(self) -> float:
+        """p99 over p50."""
+        return self.quantile_s(0.99) / self.quantile_s(0.5)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the ranks lived on; 1 if the record does not say."""
+        return int(self.trials[0].sampling.get("nodes", 1))
+
+    @property
+    def peak(self) -> LinkPeak | None:
+        """The peak of the links; None where its ranks are joined by a network between nodes."""
+        return peak_of(self.trials[0].identity) if self.nodes == 1 else None
+
+    @property
+    def share_of_peak(self) -> Quantity | None:
+        """What a link carries of that."""
+        return None if self.peak is None else Quantity(self.busbw / GIGA / self.peak.gb_per_s, "%")
+
+    @property
+    def counted_rate(self) -> float | None:
+        """Over the busiest GPU's NVLinks, one direction, by its own counters; None where none counted."""
+        rates = []
+        for trial in self.trials:
+            counted = [(report or {}).get("nvlink_bytes") for report in trial.quality.get("rank_gpus", ())]
+            busiest = max((max(each["sent"], each["received"]) for each in counted if each), default=None)
+            if busiest is not None:
+                rates.append(busiest / trial.sampling["iterations"] / trial.seconds)
+        return statistics.median(rates) if rates else None
+
+    @property
+    def wire_rate(self) -> float | None:
+        """On each GPU's links where the switch reduces (NVLS), by the algorithm if that is known, else by the links."""
+        reduces = self.peak is not None and self.peak.name.endswith(SWITCH_REDUCES)
+        if "algorithm" in self.details:
+            reduces = str(self.details["algorithm"]).startswith("NVLS")
+        return float(nvls_wire_rate(self.algbw(), self.row.ranks)) if reduces and self.row.op == "all_reduce" else None
+
+    @cached_property
+    def _iterations_s(self) -> NDArray[np.float64]:
+        return np.concatenate([_iterations_s(trial) for trial in self.trials])
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points by S, ascending, of parameters without their bytes and of who computes.
+
+    `wrong` has the elements in error of sizes that failed for them.
+    """
 
     parameters: CollectiveParameters
     implementation: str
-
-    @classmethod
-    def of(cls, parameters: CollectiveParameters, implementation: str) -> Setting:
-        """The setting of a case."""
-        return cls(replace(parameters, bytes=0), implementation)
-
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """Where it stands among others: by operation as they are declared, then what is plain before what is varied."""
-        p = self.parameters
-        known = self.implementation in IMPLEMENTATIONS
-        who = IMPLEMENTATIONS.index(self.implementation) if known else len(IMPLEMENTATIONS)
-        order = list(OPERATIONS).index(p.op)
-        plain = (not p.peer_to_peer, p.registered, p.in_place)
-        return (order, p.ranks, p.dtype, p.reduction, p.root, p.pattern, who, self.implementation, *plain)
-
-    def at(self, size_bytes: int) -> CollectiveParameters:
-        """The parameters of one size of the curve."""
-        return replace(self.parameters, bytes=size_bytes)
+    points: dict[int, Point] = field(default_factory=dict)
+    wrong: dict[int, int] = field(default_factory=dict)
 
     @property
     def what(self) -> str:
         """What is moved, as in `all_reduce float32 max, 8 ranks`."""
         p = self.parameters
-        words = [p.op, p.dtype]
-        words += [p.reduction] if p.reduction != "sum" else []
-        words += [f"root {p.root}"] if p.root else []
-        words += [p.pattern] if p.pattern else []
-        return f"{' '.join(words)}, {p.ranks} rank{'' if p.ranks == 1 else 's'}"
+        operation, *more = self.varied
+        return f"{' '.join([operation, p.dtype, *more])}, {p.ranks} rank{'' if p.ranks == 1 else 's'}"
+
+    @property
+    def varied(self) -> list[str]:
+        """The operation and what of it is not usual, as in `reduce max root 3`."""
+        p = self.parameters
+        reduction = p.reduction if p.reduction != "sum" else ""
+        return [word for word in (p.op, reduction, f"root {p.root}" if p.root else "", p.pattern) if word]
 
     @property
     def how(self) -> str:
         """Who moves it and in which variant, as in `nccl in place, registered`."""
-        p = self.parameters
-        variants = [
-            name
-            for name, holds in (
-                ("in place", p.in_place),
-                ("registered", p.registered),
-                ("no peer-to-peer", not p.peer_to_peer),
-            )
-            if holds
-        ]
-        return " ".join([self.implementation, ", ".join(variants)]).strip()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is out of place, unregistered and over whatever links there are."""
-        p = self.parameters
-        return not p.in_place and not p.registered and p.peer_to_peer
+        return f"{self.implementation} {', '.join(self.variant)}".strip()
 
     def __str__(self) -> str:
         return f"{self.what}, {self.how}"
 
-
-@dataclass(frozen=True)
-class Point:
-    """One size of a curve over all its visits.
-
-    Rates are of S, the size of nccl-tests, over the time that ranks saw on average, as there. `low` and `high` of
-    `reading` span the visits.
-    """
-
-    reading: Reading
-    visits: tuple[Record, ...]
-
     @property
-    def parameters(self) -> CollectiveParameters:
-        """Of the case."""
-        parameters: CollectiveParameters = self.reading.case.parameters
-        return parameters
-
-    @property
-    def size_bytes(self) -> int:
-        """S: what whole elements fill."""
-        return self.parameters.message_bytes
-
-    @property
-    def seconds(self) -> float:
-        """Of one message: of a ping_pong there and back, half of its time."""
-        return self.reading.seconds / self.trips
-
-    @property
-    def trips(self) -> int:
-        """Messages that follow each other in one iteration."""
-        return 2 if self.parameters.op == "ping_pong" else 1
-
-    @property
-    def algbw(self) -> float:
-        """GB/s (1e9) as a caller sees it."""
-        return float(algbw(self.size_bytes, self.seconds))
-
-    def busbw(self, seconds: float | None = None) -> float:
-        """GB/s (1e9) that a link carries, at the median or at another time of one message."""
+    def variant(self) -> list[str]:
+        """In what it is not plain, which is out of place, unregistered and over whatever links there are."""
         p = self.parameters
-        return float(busbw(p.operation.counted_as, self.size_bytes, seconds or self.seconds, p.ranks))
-
-    def quantile_s(self, share: float) -> float:
-        """A quantile over all iterations of all visits, each averaged over ranks."""
-        return float(np.quantile(self._iterations_s, share)) / self.trips
-
-    def median_of(self, metric: str) -> float | None:
-        """The median over visits of one of their metrics; None where no visit has it."""
-        values = [visit.metrics[metric].value for visit in self.visits if metric in visit.metrics]
-        return statistics.median(values) if values else None
-
-    def rank_seconds(self) -> NDArray[np.float64]:
-        """Each rank's own median time of an iteration, median over visits; NaN for one that took no part."""
-        told = [visit.sampling["rank_median_s"] for visit in self.visits]
-        return np.asarray(np.median(np.array(told, dtype=np.float64), axis=0))
+        return [
+            name for name, is_so in zip(VARIANTS, (p.in_place, p.registered, not p.peer_to_peer), strict=True) if is_so
+        ]
 
     @property
-    def counted_rate(self) -> float | None:
-        """GB/s (1e9) over the busiest GPU's NVLinks, one direction, by its own counters; None where none counted."""
-        rates = []
-        for visit in self.visits:
-            counted = [(report or {}).get("nvlink_bytes") for report in visit.quality.get("rank_gpus", ())]
-            busiest = max((max(each["sent"], each["received"]) for each in counted if each), default=None)
-            if busiest is not None:
-                rates.append(busiest / visit.sampling["iterations"] / visit.seconds / GIGA)
-        return statistics.median(rates) if rates else None
-
-    @property
-    def details(self) -> Mapping[str, Any]:
-        """What the kernel told of itself."""
-        told: Mapping[str, Any] = self.reading.kernel.get("details", {})
-        return told
-
-    @cached_property
-    def _iterations_s(self) -> NDArray[np.float64]:
-        return np.concatenate([_iterations_s(visit) for visit in self.visits])
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Points of one setting by S, ascending; `wrong` has the elements in error of sizes that failed for them."""
-
-    setting: Setting
-    points: Mapping[int, Point]
-    wrong: Mapping[int, int]
+    def order(self) -> tuple[Any, ...]:
+        """By operation as they are declared, then what is plain before what is varied."""
+        p = self.parameters
+        op, who = list(OPERATIONS).index(p.op), (*IMPLEMENTATIONS, self.implementation).index(self.implementation)
+        variant = [name in self.variant for name in reversed(VARIANTS)]
+        return (op, p.ranks, p.dtype, p.reduction, p.root, p.pattern, who, self.implementation, variant)
 
     @property
     def operation(self) -> str:
         """The name under which laws count it."""
-        return self.setting.parameters.operation.counted_as
+        return self.parameters.operation.counted_as
+
+    @property
+    def ranks(self) -> int:
+        """Among so many."""
+        return self.parameters.ranks
 
     @property
     def largest(self) -> Point:
@@ -184,55 +191,58 @@ class Curve:
 
     @property
     def best(self) -> Point:
-        """The point of the highest busbw, or algbw where a single rank has none. Raises ValueError without a point."""
-        return max(self.points.values(), key=lambda point: (point.busbw(), point.algbw))
+        """The point of the highest rate. Raises ValueError where there is none."""
+        return max(self.points.values(), key=lambda point: point.rate.value)
 
     @cached_property
     def law(self) -> PiecewiseAlphaBeta | None:
-        """Straight lines through the medians of all visits; None where too few sizes were measured."""
+        """Straight lines through the medians of all trials; None where too few sizes were measured."""
         if len(self.points) < FEWEST_SIZES:
             return None
-        sizes, seconds = [], []
-        for size, point in self.points.items():
-            for median_s in point.reading.by_process.values():
-                sizes.append(size)
-                seconds.append(median_s / point.trips)
-        return PiecewiseAlphaBeta.fit(sizes, seconds)
+        medians = [(point, median_s) for point in self.points.values() for median_s in point.row.by_process.values()]
+        sizes = [point.row.message_bytes for point, _ in medians]
+        return PiecewiseAlphaBeta.fit(sizes, [median_s / point.trips for point, median_s in medians])
 
 
-def curves_of(records: Sequence[Record]) -> list[Curve]:
-    """A curve for each setting that was measured or found wrong, in the order in which tables show them."""
-    visits: dict[str, dict[int, Record]] = {}
-    for record in records:
+def curves_of(rows: Rows) -> list[Curve]:
+    """A curve for each setting that was measured or found wrong, in the order in which tables show them.
+
+    What NCCL chose in a logged case is among the details of the same case without a log; its time counts for nothing.
+    """
+    curves: dict[Any, Curve] = {}
+
+    def curve_of(case: Case) -> Curve:
+        curve = Curve(replace(case.parameters, bytes=0), case.implementation)
+        return curves.setdefault((curve.parameters, curve.implementation), curve)
+
+    trials: dict[str, dict[int, Record]] = {}
+    for record in rows.records:
         if record.kind == "timing":
-            # A resumed run may hold a second visit of the same process; the later one stands.
-            visits.setdefault(record.case_id, {})[record.process] = record
-    found: dict[Setting, tuple[dict[int, Point], dict[int, int]]] = {}
-    for reading in readings(records):
-        points, _ = found.setdefault(Setting.of(reading.case.parameters, reading.case.implementation), ({}, {}))
-        well = tuple(visit for visit in visits[reading.case.case_id].values() if visit.outcome == "ok")
-        point = Point(reading, well)
-        points[point.size_bytes] = point
-    for by_process in visits.values():
-        wrong = sum(int(visit.verification.get("wrong", 0)) for visit in by_process.values())
-        if wrong:
-            case = next(iter(by_process.values())).parsed_case()
-            _, failures = found.setdefault(Setting.of(case.parameters, case.implementation), ({}, {}))
-            failures[case.parameters.message_bytes] = wrong
-    curves = [Curve(s, dict(sorted(points.items())), wrong) for s, (points, wrong) in found.items()]
-    return sorted(curves, key=lambda curve: curve.setting.place)
+            # A resumed run may hold a second trial of the same process; the later one stands.
+            trials.setdefault(record.case_id, {})[record.process] = record
+    for by_process in trials.values():
+        elements = sum(int(trial.verification.get("wrong", 0)) for trial in by_process.values())
+        case = next(iter(by_process.values())).parsed_case() if elements else None
+        if case is not None and not case.parameters.logged:
+            curve_of(case).wrong[case.parameters.message_bytes] = elements
+    chosen = {replace(row.parameters, logged=False): row.kernel.get("details", {}) for row in rows if row.logged}
+    for row in sorted(rows.where(logged=False), key=lambda row: row.message_bytes):
+        # In place or out of place, by a call or by a graph, NCCL's choice is made from the size.
+        logged = chosen.get(replace(row.parameters, in_place=False, registered=False), {})
+        choices = {name: logged[name] for name in LOGGED if name in logged and "nccl" in row.implementation}
+        curve, size = curve_of(row.case), row.message_bytes
+        well = tuple(trial for trial in trials[row.case.case_id].values() if trial.outcome == "ok")
+        curve.points[size] = Point(row, well, row.kernel.get("details", {}) | choices, curve.wrong.get(size, 0))
+    return sorted(curves.values(), key=lambda curve: curve.order)
 
 
 def plain(curves: Iterable[Curve]) -> list[Curve]:
     """Of each operation, ranks and dtype the curve that speaks for it: plain, and our own path where there is one."""
-    chosen: dict[str, Curve] = {}
-    for curve in curves:
-        if curve.points and curve.setting.is_plain:
-            chosen.setdefault(curve.setting.what, curve)
-    return list(chosen.values())
+    usual = (curve for curve in curves if curve.points and not curve.variant)
+    return [together[0] for together in grouped(usual, lambda curve: curve.what).values()]
 
 
-def _iterations_s(visit: Record) -> NDArray[np.float64]:
+def _iterations_s(trial: Record) -> NDArray[np.float64]:
     """Seconds of each iteration averaged over ranks; of each sample where ranks are too many to be kept one by one."""
-    busy = [samples for samples in visit.sampling.get("rank_samples_s", ()) if samples]
-    return np.mean(busy, axis=0) if busy else np.array(visit.metrics["time"].samples, dtype=np.float64)
+    busy = [samples for samples in trial.sampling.get("rank_samples_s", ()) if samples]
+    return np.mean(busy, axis=0) if busy else np.array(trial.metrics["time"].samples, dtype=np.float64)

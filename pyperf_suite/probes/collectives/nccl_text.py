@@ -6,10 +6,12 @@ Layout: nccl-tests 2.13 and later, src/common.cu, its heading and writeBenchmark
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from pyperf_suite.laws.network.communication import GIGA
+from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.probes.collectives.curves import Curve
-from pyperf_suite.probes.collectives.table import Both, both_of
 from pyperf_suite.spec.findings import Document
 
 TYPES = {"float32": "float", "float16": "half", "float8_e4m3fn": "f8e4m3"}
@@ -30,30 +32,39 @@ _HEADING = tuple(
 
 def nccl_tests_text(curves: Sequence[Curve]) -> Document:
     """A block for each setting; times in us, rates in GB/s (1e9), `N/A` for what was not measured."""
-    return Document("nccl_tests.txt", "\n".join(line for both in both_of(curves) for line in _block(both)))
+    both: dict[tuple[CollectiveParameters, str], dict[bool, Curve]] = {}
+    for curve in curves:
+        out_of_place = (replace(curve.parameters, in_place=False), curve.implementation)
+        both.setdefault(out_of_place, {})[curve.parameters.in_place] = curve
+    lines: list[str] = []
+    for setting, measured in both.items():
+        missing = Curve(*setting)
+        lines += _block(measured.get(False, missing), measured.get(True, missing))
+    return Document("nccl_tests.txt", "\n".join(lines))
 
 
-def _block(both: Both) -> list[str]:
-    reduction, root = both.reduction_and_root
-    lines = [f"# {both.setting}", *_HEADING]
-    for size in both.sizes:
-        p = both.setting.at(size)
+def _block(out_of_place: Curve, in_place: Curve) -> Iterator[str]:
+    yield f"# {out_of_place}"
+    yield from _HEADING
+    both = (out_of_place, in_place)
+    for size in sorted({size for curve in both for size in (*curve.points, *curve.wrong)}):
+        p = replace(out_of_place.parameters, bytes=size)
+        reduction = p.reduction if p.operation.reduces else "none"
+        root = p.root if p.operation.has_root else -1
         case = _CASE.format(size, p.count, TYPES.get(p.dtype, p.dtype), reduction, root)
-        lines.append(case + _place(both.out_of_place, size) + _place(both.in_place, size))
-    wrong = sum(sum(curve.wrong.values()) for curve in both.measured)
-    lines.append(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}")
-    rates = [point.busbw() for curve in both.measured for point in curve.points.values()]
+        yield case + _place(out_of_place, size) + _place(in_place, size)
+    wrong = sum(sum(curve.wrong.values()) for curve in both)
+    yield f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
+    rates = [point.busbw / GIGA for curve in both for point in curve.points.values()]
     if rates:
-        lines.append(f"# Avg bus bandwidth    : {statistics.fmean(rates):g}")
-    return [*lines, "#", ""]
+        yield f"# Avg bus bandwidth    : {statistics.fmean(rates):g}"
+    yield from ("#", "")
 
 
-def _place(curve: Curve | None, size: int) -> str:
-    if curve is None or size not in {*curve.points, *curve.wrong}:
-        return _UNTOLD
+def _place(curve: Curve, size: int) -> str:
     wrong, point = curve.wrong.get(size, 0), curve.points.get(size)
     if point is None:
-        return _PLACE.format("N/A", "N/A", "N/A", wrong)
+        return _PLACE.format("N/A", "N/A", "N/A", wrong) if wrong else _UNTOLD
     us = point.seconds * 1e6
     time = f"{us:.0f}" if us >= 10_000 else f"{us:.1f}" if us >= 100 else f"{us:.2f}"
-    return _PLACE.format(time, f"{point.algbw:.2f}", f"{point.busbw():.2f}", wrong)
+    return _PLACE.format(time, f"{point.algbw() / GIGA:.2f}", f"{point.busbw / GIGA:.2f}", wrong)

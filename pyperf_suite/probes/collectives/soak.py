@@ -3,216 +3,179 @@
 from __future__ import annotations
 
 import datetime
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
-from pyperf_suite.probes.collectives.curves import Curve, Point, Setting
-from pyperf_suite.probes.collectives.sizes import readable
+from pyperf_suite.measure.trend import FEWEST_VALUES, chance_of_no_trend, pettitt
+from pyperf_suite.probes.collectives.curves import Curve, Point
 from pyperf_suite.runner.profiles import find_profile
-from pyperf_suite.spec.findings import Figure, Panel, Series, Table
+from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import size_name
+from pyperf_suite.spec.findings import Figure, Panel, Remark, Series, Table, remark
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, table
 
-# With fewer visits neither a drift nor a change can be told from chance.
-FEWEST_VISITS = 8
-# A drift or a change is told where chance would do it in fewer soaks than this, of all cases together.
+# A drift or a change is reported where chance would do it in fewer soaks than this, of all cases together.
 CHANCE = 0.01
-
 # Colours that are told apart in one picture.
 MOST_SHOWN = 6
 
-COLUMNS = ("what", "size", "visits", "median us", "spread 10-90 %", "worst visit", "p99 / p50", "drift", "change")
+
+@dataclass(frozen=True)
+class Shift:
+    """How much longer later trials take, relatively; since when, and the probability that chance does as much."""
+
+    by: float
+    chance: float
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Soaked:
-    """One case over time: minutes since the soak's first visit, and each visit's median in seconds, in order of time.
+    """One case over time: when each trial began since the soak's first, and its median, both in seconds, in order."""
 
-    `drift` is the relative change from the first third of the visits to the last, with the probability by Spearman's
-    rank correlation that there is none; `change` the relative step at the minute where Pettitt's test sees one, with
-    its probability.
-    """
-
-    setting: Setting
+    curve: Curve
     point: Point
-    minutes: NDArray[np.float64]
+    begun_s: NDArray[np.float64]
     seconds: NDArray[np.float64]
-    drift: float
-    drift_chance: float
-    change: float
-    change_minute: float
-    change_chance: float
 
     @property
     def relative(self) -> NDArray[np.float64]:
-        """Each visit's time over the median visit's."""
+        """Each trial's time over the median trial's."""
         return np.asarray(self.seconds / np.median(self.seconds))
+
+    @property
+    def spread(self) -> float:
+        """Within which 80 % of the trials lie, relative to the median."""
+        low, high = np.quantile(self.relative, (0.1, 0.9))
+        return float(high - low)
+
+    @property
+    def drift(self) -> Shift:
+        """From the first third of the trials to the last."""
+        third = len(self.seconds) // 3
+        return Shift(_step(self.seconds[:third], self.seconds[-third:]), chance_of_no_trend(self.seconds))
+
+    @property
+    def change(self) -> Shift:
+        """Where another level begins, by Pettitt's test."""
+        place, chance = pettitt(self.seconds)
+        return Shift(_step(self.seconds[:place], self.seconds[place:]), chance, float(self.begun_s[place]))
+
+    def __str__(self) -> str:
+        return f"{self.curve}, {size_name(self.point.row.message_bytes)}"
+
+
+def _step(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
+    return float(np.median(after) / np.median(before)) - 1
+
+
+COLUMNS = (
+    Column("what", lambda each: str(each.curve), priority=2),
+    Column("size", lambda each: each.point.size, "size", 2),
+    Column("trials", lambda each: len(each.seconds), priority=0),
+    Column("median", lambda each: float(np.median(each.seconds)), "us"),
+    Column("spread 10-90 %", "spread", "%"),
+    Column("worst trial", lambda each: float(each.relative.max()), "x"),
+    Column("p99 / p50", lambda each: each.point.tail, "x"),
+    Column("drift", lambda each: each.drift.by, "+%", 2),
+    Column("drift by chance", lambda each: each.drift.chance, "%", 0),
+    Column("change", lambda each: each.change.by, "+%", 2),
+    Column("at", lambda each: each.change.at_s, "min"),
+    Column("change by chance", lambda each: each.change.chance, "%", 0),
+)
 
 
 def soaked_of(curves: Sequence[Curve]) -> list[Soaked]:
-    """Every case that was visited more often than its profile does: a second time after all others at the least."""
+    """Every case that was tried more often than its profile does: a second time after all others at the least."""
     points = [(curve, point) for curve in curves for point in curve.points.values()]
-    long = [(curve, point) for curve, point in points if len(point.visits) > max(2, _planned_visits(point))]
-    if not long:
-        return []
-    start = min(_time(visit.started_at) for _, point in long for visit in point.visits)
-    return [_soaked(curve.setting, point, start) for curve, point in long]
+    long = [(curve, point) for curve, point in points if len(point.trials) > max(2, _planned_trials(point))]
+    start_s = min((_time_s(trial) for _, point in long for trial in point.trials), default=0.0)
+    found = []
+    for curve, point in long:
+        in_order = sorted(point.trials, key=_time_s)
+        begun_s = np.array([_time_s(trial) - start_s for trial in in_order])
+        found.append(Soaked(curve, point, begun_s, np.array([trial.seconds / point.trips for trial in in_order])))
+    return found
 
 
-def soak_sentences(found: Sequence[Soaked]) -> list[str]:
-    """How far visits lie apart, and which cases drift or change beyond chance."""
+def soak_findings(found: Sequence[Soaked]) -> Iterator[Remark | Table | Figure]:
+    """How far trials lie apart, and which cases drift or change beyond chance; each case, and its trials over time."""
     if not found:
-        return []
-    minutes = max(float(each.minutes[-1]) for each in found) - min(float(each.minutes[0]) for each in found)
-    spreads = [_spread(each) for each in found]
+        return
+    yield table("Soak: the same cases over time", COLUMNS, found)
+    yield soak_figure(found)
+    spreads = [each.spread for each in found]
     worst = max(found, key=lambda each: float(each.relative.max()))
-    sentences = [
-        f"Soak of {minutes:.1f} minutes, {sum(len(each.seconds) for each in found)} visits to {len(found)} cases: 80 % "
-        f"of a case's visits lie within {np.median(spreads):.1%} (median case; worst {max(spreads):.0%}); the slowest "
-        f"visit took {worst.relative.max():.2f} x its case's median, {_named(worst)} at minute "
-        f"{worst.minutes[int(worst.relative.argmax())]:.1f}."
+    yield remark(
+        "Soak of {length}, {trials} trials of {cases} cases: {most} of a case's trials lie within {spread} (median "
+        "case; worst {widest}); the slowest trial took {slowest} its case's median, {case} at {at}",
+        length=_minutes(max(each.begun_s[-1] for each in found) - min(each.begun_s[0] for each in found)),
+        trials=sum(len(each.seconds) for each in found),
+        cases=len(found),
+        most=Quantity(0.8, "%"),
+        spread=Quantity(float(np.median(spreads)), "%"),
+        widest=Quantity(max(spreads), "%"),
+        slowest=Quantity(float(worst.relative.max()), "x"),
+        case=worst,
+        at=_minutes(worst.begun_s[int(worst.relative.argmax())]),
+    )
+    if max(len(each.seconds) for each in found) < FEWEST_VALUES:
+        told = "Soak: too short to tell a drift from chance, which takes {fewest} trials of a case"
+        yield remark(told, kind="caution", fewest=FEWEST_VALUES)
+        return
+    shifts = [
+        *_largest("change, {case} most, by {by} at {at}", [(each, each.change) for each in found]),
+        *_largest("drift, {case} most, by {by} from begin to end", [(each, each.drift) for each in found]),
     ]
-    level = CHANCE / len(found)
-    drifting = [each for each in found if each.drift_chance < level]
-    changed = [each for each in found if each.change_chance < level]
-    if max(len(each.seconds) for each in found) < FEWEST_VISITS:
-        return [
-            *sentences,
-            f"Soak: too short to tell a drift from chance, which takes {FEWEST_VISITS} visits to a case.",
-        ]
-    if not drifting and not changed:
-        return [*sentences, "Soak: no case drifts or changes beyond chance."]
-    for each in sorted(changed, key=lambda each: -abs(each.change))[:1]:
-        sentences.append(
-            f"Soak: {len(changed)} of {len(found)} cases change within it, {_named(each)} most, by {each.change:+.0%} "
-            f"at minute {each.change_minute:.1f}: something else began or ended to use the network then."
-        )
-    for each in sorted(drifting, key=lambda each: -abs(each.drift))[:1]:
-        sentences.append(
-            f"Soak: {len(drifting)} of {len(found)} cases drift, {_named(each)} most, by {each.drift:+.0%} from begin "
-            "to end."
-        )
-    return sentences
+    yield from shifts or [remark("Soak: no case drifts or changes beyond chance")]
 
 
-def soak_table(found: Sequence[Soaked]) -> Table:
-    """One row a case; drift and change are bracketed where chance does as much."""
-    level = CHANCE / max(1, len(found))
-    rows = []
-    for each in found:
-        drift, change = f"{each.drift:+.1%}", f"{each.change:+.1%} at {each.change_minute:.1f} min"
-        rows.append(
-            (
-                str(each.setting),
-                readable(each.point.size_bytes),
-                str(len(each.seconds)),
-                f"{np.median(each.seconds) * 1e6:.1f}",
-                f"{_spread(each):.1%}",
-                f"{each.relative.max():.2f} x",
-                f"{each.point.quantile_s(0.99) / each.point.quantile_s(0.5):.2f}",
-                drift if each.drift_chance < level else f"({drift})",
-                change if each.change_chance < level else f"({change})",
-            )
+def _largest(told: str, shifts: Sequence[tuple[Soaked, Shift]]) -> Iterator[Remark]:
+    sure = [(case, shift) for case, shift in shifts if shift.chance < CHANCE / len(shifts)]
+    if sure:
+        case, shift = max(sure, key=lambda each: abs(each[1].by))
+        yield remark(
+            f"Soak: {{sure}} of {{cases}} cases {told}",
+            effect="by",
+            sure=len(sure),
+            cases=len(shifts),
+            case=case,
+            by=Quantity(shift.by, "+%"),
+            at=_minutes(shift.at_s),
         )
-    return Table("Soak: the same cases over time (in brackets what chance does too)", COLUMNS, tuple(rows))
 
 
 def soak_figure(found: Sequence[Soaked]) -> Figure:
-    """Every visit over time, relative to its case's median; what all have in common is in the title."""
-    shown = sorted(found, key=lambda each: -_spread(each))[:MOST_SHOWN]
-    shared = {_beside_operation(each.setting) for each in shown}
-    common, label = (f": {shared.pop()}", _short) if len(shared) == 1 else ("", _named)
-    series = tuple(
-        Series(label(each), each.minutes.tolist(), relative, "points", relative, relative)
-        for each in shown
-        for relative in [each.relative.tolist()]
-    )
-    most = f"; the {len(shown)} cases that spread most" if len(shown) < len(found) else ""
-    panel = Panel("", "minutes", "time / median of the case", series)
+    """Every trial over time, relative to its case's median; what all have in common is in the title."""
+    shown = sorted(found, key=lambda each: -each.spread)[:MOST_SHOWN]
+    shared = {f"{each.curve.what.partition(' ')[2]}, {each.curve.how}" for each in shown}
+    series = []
+    for each in shown:
+        relative = each.relative.tolist()
+        short = f"{each.curve.parameters.op} {size_name(each.point.row.message_bytes)}"
+        label = short if len(shared) == 1 else str(each)
+        series.append(Series(label, each.begun_s.tolist(), relative, "points", relative, relative))
+    most = "; the cases that spread most" if len(shown) < len(found) else ""
     return Figure(
         "collectives_soak",
-        f"Collectives over time{common}",
-        f"Each point is one visit's median time over the median of its case{most}.",
-        ((panel,),),
+        "Collectives over time" + (f": {shared.pop()}" if len(shared) == 1 else ""),
+        f"Each point is one trial's median time over the median of its case{most}.",
+        ((Panel("", "time", "time / median of the case", tuple(series), x_unit="min", y_unit="x"),),),
     )
 
 
-def _soaked(setting: Setting, point: Point, start: datetime.datetime) -> Soaked:
-    in_order = sorted(point.visits, key=lambda visit: _time(visit.started_at))
-    minutes = np.array([(_time(visit.started_at) - start).total_seconds() / 60 for visit in in_order])
-    seconds = np.array([visit.seconds / point.trips for visit in in_order])
-    place, change_chance = pettitt(seconds)
-    third = len(seconds) // 3
-    return Soaked(
-        setting=setting,
-        point=point,
-        minutes=minutes,
-        seconds=seconds,
-        drift=float(np.median(seconds[-third:]) / np.median(seconds[:third])) - 1,
-        drift_chance=chance_of_no_trend(seconds),
-        change=float(np.median(seconds[place:]) / np.median(seconds[:place])) - 1,
-        change_minute=float(minutes[place]),
-        change_chance=change_chance,
-    )
+def _planned_trials(point: Point) -> int:
+    """How many processes the profile gives a case, be there a soak or not."""
+    return max(find_profile(trial.profile).processes for trial in point.trials)
 
 
-def chance_of_no_trend(values: NDArray[np.float64]) -> float:
-    """The probability that values without a trend are ordered as much, by Spearman's rank correlation with time.
-
-    Its statistic r √((n − 2)/(1 − r²)) is Student's t with n − 2 degrees of freedom (Zar 1972).
-    """
-    count = len(values)
-    if count < FEWEST_VISITS or not np.ptp(values):
-        return 1.0
-    correlation = float(np.corrcoef(np.arange(count), _ranks(values))[0, 1])
-    student = abs(correlation) * math.sqrt((count - 2) / max(1e-12, 1 - correlation**2))
-    return 2 * float(special.stdtr(count - 2, -student))
+def _minutes(seconds: float) -> Quantity:
+    return Quantity(float(seconds), "min")
 
 
-def pettitt(values: NDArray[np.float64]) -> tuple[int, float]:
-    """The index from which values are of another level, and the probability of such a change in none.
-
-    Pettitt 1979, A non-parametric approach to the change-point problem: K = max |U_t|, p = 2 exp(−6K²/(n³ + n²)).
-    """
-    count = len(values)
-    along = np.arange(1, count)
-    statistic = np.abs(2 * np.cumsum(_ranks(values))[:-1] - along * (count + 1))
-    place = int(statistic.argmax())
-    chance = 2 * math.exp(-6 * float(statistic[place]) ** 2 / (count**3 + count**2))
-    return place + 1, min(1.0, chance)
-
-
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 for the smallest; equal ones share the mean of their places."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[inverse])
-
-
-def _planned_visits(point: Point) -> int:
-    """How many processes the profile has visit a case, be there a soak or not."""
-    return max(find_profile(visit.profile).processes for visit in point.visits)
-
-
-def _beside_operation(setting: Setting) -> str:
-    """All but what is done, as in `float32, 2 ranks, gloo`."""
-    return f"{setting.what.partition(' ')[2]}, {setting.how}"
-
-
-def _short(each: Soaked) -> str:
-    return f"{each.setting.parameters.op} {readable(each.point.size_bytes)}"
-
-
-def _named(each: Soaked) -> str:
-    return f"{each.setting}, {readable(each.point.size_bytes)}"
-
-
-def _spread(each: Soaked) -> float:
-    low, high = np.quantile(each.relative, (0.1, 0.9))
-    return float(high - low)
-
-
-def _time(text: str) -> datetime.datetime:
-    return datetime.datetime.fromisoformat(text)
+def _time_s(trial: Record) -> float:
+    return datetime.datetime.fromisoformat(trial.started_at).timestamp()

@@ -25,14 +25,14 @@ from pyperf_suite.laws.correction import correction, correction_of
 from pyperf_suite.laws.matmul.gemm import GemmLaw
 from pyperf_suite.laws.matmul.gemm_menu import MenuCoefficients
 from pyperf_suite.operators import find_operator
-from pyperf_suite.probes.calibration.probe import Calibration
+from pyperf_suite.probes.calibration import PROBE
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.record import Record
 
 H200 = find_gpu("H200")
 IDENTITY = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}
-CASES = Calibration().cases("quick", Device("cuda"))
+CASES = PROBE.cases("quick", Device("cuda"))
 Machine = Callable[..., list[Record]]
 PRODUCTS = [case for case in CASES if case.operator == "matmul"]
 

@@ -15,35 +15,30 @@ from pyperf_suite.operators.training.layers import LayerPassParameters
 from pyperf_suite.operators.training.optimizer_update import OptimizerUpdateParameters, TensorSet
 from pyperf_suite.operators.training.saved_memory import TrainingMemory, TrainingMemoryParameters
 from pyperf_suite.operators.training.training_step import TrainingStepParameters
-from pyperf_suite.probes.training.backward import Backward
-from pyperf_suite.probes.training.block import Block
-from pyperf_suite.probes.training.checkpointing import CheckpointingProbe
-from pyperf_suite.probes.training.memory import Memory
-from pyperf_suite.probes.training.optimizer import OptimizerProbe
-from pyperf_suite.probes.training.precision import Precision
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import PROFILES
+from pyperf_suite.spec.discovery import find_probe
 
 CPU = Device("cpu")
 
 
-def plan(probe, **overrides):
-    cases = tuple(PlannedCase(probe.name, case) for case in probe.cases("quick", CPU, overrides))
+def plan(name, **overrides):
+    cases = tuple(PlannedCase(name, case) for case in find_probe(name).cases("quick", CPU, overrides))
     return Plan(cases, PROFILES["quick"], CPU)
 
 
 @pytest.mark.parametrize(
     ("probe", "overrides"),
     [
-        (Memory(), {"batch": "100000000"}),
-        (Block(), {"hidden": "200000", "heads": "100"}),
-        (Block(), {"batch": "10000000"}),
-        (Backward(), {"hidden": "99999999999"}),
-        (Precision(), {"hidden": "200000", "heads": "100"}),
-        (CheckpointingProbe(), {"hidden": "200000", "heads": "100"}),
-        (OptimizerProbe(), {"tensors": "1x90000x90000"}),
+        ("memory", {"batch": "100000000"}),
+        ("block", {"hidden": "200000", "heads": "100"}),
+        ("block", {"batch": "10000000"}),
+        ("backward", {"hidden": "99999999999"}),
+        ("precision", {"hidden": "200000", "heads": "100"}),
+        ("checkpointing", {"hidden": "200000", "heads": "100"}),
+        ("optimizer", {"tensors": "1x90000x90000"}),
     ],
 )
 def test_what_no_memory_holds_is_refused_before_it_is_tried(monkeypatch, probe, overrides):
@@ -52,7 +47,7 @@ def test_what_no_memory_holds_is_refused_before_it_is_tried(monkeypatch, probe, 
         plan(probe, **overrides).validate()
 
 
-@pytest.mark.parametrize("probe", [Memory(), Block(), Backward(), Precision(), CheckpointingProbe(), OptimizerProbe()])
+@pytest.mark.parametrize("probe", ["memory", "block", "backward", "precision", "checkpointing", "optimizer"])
 def test_quick_looks_need_less_than_a_gigabyte(monkeypatch, probe):
     monkeypatch.setattr(memory, "available_bytes", lambda: 1_000_000_000)
     plan(probe).validate()

@@ -1,0 +1,270 @@
+"""A transformer block and a small GPT in training: FLOP/s by each way of counting, tokens/s, and the block by parts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.operators.matmul import MatmulParameters
+from pyperf_suite.operators.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
+from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
+from pyperf_suite.operators.training.step_flop import asked_flop, computed_flop, guides_flop
+from pyperf_suite.operators.training.training_step import TrainingStepParameters
+from pyperf_suite.runner.case import Case
+from pyperf_suite.spec.axes import OneOf, Within
+from pyperf_suite.spec.findings import Claim, Findings, Remark, findings
+from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
+from pyperf_suite.spec.quantity import Quantity, quantity
+from pyperf_suite.spec.rows import Column, Row, Rows
+from pyperf_suite.spec.sources import BIGSCIENCE
+
+FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSCIENCE, 0.9, 1.1)
+MODELS = ("block", "gpt")
+# As data sheets call the types of products.
+SHEET = {"float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class BlockAxes:
+    """What the probe varies, as on a CPU; `model` "block" is one layer, "gpt" has `layers` and a vocabulary.
+
+    Steps are held against square products of these edges, the fastest of which is what the machine can multiply (MAMF).
+    """
+
+    workers: tuple[int, ...]
+    model: Annotated[tuple[str, ...], OneOf(MODELS)] = MODELS
+    compiled: Annotated[tuple[str, ...], OneOf(("no", "yes"))] = ("no",)
+    checkpointing: tuple[Checkpointing, ...] = (Checkpointing(), Checkpointing("every"))
+    precision: tuple[str, ...] = ("float32",)
+    part: Annotated[tuple[str, ...], OneOf(BLOCK_PARTS)] = BLOCK_PARTS
+    edge: tuple[int, ...] = (1024,)
+    library: tuple[str, ...] = ("torch",)
+    hidden: tuple[int, ...] = (256,)
+    heads: tuple[int, ...] = (4,)
+    layers: Annotated[tuple[int, ...], Within(1)] = (2,)
+    seq: tuple[int, ...] = (128,)
+    batch: tuple[int, ...] = (2,)
+    vocab: Annotated[tuple[int, ...], Within(0)] = (1024,)
+
+
+def axes(profile: str, device: Device) -> BlockAxes:
+    """A small block on a CPU; on a GPU one of hidden 4096, and torch.compile beside eager."""
+    gpu = device.kind == "cuda"
+    axes = BlockAxes(workers=(cpu.detect().usable_cores,))
+    if gpu:
+        axes = BlockAxes(
+            workers=(1,),
+            precision=("bfloat16",),
+            edge=(8192,),
+            library=("cublas",),
+            hidden=(4096,),
+            heads=(32,),
+            layers=(4,),
+            seq=(2048,),
+            batch=(4,),
+            vocab=(50304,),
+        )
+    if profile == "quick":
+        return replace(axes, model=MODELS[:1], checkpointing=(Checkpointing(),), part=())
+    return replace(axes, compiled=("no", "yes")) if gpu or profile == "full" else axes
+
+
+def sweep(axes: BlockAxes) -> Iterator[Case]:
+    """Steps of every model, parts of every block, products of every precision."""
+    for precision, workers in itertools.product(axes.precision, axes.workers):
+        dtype = precision.removeprefix("autocast_")
+        for model, compiled, dropped in itertools.product(axes.model, axes.compiled, axes.checkpointing):
+            # Beside steps that drop nothing, dropped activations are of interest in a stack that is not compiled.
+            beside = dropped.kind != "none" and Checkpointing() in axes.checkpointing
+            if beside and (model == "block" or compiled == "yes"):
+                continue
+            how = {"checkpointing": dropped, "precision": precision, "compiled": compiled == "yes", "workers": workers}
+            for shape in shapes(axes, model):
+                yield Case("training_step", TrainingStepParameters(**vars(shape) | how), "torch")
+        if dtype in PART_DTYPES:
+            for part, shape in itertools.product(axes.part, shapes(axes, "block")):
+                timed = BlockPartParameters(**vars(shape), part=part, dtype=dtype, workers=workers)
+                yield Case("block_part", timed, "torch")
+        for edge, library in itertools.product(axes.edge, axes.library):
+            product = MatmulParameters(edge, edge, edge, Schedule("library", workers), dtype=dtype)
+            yield Case("matmul", product, library)
+
+
+def shapes(axes: BlockAxes, model: str) -> Iterator[TransformerShape]:
+    """Blocks or GPTs of every size, which keep all that backward needs."""
+    sizes = (axes.hidden, axes.heads, axes.layers, axes.seq, axes.batch, axes.vocab)
+    for hidden, heads, layers, seq, batch, vocab in itertools.product(*sizes):
+        shape = TransformerShape(hidden=hidden, heads=heads, layers=1, seq=seq, batch=batch)
+        yield replace(shape, layers=layers, vocab=vocab) if model == "gpt" else shape
+
+
+def analyse(rows: Rows) -> Findings:
+    """How much of the machine's products steps reach, what compiling gives, and where a block's forward spends time."""
+    steps = rows.where(is_step)
+    return findings(
+        (utilization(row) for row in steps),
+        (
+            row.remark("Compiled, {step} is {faster} as fast", effect="faster", faster=faster, step=in_words(row))
+            for row in steps
+            if row.compiled and (faster := row.against(compiled=False)) is not None
+        ),
+        (time_by_part(parts) for parts in rows.where(operator="block_part").groups("part") if len(parts) > 1),
+    )
+
+
+def utilization(row: Row) -> Remark | None:
+    """MFU, and the rate that it is a share of; None where no product was measured."""
+    product, mfu = best_product(row), share_of_product(row, asked_flop(row.parameters))
+    if product is None or mfu is None:
+        return None
+    return product.remark(
+        "A step of {step} reaches {mfu} (MFU) of the {throughput} of a product of {m} cubed",
+        step=in_words(row),
+        mfu=quantity(mfu, "%"),
+    )
+
+
+def time_by_part(parts: Rows) -> Remark:
+    """Which parts a block's forward spends its time in."""
+    whole = sum(row.seconds for row in parts)
+    slowest = max(parts, key=lambda row: row.seconds)
+    return slowest.remark(
+        "In forward of {block} products take {products} of the time, {part} alone {slowest}",
+        block=in_words(slowest),
+        products=Quantity(sum(row.seconds for row in parts if row.product) / whole, "%"),
+        slowest=Quantity(slowest.seconds / whole, "%"),
+    )
+
+
+def is_step(row: Row) -> bool:
+    """Whether it is no part and no product."""
+    return bool(row.operator == "training_step")
+
+
+def precision(row: Row) -> str:
+    """Of a step or a part."""
+    return str(row.precision if is_step(row) else row.dtype)
+
+
+def in_words(row: Row) -> str:
+    """`a GPT of 2 layers and 1024 tokens of vocabulary, hidden 256, 2 x 128, checkpointing every:1, float32`."""
+    what = f"{row.layers} blocks" if row.layers > 1 else "a block"
+    if row.vocab:
+        what = f"a GPT of {row.layers} layers and {row.vocab} tokens of vocabulary"
+    dropped = f", checkpointing {row.checkpointing}" if row.checkpointing.kind != "none" else ""
+    compiled = ", compiled" if is_step(row) and row.compiled else ""
+    return f"{what}, hidden {row.hidden}, {row.batch} x {row.seq}{dropped}, {precision(row)}{compiled}"
+
+
+def best_product(row: Row) -> Row | None:
+    """The fastest product of its type in this run."""
+    products = row.rows.where(operator="matmul", dtype=precision(row).removeprefix("autocast_"))
+    return max(products, key=lambda each: each.flop_per_s, default=None)
+
+
+def share_of_product(row: Row, flop: float) -> Ratio | None:
+    """The share of the best product's rate that these FLOPs are done at, each process against its own."""
+    product = best_product(row)
+    ratio = None if product is None else row.faster_than(product)
+    return None if ratio is None or product is None else ratio * (flop / product.flop)
+
+
+def share_of_data_sheet(row: Row) -> float | None:
+    """The share of what a GPU's data sheet promises, None on a CPU and of a GPU that the catalogue lacks."""
+    gpus = [each.kernel["details"]["gpu"] for each in row.rows if "gpu" in each.kernel.get("details", {})]
+    try:
+        peak = find_gpu(gpus[0]).peak(SHEET[precision(row).removeprefix("autocast_")]) if gpus else None
+    except UserError:
+        return None
+    return asked_flop(row.parameters) / row.seconds / peak if peak else None
+
+
+def by_guide(row: Row) -> float:
+    """FLOPs by the guide's formula, of the parameters that torch counts."""
+    return guides_flop(row.parameters, int(row.kernel["details"]["parameters"]))
+
+
+def moved(row: Row) -> int:
+    """Bytes that a part reads and writes at least."""
+    return BlockPart().work(row.parameters).bytes
+
+
+def roof(row: Row) -> tuple[float, str]:
+    """The shortest time that a part can take, and what it is spent on: at the best product's rate or bandwidth.
+
+    The best bandwidth is that of the block's part without products that moves its bytes fastest.
+    """
+    parts, product = row.rows.alike(row, "part"), best_product(row)
+    plain = [each for each in parts if not each.flop] or parts
+    moving = moved(row) / max(moved(each) / each.seconds for each in plain)
+    computing = row.flop / product.flop_per_s if product is not None else 0.0
+    return (computing, "arithmetic") if computing >= moving else (moving, "bytes")
+
+
+def order(row: Row) -> tuple[Any, ...]:
+    """Steps and parts by name, parts of one block in its order."""
+    place = BLOCK_PARTS.index(row.part) if row.operator == "block_part" else 0
+    return (row.operator, "" if row.operator == "matmul" else in_words(row), place)
+
+
+PROBE = Probe(
+    name="block",
+    question="How many FLOP/s and tokens/s does a transformer train at here, and which part of a block holds it up?",
+    topic="training",
+    title="Training: a step and its parts",
+    axes=axes,
+    sweep=sweep,
+    order=order,
+    claims=(
+        RowClaim(
+            FORMULA,
+            "The guide's formula counts {measured} the FLOPs that are computed for {step}",
+            ratio=lambda row: by_guide(row) / computed_flop(row.parameters),
+            # FLOPs are the same in any precision, compiled or not: the formula is judged once.
+            where=lambda row: is_step(row) and row.rows.alike(row, "precision", "compiled")[0] is row,
+            values={"step": in_words},
+        ),
+    ),
+    tables=(
+        RowTable(
+            "Steps of training",
+            (
+                Column("step", in_words, priority=2),
+                Column("time", "seconds", "ms", 2),
+                Column("tokens", lambda row: row.tokens / row.seconds, "/s"),
+                Column("by the guide", lambda row: by_guide(row) / row.seconds, "TFLOP/s", 0),
+                Column("the model's", lambda row: asked_flop(row.parameters) / row.seconds, "TFLOP/s"),
+                Column("computed", lambda row: computed_flop(row.parameters) / row.seconds, "TFLOP/s", 0),
+                Column("MFU", lambda row: share_of_product(row, asked_flop(row.parameters)), "%", 2),
+                Column("HFU", lambda row: share_of_product(row, computed_flop(row.parameters)), "%"),
+                Column("MFU by data sheet", share_of_data_sheet, "%", 0),
+            ),
+            where=is_step,
+        ),
+        RowTable(
+            "Roofline of a block's parts in forward, operands warm; roofs are this run's best product and best "
+            "bandwidth",
+            (
+                Column("block", in_words, priority=0),
+                Column("part", priority=2),
+                Column("time", "seconds", "us", 2),
+                Column("FLOP/byte", lambda row: row.flop / moved(row)),
+                Column("rate", "flop_per_s", "GFLOP/s"),
+                Column("bandwidth", lambda row: moved(row) / row.seconds, "GB/s"),
+                Column("bound by", lambda row: roof(row)[1]),
+                Column("of its roof", lambda row: roof(row)[0] / row.seconds, "%", 2),
+            ),
+            where=lambda row: row.operator == "block_part",
+        ),
+    ),
+    analyse=analyse,
+    group=lambda case: f"block {case.operator}",
+)

@@ -1,0 +1,303 @@
+"""What dropping activations and computing them again costs, what it frees, and whether a larger batch pays for it.
+
+After every policy at the same batch, the largest batch that fits a budget of bytes is searched for under each. Bytes
+grow with the batch in a straight line but for what the allocator does, so a line through two batches says where to
+look, and what is looked at decides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.cuda_driver import gpus
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.model_flops import Recompute, hardware_flop, model_flop
+from pyperf_suite.operators.training.checkpointed_step import CheckpointedStepParameters
+from pyperf_suite.operators.training.shape import Checkpointing
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.axes import Within
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings
+from pyperf_suite.spec.probe import Probe
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, Row, Rows, all_observed, grouped, series, table
+from pyperf_suite.spec.sources import BEKMAN
+
+COSTS = Claim("dropping what blocks made costs 20-25 % of throughput", BEKMAN, 0.75, 0.80)
+REPAYS = Claim("the larger batch that then fits raises throughput overall", BEKMAN, 1.0)
+
+# What the CUDA context and the libraries take of a GPU's memory before anything is placed there.
+CONTEXT_BYTES = 1 << 30
+
+TRAINS = (
+    "Checkpointing {checkpointing} trains at {measured} the rate without ({by_flop} by FLOPs alone) and keeps {kept} "
+    "of {whole} for backward, batch {batch} ({model})"
+)
+
+NONE, SELECTIVE, BLOCK, *_ = POLICIES = tuple(map(Checkpointing.parse, ("none", "selective", "every:1", "every:2")))
+
+
+@dataclass(frozen=True)
+class CheckpointingAxes:
+    """What the probe varies.
+
+    `budget_mb` is what a step may hold in all, in units of 1e6 bytes; 0 is what the device has free, and then no larger
+    batch is searched for. With `vocab` 0 there are blocks alone, without embedding, logits and loss.
+    """
+
+    hidden: tuple[int, ...] = (128,)
+    heads: tuple[int, ...] = (4,)
+    layers: tuple[int, ...] = (4,)
+    seq: tuple[int, ...] = (64,)
+    vocab: tuple[int, ...] = (0,)
+    attention: tuple[str, ...] = ("sdpa",)
+    precision: tuple[str, ...] = ("float32",)
+    part: tuple[str, ...] = ("train",)
+    budget_mb: Annotated[tuple[int, ...], Within(0)] = (25,)
+    workers: Annotated[tuple[int, ...], Within(1)] = (1,)
+    batch: Annotated[tuple[int, ...], Within(1)] = (4,)
+    checkpointing: tuple[Checkpointing, ...] = POLICIES
+
+
+def axes(profile: str, device: Device) -> CheckpointingAxes:
+    """On a CPU a few small blocks, a tenth of a second a step at the largest batch; on a GPU what its memory holds."""
+    if device.kind == "cuda":
+        budget_mb = math.floor((gpus()[device.index].memory_bytes - CONTEXT_BYTES) / 1e6)
+        large = CheckpointingAxes(hidden=(4096,), heads=(32,), seq=(2048,), batch=(2,), precision=("bfloat16",))
+        standard = replace(large, budget_mb=(budget_mb,))
+        full = replace(standard, batch=(1, 2, 4, 8), vocab=(0, 50304))
+    else:
+        standard = CheckpointingAxes(workers=(cpu.detect().usable_cores,))
+        policies = (*POLICIES, Checkpointing("every", 4))
+        large = replace(standard, hidden=(256,), layers=(8,), seq=(128,), budget_mb=(200,))
+        full = replace(large, batch=(1, 2, 4), checkpointing=policies)
+    quick = replace(standard, checkpointing=(NONE, BLOCK), layers=(2,), budget_mb=(0,))
+    return {"quick": quick, "standard": standard}.get(profile, full)
+
+
+def sweep(axes: CheckpointingAxes) -> Iterator[Case]:
+    """Each policy at each batch of each transformer; the search adds its own (see `follow_up`)."""
+    for values in itertools.product(*vars(axes).values()):
+        named: dict[str, Any] = dict(zip(vars(axes), values, strict=True))
+        budget = named.pop("budget_mb") * 1_000_000
+        yield Case("checkpointed_step", CheckpointedStepParameters(**named, budget_bytes=budget), "torch")
+
+
+@dataclass
+class Search:
+    """One policy of one transformer: parameters (their batch is 1), batches that fit with their bytes, and others.
+
+    `broken` where a batch neither fits nor is too large: something failed, and a search would not end.
+    """
+
+    parameters: CheckpointedStepParameters
+    fits: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    too_large: set[int] = field(default_factory=set)
+    broken: bool = False
+
+    @property
+    def largest(self) -> int:
+        """The largest batch known to fit; 0 where none is."""
+        return max(self.fits, default=0)
+
+    @property
+    def above(self) -> list[int]:
+        """Batches known not to fit, above those that do, the smallest first."""
+        return sorted(batch for batch in self.too_large if batch > self.largest)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the batch after the largest one is known not to fit."""
+        return self.above[:1] == [self.largest + 1]
+
+    @property
+    def next_batch(self) -> int | None:
+        """The batch to try next; None where nothing is left to learn."""
+        if self.broken or self.is_settled or not (self.fits or self.too_large):
+            return None
+        if not self.fits:
+            return self.above[0] // 2
+        if not self.above or self._predicted < self.above[0]:
+            return max(self._predicted, self.largest + 1)
+        # The line promised too much: steps down that double, and halves where these would go below what fits.
+        down = self.above[0] - 2 ** (len(self.above) - 1)
+        return down if down > self.largest else (self.largest + self.above[0]) // 2
+
+    @property
+    def _predicted(self) -> int:
+        """Where the line through the bytes of one sequence and of the largest batch meets the budget."""
+        seen = self.fits[self.largest]
+        if self.largest > 1:
+            each, start = (seen["peak"] - seen["peak_of_one"]) / (self.largest - 1), seen["peak_of_one"]
+        else:
+            each, start = seen["peak"] - seen["fixed"], seen["peak"]
+        return 1 + math.floor((self.parameters.budget_bytes - start) / max(each, 1.0))
+
+
+def searches(records: Sequence[Record]) -> list[Search]:
+    """What records say of each policy, those without a budget left out."""
+    held = all_observed(records)
+    found: dict[CheckpointedStepParameters, Search] = {}
+    for record in records:
+        p = record.parsed_case().parameters
+        if not p.budget_bytes:
+            continue
+        search = found.setdefault(replace(p, batch=1), Search(replace(p, batch=1)))
+        if record.outcome == "ok":
+            search.fits[p.batch] = held[record.case_id]
+        elif record.outcome == "unsupported" and "does not fit" in record.reason:
+            search.too_large.add(p.batch)
+        else:
+            search.broken = True
+    return sorted(found.values(), key=lambda search: _order(search.parameters))
+
+
+def follow_up(records: Sequence[Record]) -> list[Case]:
+    """For each policy the batch to try next, until one is known to fit and the next one not to."""
+    return [
+        Case("checkpointed_step", replace(search.parameters, batch=search.next_batch), "torch")
+        for search in searches(records)
+        if search.next_batch is not None
+    ]
+
+
+def transformer(row: Row | CheckpointedStepParameters) -> str:
+    """`4 blocks of 128, seq 64, float32`."""
+    return f"{row.layers} blocks of {row.hidden}, seq {row.seq}, {row.precision}"
+
+
+def _order(row: Row | CheckpointedStepParameters) -> tuple[Any, ...]:
+    return (transformer(row), row.vocab, row.checkpointing != NONE, str(row.checkpointing), row.batch)
+
+
+def rate(row: Row) -> Quantity:
+    """Tokens a second."""
+    found: Quantity = row.reading.per_second(row.tokens, "/s")
+    return found
+
+
+def analyse(rows: Rows) -> Findings:
+    """The cost at the same batch, the largest batches, whether they repay it, and what to do."""
+    found = searches(rows.records)
+    after = {replace(each.parameters, batch=batch - 1): "does not fit" for each in found for batch in each.too_large}
+    settled = (rows.first(parameters=replace(each.parameters, batch=each.largest)) for each in found if each.is_settled)
+    return findings(
+        (_cost(group) for group in rows.groups("batch")),
+        (_repaid(group) for group in Rows(filter(None, settled)).groups("batch", "checkpointing")),
+        table("Largest batch that fits", LARGEST, found),
+        table(
+            "Steps by checkpointing and batch",
+            (*STEPS, Column("batch after it", lambda row: after.get(row.parameters))),
+            rows,
+        ),
+        (_figure(number, group) for number, group in enumerate(rows.groups("batch", "checkpointing"))),
+    )
+
+
+LARGEST = (
+    Column("model", lambda search: transformer(search.parameters), priority=0),
+    Column("budget", lambda search: search.parameters.budget_bytes, "MB"),
+    Column("checkpointing", lambda search: str(search.parameters.checkpointing), priority=2),
+    Column("largest batch", lambda search: search.largest or None, "count", priority=2),
+    Column("the next one", lambda search: "does not fit" if search.is_settled else None),
+)
+STEPS = (
+    Column("model", transformer, priority=0),
+    Column("checkpointing", priority=2),
+    Column("batch", priority=2),
+    Column("time", "seconds", "ms"),
+    Column("tokens", lambda row: rate(row).value, "/s", priority=2),
+    Column("relative to none", lambda row: row.against(checkpointing=NONE), "x"),
+    Column("kept", lambda row: row.seen["kept"], "MB"),
+    Column("peak", lambda row: row.seen["peak"], "MB", priority=2),
+)
+
+
+def _cost(rows: Rows) -> Iterator[Remark | Verdict]:
+    """A policy compared with none at the largest batch that both were measured at."""
+    shared = [row for row in rows if row.against(checkpointing=NONE) is not None]
+    plain = shared[-1].like(checkpointing=NONE) if shared else None
+    faster = shared[-1].faster_than(plain) if plain else None
+    if plain is None or faster is None:
+        return
+    row = shared[-1]
+    # By FLOPs alone blocks are computed twice; what selective computes again is no product.
+    again: Recompute = "layers" if row.checkpointing.kind == "every" else "nothing"
+    size = (row.dimensions, row.batch, row.seq)
+    told: dict[str, Any] = {
+        "by_flop": Quantity(model_flop(*size) / hardware_flop(*size, again), "x", predicted=True),
+        "kept": Quantity(row.seen["kept"], "MB"),
+        "whole": Quantity(plain.seen["kept"], "MB"),
+        "model": transformer(row),
+    }
+    if row.checkpointing.kind == "every":
+        yield row.judge(COSTS, TRAINS, faster, **told)
+    else:
+        yield row.remark(TRAINS, effect="measured", measured=faster, **told)
+
+
+def _repaid(rows: Rows) -> Iterator[Remark | Verdict]:
+    """The best policy at its largest batch compared with none at its own, where both searches came to an end."""
+    plain = rows.first(checkpointing=NONE)
+    if plain is None:
+        return
+    compared = [
+        (faster * (row.batch / plain.batch), row)
+        for row in rows
+        if row is not plain and (faster := row.faster_than(plain)) is not None
+    ]
+    if not compared:
+        return
+    ratio, best = max(compared, key=lambda each: each[0].value)
+    yield best.judge(
+        REPAYS,
+        "Checkpointing {checkpointing} with batch {batch} trains {measured} the tokens a second of none with batch "
+        "{plain} ({model})",
+        ratio,
+        plain=plain.batch,
+        model=transformer(plain),
+    )
+    if ratio.low > 1 or ratio.high < 1:
+        yield (best if ratio.low > 1 else plain).remark(
+            "Fastest within {budget}: checkpointing {checkpointing} with batch {batch} ({model})",
+            budget=Quantity(plain.budget_bytes, "MB"),
+            model=transformer(plain),
+        )
+
+
+def _figure(number: int, rows: Rows) -> Figure | None:
+    """Throughput over the most that a step holds: one would be up and to the left."""
+    policies = grouped(rows, lambda row: str(row.checkpointing))
+    lines = [series(label, group, lambda row: row.seen["peak"], rate) for label, group in policies.items()]
+    budget = rows[0].budget_bytes
+    panel = Panel(
+        title=transformer(rows[0]),
+        x_label="held at most",
+        y_label="tokens",
+        series=tuple(lines),
+        strong_edges=(budget,) if budget else (),
+        x_unit="MB",
+        y_unit="/s",
+    )
+    caption = "A point a batch, the larger to the right; bars span the processes. Line: the budget."
+    title = "Throughput over memory by checkpointing"
+    return Figure(f"checkpointing_{number}", title, caption, ((panel,),)) if len(lines) > 1 else None
+
+
+PROBE = Probe(
+    name="checkpointing",
+    question="What does computing activations again cost, what does it free, and does a larger batch repay it?",
+    topic="training",
+    title="Training: checkpointing",
+    axes=axes,
+    sweep=sweep,
+    order=_order,
+    analyse=analyse,
+    follow_up=follow_up,
+    group=lambda case: f"checkpointing {transformer(case.parameters)}",
+)

@@ -1,0 +1,198 @@
+"""Which rank the others wait for, and how fast each rank reaches each other: which link or rank is slow."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pyperf_suite.probes.collectives.curves import Curve, Point
+from pyperf_suite.spec.axes import size_name
+from pyperf_suite.spec.findings import Figure, HeatMap, Remark, Table, remark
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, grouped, table
+
+# No rank can leave these before all have entered.
+SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+# A rank is named where chance would do as much in fewer runs than this, and others wait for so much of their time.
+CHANCE, WORTH_NAMING = 0.01, 0.05
+
+# A link that carries less than this share of what the median link of its kind does is slow.
+SLOW = 0.8
+MOST_NAMED = 5
+
+Pair = tuple[int, int]
+
+
+def stragglers(curves: Sequence[Curve]) -> Iterator[Remark]:
+    """For each number of ranks the straggler, or that there is none."""
+    synchronising = [curve for curve in curves if curve.operation in SYNCHRONISING and curve.ranks > 1]
+    for ranks, together in sorted(grouped(synchronising, lambda curve: curve.ranks).items()):
+        points = [point for curve in together for point in curve.points.values()]
+        if points:
+            yield straggler(ranks, [trial.sampling for point in points for trial in point.trials])
+
+
+def straggler(ranks: int, trials: Sequence[Mapping[str, Any]]) -> Remark:
+    """The rank that arrives last and has the smallest time of its own in most trials, if that is more than chance.
+
+    Those who come early to a collective that all must enter wait longest in it. Arrival is by aligned clocks; a rank's
+    own time needs no clock but its own. `chance` is the probability that ranks that take turns at random name any one
+    so often, `lag` its median arrival after the first, `wait` the share of the others' time that is waiting for it.
+    """
+    from scipy import special
+
+    signs = [(int(np.argmax(each["rank_lag_s"])), int(np.argmin(each["rank_median_s"]))) for each in trials]
+    ((rank, named),) = Counter(last for last, least in signs if last == least).most_common(1) or ((0, 0),)
+    # Binomial tail, times the ranks that could have been named.
+    chance = min(1.0, ranks * float(special.bdtrc(named - 1, len(trials), 1 / ranks))) if named else 1.0
+    own = np.array([each["rank_median_s"] for each in trials])
+    others = np.median(np.delete(own, rank, axis=1), axis=1)
+    wait = max(0.0, float(np.median(1 - own[:, rank] / others)))
+    is_sure = chance < CHANCE and wait > WORTH_NAMING
+    told = "{ranks} ranks: no straggler. Rank {rank} arrives last and waits least in {named} of {trials} trials"
+    if is_sure:
+        told = (
+            "{ranks} ranks: rank {rank} is the straggler. It arrives last and waits least in {named} of {trials} "
+            "trials, {lag} after the first (clocks agree within {clocks})"
+        )
+    return remark(
+        f"{told} (chance: {{chance}}); {{wait}} of the others' time is waiting for it",
+        kind="caution" if is_sure else "",
+        ranks=ranks,
+        rank=rank,
+        named=named,
+        trials=len(trials),
+        chance=Quantity(chance, "%"),
+        lag=Quantity(float(np.median([each["rank_lag_s"][rank] for each in trials])), "us"),
+        clocks=Quantity(max(float(each["clock_uncertainty_s"]) for each in trials), "us"),
+        wait=Quantity(wait, "%"),
+    )
+
+
+@dataclass(frozen=True)
+class PairMap:
+    """Bytes a second, one direction, between pairs of ranks, lower rank first, at one size.
+
+    `paths` says how a pair is wired where the machine reports it, as in NV18 or PIX.
+    """
+
+    how: str
+    size_bytes: int
+    ranks: int
+    rates: Mapping[Pair, float]
+    paths: Mapping[Pair, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """How it was measured, and at what size."""
+        return f"{self.how}, {size_name(self.size_bytes)}"
+
+    @property
+    def met(self) -> tuple[int, ...]:
+        """The ranks of which a pair was measured."""
+        return tuple(sorted({rank for pair in self.rates for rank in pair}))
+
+    def share(self, pair: Pair) -> float:
+        """Of what the median pair that is wired alike carries."""
+        alike = [rate for other, rate in self.rates.items() if self.paths.get(other) == self.paths.get(pair)]
+        return self.rates[pair] / statistics.median(alike)
+
+    def rate(self, one: int, other: int) -> float | None:
+        """Either way; None where it was not measured."""
+        return self.rates.get((min(one, other), max(one, other)))
+
+    def slow_pairs(self) -> list[Pair]:
+        """Those far below the median of their kind, slowest first."""
+        return sorted((pair for pair in self.rates if self.share(pair) < SLOW), key=self.share)
+
+    def slow_ranks(self) -> list[int]:
+        """Ranks all of whose links are slow, where each has two or more and the others' are not: their fault alone."""
+        links = {rank: [pair for pair in self.rates if rank in pair] for rank in range(self.ranks)}
+        slow = set(self.slow_pairs())
+        return [rank for rank, own in links.items() if len(own) > 1 and slow.issuperset(own)]
+
+
+def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
+    """One for each way of measuring and size."""
+    found: dict[tuple[str, int, int], tuple[dict[Pair, float], dict[Pair, str]]] = {}
+    for curve in curves:
+        p = curve.parameters
+        for size, point in curve.points.items() if p.pairs else ():
+            rates, paths = found.setdefault((f"{p.op} {p.dtype}, {curve.how}", size, p.ranks), ({}, {}))
+            rates.update(_rates(point))
+            paths.update(_paths(point))
+    return [PairMap(*key, dict(sorted(rates.items())), paths) for key, (rates, paths) in found.items()]
+
+
+def pair_findings(found: PairMap) -> Iterator[Remark | Table | Figure]:
+    """How fast the pairs are, the slow ranks, or else the slow links, and the map."""
+    rates = found.rates.values()
+    slow, ranks = found.slow_pairs(), found.slow_ranks()
+    yield remark(
+        "{map}: pairs carry {lowest} to {highest}, the median {median}; {slow} of {pairs} carry less than {limit} of "
+        "the median of their kind",
+        map=found.name,
+        lowest=Quantity(min(rates), "GB/s"),
+        highest=Quantity(max(rates), "GB/s"),
+        median=Quantity(statistics.median(rates), "GB/s"),
+        slow=len(slow),
+        pairs=len(rates),
+        limit=Quantity(SLOW, "%"),
+    )
+    for rank in ranks[:MOST_NAMED]:
+        told = "{map}: every link of rank {rank} is slow, so look there and not at a single cable"
+        yield remark(told, kind="caution", map=found.name, rank=rank)
+    for pair in slow[:MOST_NAMED] if not ranks else ():
+        wired = found.paths.get(pair)
+        yield remark(
+            "{map}: link {one}-{other} is slow, {share} of the median" + (" of those by {path}" if wired else ""),
+            effect="share",
+            map=found.name,
+            one=pair[0],
+            other=pair[1],
+            share=Quantity(found.share(pair), "%"),
+            path=wired,
+        )
+    to_each = [Column(str(one), partial(found.rate, one), "GB/s") for one in found.met]
+    columns = (Column("", "rank {}".format, priority=2), *to_each)
+    yield table(f"GB/s between ranks: {found.name}", columns, found.met)
+    yield pair_figure(found)
+
+
+def pair_figure(found: PairMap) -> Figure:
+    """The map in colours: each pair over the median of those wired alike; white is as fast as that."""
+    shares = {pair: found.share(pair) for pair in found.rates}
+    values = tuple(tuple(shares.get((min(a, b), max(a, b)), math.nan) for b in found.met) for a in found.met)
+    heat_map = HeatMap(found.name, "rank", "rank", "rate over the median pair's", found.met, found.met, values)
+    alike = " wired alike" if found.paths else ""
+    return Figure(
+        f"pair_map_{re.sub(r'[^a-z0-9]+', '_', found.name.lower())}",
+        f"Map of pairs: {found.ranks} ranks",
+        f"Measured, in one direction; 1 is the median of the pairs{alike}. Grey: not measured.",
+        ((heat_map,),),
+    )
+
+
+def _rates(point: Point) -> dict[Pair, float]:
+    """Of each pair in a point, by the slower of its two ranks' own median times; the other ranks are idle."""
+    own = np.array([trial.sampling["rank_median_s"] for trial in point.trials], dtype=np.float64)
+    seconds = np.median(own, axis=0)
+    return {
+        (min(a, b), max(a, b)): point.algbw(float(max(seconds[a], seconds[b])) / point.trips)
+        for a, b in point.row.pairs
+    }
+
+
+def _paths(point: Point) -> dict[Pair, str]:
+    """How the pairs are wired, where all ranks are GPUs of one machine; ranks there have CUDA's numbers."""
+    links = (point.trials[0].state.get("gpu") or {}).get("links", {}) if point.nodes == 1 else {}
+    pairs = ((min(pair), max(pair)) for pair in point.row.pairs)
+    return {pair: links[name]["path"] for pair in pairs if (name := f"{pair[0]}-{pair[1]}") in links}

@@ -1,0 +1,326 @@
+"""A training step on several ranks: DDP's options beside a step without exchange, and the all_reduces it is made of."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.cuda_driver import gpus
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.operators.collective import CollectiveParameters
+from pyperf_suite.operators.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
+from pyperf_suite.probes.data_parallel.steps import (
+    Fitted,
+    buckets_of,
+    described,
+    exchanged,
+    fastest,
+    fitted_to,
+    last_rank_s,
+    other,
+    over_none,
+    setting_of,
+)
+from pyperf_suite.ranks.environment import rank_environment, ranks_here, require_launched
+from pyperf_suite.runner.case import Case
+from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes, every_size, size_name
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Table, Verdict, findings, remark
+from pyperf_suite.spec.probe import Probe, RowClaim
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, series, table
+from pyperf_suite.spec.sources import BEKMAN, TRANSFORMERS
+
+HEAD_DIM = 64
+# By which torch.distributed's own all_reduce is measured, over the library that the steps use.
+COLLECTIVE_OVER = {"gloo": "gloo", "nccl": "c10d_nccl"}
+
+LI = "Li et al. 2020, PyTorch Distributed"
+OVERLAP = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)
+BUCKETS = Claim("gradients are exchanged in buckets, so that it can begin before the last is there", LI, low=1.0)
+NO_SYNC = Claim("skipping the exchange of all micro-batches but the last saves time", LI, low=1.0)
+# 200 steps of GPT-2 on 2 x TITAN RTX: DP over NVLink 110 s, DDP over NVLink 101 s, DDP without NVLink 131 s.
+DDP_BEATS_DP = Claim("DDP is typically faster than DP: 101 s against 110 s over NVLink", TRANSFORMERS, low=1.0)
+LINKS_MATTER = Claim("DDP is slower over slow links: 131 s without NVLink, 101 s with it", TRANSFORMERS, low=1.0)
+DP_BEATS_UNLINKED = Claim("DP over NVLink is faster than DDP without it: 110 s against 131 s", TRANSFORMERS, low=1.0)
+
+# What the law is wanted to keep to, as a median over steps that it has not seen.
+WANTED_ERROR = 0.10
+FEWEST_BUCKETS = 3
+
+TOLD = {
+    OVERLAP: "With {setting}, exchanging while backward goes on is {measured} as fast as after it (models: {models})",
+    BUCKETS: "With {setting}, the best of several buckets are {measured} as fast as a single one (models: {models})",
+    DDP_BEATS_DP: "With {setting}, DDP is {measured} as fast as DP (models: {models})",
+    LINKS_MATTER: "DDP with {setting} takes {measured} the time with them",
+    DP_BEATS_UNLINKED: "DP with direct copies is {measured} as fast as DDP with {setting} (models: {models})",
+}
+
+
+@dataclass(frozen=True)
+class DataParallelAxes:
+    """What the probe varies.
+
+    Every model (hidden, layers, seq, batch, vocab; 0 is a stack of blocks without logits) makes its step in every
+    `exchange`: ddp with each `bucket`, after, none, dp. The first model also takes `accumulate` micro-batches, with and
+    without no_sync, and a `static_graph`, with the first bucket. `all_reduce` are the sizes that the law is read off.
+    """
+
+    implementation: tuple[str, ...]
+    ranks: tuple[int, ...]
+    hidden: tuple[int, ...]
+    layers: tuple[int, ...]
+    seq: tuple[int, ...]
+    batch: tuple[int, ...]
+    exchange: Annotated[tuple[str, ...], OneOf(EXCHANGES)]
+    bucket: tuple[Sizes, ...]
+    vocab: tuple[int, ...] = (0,)
+    accumulate: tuple[int, ...] = (1,)
+    static_graph: tuple[Flag, ...] = (NO,)
+    peer_to_peer: tuple[Flag, ...] = (YES,)
+    dtype: tuple[str, ...] = ("float32",)
+    all_reduce: tuple[Sizes, ...] = ()
+
+
+def axes(profile: str, device: Device) -> DataParallelAxes:
+    """Models of a few layers on a CPU; on GPUs layers of 4096, all GPUs, and NCCL without direct copies too.
+
+    Steps on a CPU compute about as long as they exchange over gloo: 3.2 MB of gradients a layer, 64 tokens a rank. On
+    GPUs a layer has 403 MB of gradients, sizes at which buckets and links matter.
+    """
+    gpu = device.kind == "cuda"
+    quick = DataParallelAxes(
+        implementation=("nccl" if gpu else "gloo",),
+        ranks=ranks_here((len(gpus()) if gpu else 2,)),
+        hidden=(4096 if gpu else 256,),
+        layers=(4,),
+        seq=(2048 if gpu else 64,),
+        batch=(1,),
+        exchange=("none", "ddp"),
+        bucket=_sizes("25MiB" if gpu else "4MiB"),
+        dtype=("bfloat16" if gpu else "float32",),
+    )
+    if profile == "quick":
+        return quick
+    standard = replace(
+        quick,
+        exchange=("none", "ddp", "after", *(("dp",) if gpu else ())),
+        bucket=_sizes("25MiB", "100MiB", "4GiB") if gpu else _sizes("4MiB", "1MiB", "25MiB"),
+        accumulate=(1, 2),
+        peer_to_peer=(YES, NO) if gpu else (YES,),
+        all_reduce=_sizes("1MiB..1GiB:4" if gpu else "64KiB..16MiB:16"),
+    )
+    if profile == "standard":
+        return standard
+    buckets = ("25MiB", "50MiB", "100MiB", "400MiB", "4GiB") if gpu else ("4MiB", "1MiB", "2MiB", "8MiB", "25MiB")
+    return replace(
+        standard,
+        ranks=standard.ranks if gpu else ranks_here((2, 4)),
+        layers=(4, 2, 8),
+        bucket=_sizes(*buckets),
+        accumulate=(1, 2, 4),
+        static_graph=(NO, YES),
+        all_reduce=_sizes("1MiB..1GiB:2" if gpu else "64KiB..32MiB:2"),
+    )
+
+
+def _sizes(*texts: str) -> tuple[Sizes, ...]:
+    return tuple(map(Sizes.parse, texts))
+
+
+def sweep(axes: DataParallelAxes) -> Iterator[Case]:
+    """Steps, then the all_reduces. Raises UserError for other ranks than a launcher started, and for DP on CPUs."""
+    require_launched(axes.ranks)
+    if "dp" in axes.exchange and "nccl" not in axes.implementation:
+        asked = ", ".join(axes.implementation)
+        raise UserError(f"exchange=dp is one process that drives GPUs, but only {asked} was asked for: leave it out.")
+    places = list(itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer))
+    models = list(_models(axes))
+    for (implementation, ranks, direct), model, exchange in itertools.product(places, models, axes.exchange):
+        # One process for all GPUs is none of a launcher's, and copies between them are not NCCL's to forbid.
+        if exchange == "dp" and (implementation != "nccl" or not direct.value or rank_environment().launched):
+            continue
+        plain = replace(model, ranks=ranks, peer_to_peer=direct.value, exchange=exchange)
+        steps = _ddp(axes, plain, first=model is models[0]) if exchange == "ddp" else [plain]
+        yield from (Case("data_parallel", step, "dp" if exchange == "dp" else implementation) for step in steps)
+    settings = itertools.product(places, axes.dtype, every_size(axes.all_reduce))
+    for (implementation, ranks, direct), dtype, size in settings:
+        message = CollectiveParameters("all_reduce", size, ranks, dtype=dtype, in_place=True, peer_to_peer=direct.value)
+        yield Case("collective", message, COLLECTIVE_OVER.get(implementation, implementation))
+
+
+def _models(axes: DataParallelAxes) -> Iterator[DataParallelParameters]:
+    """Each model without an exchange, in the order of the axes."""
+    sizes = itertools.product(axes.hidden, axes.layers, axes.seq, axes.batch, axes.vocab, axes.dtype)
+    for hidden, layers, seq, batch, vocab, dtype in sizes:
+        heads = hidden // HEAD_DIM if hidden % HEAD_DIM == 0 else 1
+        yield DataParallelParameters(
+            hidden=hidden, heads=heads, layers=layers, seq=seq, batch=batch, vocab=vocab, dtype=dtype, exchange="none"
+        )
+
+
+def _ddp(axes: DataParallelAxes, plain: DataParallelParameters, first: bool) -> Iterator[DataParallelParameters]:
+    """One model's steps with each bucket; of the first model with DDP's other options as well."""
+    buckets = dict.fromkeys(size for ladder in axes.bucket for size in ladder.ladder())
+    usual = [replace(plain, bucket_bytes=size) for size in buckets]
+    if first:
+        for graph, accumulate in itertools.product(axes.static_graph, axes.accumulate):
+            # DDP takes no static graph with several micro-batches.
+            if accumulate == 1:
+                yield replace(usual[0], static_graph=graph.value)
+            elif not graph.value:
+                yield replace(usual[0], accumulate=accumulate, no_sync=True)
+                yield replace(usual[0], accumulate=accumulate, no_sync=False)
+    yield from usual[1:] if first else usual
+
+
+def analyse(rows: Rows) -> Findings:
+    """What the exchange costs, what hides it, the guides' claims, and the law with its held-out error."""
+    slowest_s = last_rank_s(rows.records)
+    found: list[Any] = []
+    for setting, members in grouped(rows.where(operator="data_parallel"), setting_of).items():
+        steps = Rows(members)
+        # DDP's steps with nothing but their buckets chosen, model by model.
+        ddp = steps.where(exchange="ddp", accumulate=1, static_graph=False).groups("bucket_bytes")
+        all_reduces = [row for row in rows.where(operator="collective") if setting_of(row) == setting]
+        fitted = fitted_to(steps, all_reduces, slowest_s)
+        found += [_costs(setting, steps, ddp), _verdicts(setting, steps, ddp), _law(setting, fitted)]
+        found += [_table(setting, steps, fitted), _figure(setting, ddp, fitted)]
+    correct = "In all {trials} trials the gradients are those of a single process, the same bits on ranks that exchange"
+    trials = [each for each in rows.records if each.outcome == "ok" and each.case.get("operator") == "data_parallel"]
+    return findings(found, remark(correct, trials=len(trials)) if found else None)
+
+
+def _costs(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Remark]:
+    """What the exchange adds to each model's step, with the best of its buckets; what a static graph saves."""
+    for best in map(fastest, ddp):
+        if (longer := over_none(best)) is not None:
+            told = "{model} on {setting}: DDP with buckets of {bucket} takes {longer} the step without exchange"
+            bucket = Quantity(best.bucket_bytes, "size")
+            yield remark(told, effect="longer", model=described(best), setting=setting, bucket=bucket, longer=longer)
+    for row in steps.where(static_graph=True):
+        if (faster := row.against(static_graph=False)) is not None:
+            told = "With {setting}, a static graph is {faster} as fast as DDP's usual one"
+            yield remark(told, effect="faster", setting=setting, faster=faster)
+
+
+def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Verdict]:
+    """Each claim on the mean over (slow, fast) steps, where a process measured them all."""
+    best = [fastest(group) for group in ddp]
+    unlinked = steps.where(exchange="ddp", peer_to_peer=False)
+    compared: dict[Claim, list[tuple[Row | None, Row | None]]] = {
+        OVERLAP: [(other(step, "after"), step) for step in best],
+        BUCKETS: [_single_and_several(group) for group in ddp],
+        DDP_BEATS_DP: [(other(step, "dp"), step) for step in best],
+        LINKS_MATTER: [(step, step.like(peer_to_peer=True)) for step in unlinked],
+        DP_BEATS_UNLINKED: [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.peer_to_peer],
+    }
+    for claim, found in compared.items():
+        pairs = [(slow.reading, fast.reading) for slow, fast in found if slow and fast]
+        ratio = mean_speedup(pairs)
+        if ratio is not None:
+            yield claim.judge(TOLD[claim], ratio, setting=setting, models=len(pairs))
+
+
+def _single_and_several(steps: Rows) -> tuple[Row | None, Row | None]:
+    """With room for all, any size makes the same bucket: the smallest that does. And the best of several buckets."""
+    single = [step for step in steps if len(buckets_of(step)) == 1]
+    several = [step for step in steps if len(buckets_of(step)) > 1]
+    smallest = min(single, key=lambda step: int(step.bucket_bytes), default=None)
+    return smallest, fastest(several) if several else None
+
+
+def _law(setting: str, fitted: Fitted | None) -> Remark | None:
+    if fitted is None:
+        return None
+    errors = fitted.held_out.values()
+    return remark(
+        "Law on {setting}: {hidden} of what is exchanged during backward is hidden, an all_reduce takes {slowdown} as "
+        "long in a step as alone; steps held out are missed by {error} (median of {steps}, wanted {wanted}) and "
+        "at worst by {worst}",
+        kind="law",
+        setting=setting,
+        hidden=Quantity(fitted.law.hidden, "%"),
+        slowdown=Quantity(fitted.law.slowdown, "x"),
+        error=Quantity(statistics.median(errors), "%"),
+        steps=len(errors),
+        worst=Quantity(max(errors), "%"),
+        wanted=Quantity(WANTED_ERROR, "%"),
+    )
+
+
+def _table(setting: str, steps: Rows, fitted: Fitted | None) -> Table:
+    columns = (
+        Column("model", described),
+        Column("exchange", exchanged, priority=2),
+        Column("step", "time", "ms", priority=2),
+        Column("over no exchange", over_none, "x"),
+        Column("buckets", lambda step: len(buckets_of(step)) or None),
+        Column("sent by a rank", lambda step: step.kernel.get("details", {}).get("wire_bytes") or None, "MB"),
+        Column("law", lambda step: fitted and fitted.predicted_s.get(step.case.case_id), "ms", 0, predicted=True),
+        Column("law off where left out", lambda step: fitted and fitted.held_out.get(step.case.case_id), "%", 0),
+    )
+    return table(f"Data-parallel steps on {setting}", columns, sorted(steps, key=_order))
+
+
+def _order(step: Row) -> tuple[object, ...]:
+    """Models together, without exchange first, then by bucket and micro-batches."""
+    size = (step.hidden, step.layers, step.seq, step.batch, step.vocab)
+    exchange = ("none", "ddp", "after", "dp").index(step.exchange)
+    return (*size, exchange, step.accumulate, step.static_graph, step.no_sync, step.bucket_bytes)
+
+
+def _figure(setting: str, ddp: Sequence[Rows], fitted: Fitted | None) -> Figure | None:
+    panels = tuple(_panel(steps, fitted) for steps in ddp if len(steps) >= FEWEST_BUCKETS)
+    if not panels:
+        return None
+    of = ddp[0][0]
+    library = "gloo" if of.implementation == "gloo" else "NCCL"
+    return Figure(
+        name=f"data_parallel_{library}_{of.ranks}_ranks_{of.dtype}{'' if of.peer_to_peer else '_no_p2p'}",
+        title=f"A data-parallel step over the size of gradient buckets: {setting}",
+        caption="Points: measured, bars span the processes. Line: compute + exposed communication. Dashed: without "
+        f"exchange. torch's own buckets are {size_name(BUCKET_BYTES)}.",
+        rows=(panels,),
+    )
+
+
+def _panel(steps: Rows, fitted: Fitted | None) -> Panel:
+    ordered = sorted(steps, key=_size)
+    none, law = other(ordered[0], "none"), fitted.predicted_s if fitted else {}
+    drawn = [
+        series("DDP", ordered, _size, lambda step: step.time),
+        series("law", ordered, _size, lambda step: law.get(step.case.case_id), "line"),
+        series("no exchange", [ordered[0], ordered[-1]], _size, lambda _: none and none.seconds, "beside"),
+    ]
+    ticks = tuple((_size(step), size_name(step.bucket_bytes)) for step in ordered)
+    shown = tuple(each for each in drawn if each.x)
+    return Panel(described(ordered[0]), "bucket", "step", shown, x_ticks=ticks, x_unit="size", y_unit="ms")
+
+
+def _size(step: Row) -> float:
+    return float(step.bucket_bytes)
+
+
+PROBE = Probe(
+    name="data_parallel",
+    question="What does exchanging gradients cost a training step here, and what hides it?",
+    topic="network",
+    title="Training: data parallel",
+    axes=axes,
+    sweep=sweep,
+    claims=(
+        RowClaim(
+            NO_SYNC,
+            "With {setting}, no_sync over {accumulate} micro-batches is {measured} as fast as exchanging in each",
+            ratio=lambda row: row.against(no_sync=False),
+            where=lambda row: row.operator == "data_parallel" and row.accumulate > 1 and row.no_sync,
+            values={"setting": setting_of},
+        ),
+    ),
+    analyse=analyse,
+    group=lambda case: f"data_parallel {case.operator} {case.implementation} {case.parameters.ranks} ranks",
+)

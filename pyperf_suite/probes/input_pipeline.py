@@ -1,0 +1,314 @@
+"""How long a model waits for its batches, and which settings of torch's DataLoader shorten that.
+
+Steady state and the begin of an epoch, where workers start, are told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median, mode
+from typing import Annotated, Any
+
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.training.input_pipeline import InputPipeline
+from pyperf_suite.operators.training.data_files import KINDS
+from pyperf_suite.operators.training.input_pipeline import MODELS, MOST_LOADERS, STARTS, InputPipelineParameters
+from pyperf_suite.runner.case import Case
+from pyperf_suite.spec.axes import OneOf
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Verdict, findings, remark
+from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series
+from pyperf_suite.spec.sources import TRANSFORMERS
+
+WORKERS_HELP = Claim("workers that pre-load the data relieve the bottleneck of a single process", TRANSFORMERS, WORTH)
+# "Does not necessarily lead to better performance" is said of many: then more of them gain nothing.
+MORE_DO_NOT = Claim("a very big number of workers does not necessarily perform better", TRANSFORMERS, high=WORTH)
+PINNED_HELPS = Claim("pin_memory typically leads to much faster transfers to the GPU", TRANSFORMERS, WORTH)
+
+# How batches are loaded; what else a case has is the task, in which settings compete.
+SETTINGS = ("loaders", "prefetch", "persistent", "pinned", "start")
+USUAL = InputPipelineParameters()
+# A model that waits less than this share of the time is fed well enough; no setting would give much more.
+FED = 0.05
+FEWEST_OF_A_FIGURE = 3
+
+VARIED = ("prefetch", "start", "model", "step_us", "batch", "files")
+KEPT = ("kept", "ended")
+COPIES = ("pageable", "pinned")
+# Iterations timed at once: as many as the loaders hand out in one burst, within these bounds.
+FEWEST_ITERATIONS, MOST_ITERATIONS = 4, 16
+# The guide's num_workers, with which all else is varied; started anew, each of them takes its own torch's memory.
+GUIDE_LOADERS = 4
+# More cores than these are not asked to decode for one model.
+MOST_CORES = 32
+
+
+@dataclass(frozen=True)
+class InputPipelineAxes:
+    """What the probe varies.
+
+    Every `loaders` is measured with every kind of `data`, on the first of all else. The other values of prefetch,
+    workers (kept from epoch to epoch, or ended), copy (from pageable or pinned memory), start, model (on a device of
+    its own, or on a core of the host), step_us (microseconds of the model) and batch are varied one at a time, with the
+    first kind of data and 4 loaders, or the nearest number below; those of model and step_us with no loaders as well.
+    """
+
+    data: Annotated[tuple[str, ...], OneOf(KINDS)]
+    loaders: tuple[int, ...]
+    prefetch: tuple[int, ...] = (2,)
+    workers: Annotated[tuple[str, ...], OneOf(KEPT)] = ("kept",)
+    copy: Annotated[tuple[str, ...], OneOf(COPIES)] = ("pageable",)
+    start: Annotated[tuple[str, ...], OneOf(STARTS)] = ("fork",)
+    model: Annotated[tuple[str, ...], OneOf(MODELS)] = ("device",)
+    step_us: tuple[int, ...] = (5000,)
+    batch: tuple[int, ...] = (8,)
+    files: tuple[int, ...] = (32,)
+
+
+def axes(profile: str, device: Device) -> InputPipelineAxes:
+    """Loaders up to the cores, and past them in the full profile; pinned copies on a GPU."""
+    cores = cpu.detect().usable_cores
+    quick = InputPipelineAxes(data=("text",), loaders=(0, min(2, cores)))
+    if profile == "quick":
+        return quick
+    # One loader for each core up to four, as the guide has it, else by powers of two.
+    powers = tuple(2**power for power in range(10) if 2**power <= min(cores, 16))
+    standard = replace(
+        quick,
+        loaders=tuple(sorted({0, *powers, min(cores, 16)})),
+        prefetch=(2, 8),
+        workers=KEPT,
+        copy=COPIES if device.kind == "cuda" else ("pageable",),
+        model=MODELS,
+    )
+    if profile == "standard":
+        return standard
+    return replace(
+        standard,
+        data=tuple(KINDS),
+        loaders=tuple(sorted({0, 1, 2, 3, 4, *powers, min(cores, MOST_CORES), 2 * min(cores, MOST_CORES)})),
+        prefetch=(2, 1, 4, 8),
+        start=("fork", "spawn"),
+        step_us=(5000, 1000, 20000),
+        batch=(8, 32),
+    )
+
+
+def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
+    """Loaders by data, then one setting at a time (see InputPipelineAxes)."""
+    base = InputPipelineParameters(
+        loaders=loaders_of_variations(axes.loaders),
+        persistent=axes.workers[0] == "kept",
+        pinned=axes.copy[0] == "pinned",
+        # The same in all cases of a sweep, so that their times compare as they are.
+        iterations=min(max(FEWEST_ITERATIONS, *axes.loaders), MOST_ITERATIONS),
+        **{name: getattr(axes, name)[0] for name in ("data", *VARIED)},
+    )
+    wanted = [replace(base, data=data, loaders=loaders) for data in axes.data for loaders in axes.loaders]
+    wanted += [replace(base, **{name: value}) for name in VARIED for value in getattr(axes, name)[1:]]
+    wanted += [replace(base, persistent=kept == "kept") for kept in axes.workers[1:]]
+    wanted += [replace(base, pinned=copy == "pinned") for copy in axes.copy[1:]]
+    wanted += [replace(base, model=model, loaders=0) for model in axes.model[1:]]
+    wanted += [replace(base, step_us=step_us, loaders=0) for step_us in axes.step_us[1:]]
+    for p in wanted:
+        # Settings of workers say nothing where there are none, and then are the usual ones.
+        plain = {} if p.loaders else {name: getattr(USUAL, name) for name in ("prefetch", "persistent", "start")}
+        yield Case("input_pipeline", replace(p, **plain), "torch")
+
+
+def loaders_of_variations(asked: Sequence[int]) -> int:
+    """The most of those asked for that are within the guide's and the cores, where there are some; else the fewest."""
+    within = [count for count in asked if 0 < count <= min(GUIDE_LOADERS, cpu.detect().usable_cores)]
+    return max(within) if within else min(filter(None, asked), default=0)
+
+
+def analyse(rows: Rows) -> Findings:
+    """By task: what the best setting gives, what binds then, and what more loaders and deeper queues give."""
+    return findings(
+        (with_loaders(task), what_binds(fastest(task)), rate_by_loaders(task))
+        for task in rows.where(is_complete).groups(*SETTINGS)
+    )
+
+
+def with_loaders(task: Rows) -> Iterator[Remark | Verdict]:
+    """What loaders give over loading in the training process, more of them, and deeper queues; the law's error."""
+    fed, alone = task.where(lambda row: row.loaders > 0), task.first(loaders=0)
+    if not fed:
+        return
+    best, plain = fastest(fed), [row for row in fed if is_plain(row)]
+    if alone is not None and (faster := best.faster_than(alone)) is not None:
+        yield WORKERS_HELP.judge("Feeding {task}, {how} is {measured} as fast as none", faster, **words(best))
+    if len(plain) > 1:
+        most = max(plain, key=lambda row: row.loaders)
+        fewer = fastest(row for row in plain if row is not most)
+        if (ratio := most.faster_than(fewer)) is not None:
+            template = "Feeding {task}, {most} loaders are {measured} as fast as {fewer}"
+            yield MORE_DO_NOT.judge(template, ratio, most=most.loaders, fewer=fewer.loaders, **words(most))
+    for row in fed:
+        faster = row.against(prefetch=USUAL.prefetch)
+        if faster is not None:
+            template = "Feeding {task}, prefetching {prefetch} batches a loader is {faster} as fast as {usual}"
+            yield row.remark(template, effect="faster", faster=faster, usual=USUAL.prefetch, **words(row))
+    law = law_of(best)
+    if law is not None:
+        yield remark(
+            "The slowest stage, from what loading takes alone, is {error} off in the median ({task}; settings with "
+            "loaders: {settings})",
+            kind="law",
+            error=Quantity(median(abs(law.seconds(row.loaders) / iteration_s(row) - 1) for row in fed), "%"),
+            settings=len(fed),
+            **words(best),
+        )
+
+
+def what_binds(best: Row) -> Iterator[Remark]:
+    """How long the model waits with the best setting, and what keeps it from being faster by the law."""
+    waits, law = best.seen["starved"], law_of(best)
+    yield remark(
+        "Fed by {how}, the model waits {waits} of the time ({task})", waits=Quantity(waits, "%"), **words(best)
+    )
+    if waits <= FED or law is None:
+        return
+    stage, enough = law.binds(best.loaders), law.enough(MOST_LOADERS)
+    if stage == "the model":
+        template = "With {how}, the model should bind: handing batches over or other work takes the rest ({task})"
+    elif enough:
+        template = "With {how}, what binds is {stage}; loaders needed: {enough} ({task})"
+    else:
+        template = "With {how}, what binds is {stage}; no number of loaders would do on {cores} cores ({task})"
+    yield remark(template, kind="predicted", stage=stage, enough=enough, cores=law.cores, **words(best))
+
+
+def fastest(rows: Iterable[Row]) -> Row:
+    """The one with the shortest iteration."""
+    return min(rows, key=lambda row: row.seconds)
+
+
+def law_of(row: Row) -> InputPipeline | None:
+    """The bound of its task, from what loading takes in the training process itself; None where none did."""
+    for alone in row.rows.alike(row, *SETTINGS):
+        if not alone.loaders and not alone.pinned and is_complete(alone):
+            cores = int(alone.kernel["details"]["cores"])
+            return InputPipeline(alone.seen["wait"], alone.seen["model"], cores, alone.parameters.model == "host")
+    return None
+
+
+def by_law(value: Callable[[InputPipeline, int], Any]) -> Callable[[Row], Any]:
+    """What the law says of a row, None where there is no law."""
+    return lambda row: None if (law := law_of(row)) is None else value(law, row.loaders)
+
+
+def rate_by_loaders(task: Rows) -> Figure | None:
+    """Iterations a second over loaders, and the law's bound."""
+    plain = {row.loaders: row for row in task if not row.loaders or is_plain(row)}
+    if len(plain) < FEWEST_OF_A_FIGURE:
+        return None
+    taken = [plain[count] for count in sorted(plain)]
+    law = law_of(taken[0])
+    drawn = [series("measured", taken, lambda row: row.loaders, lambda row: row.per_second(row.iterations, "/s"))]
+    if law is not None:
+        span = list(range(max(plain) + 1))
+        drawn.append(Series("law: the slowest stage", span, [1 / law.seconds(number) for number in span], "line"))
+    p = taken[0].parameters
+    return Figure(
+        f"input_pipeline_{p.data}_{p.model}_{p.step_us}us_b{p.batch}",
+        "Iterations a second by number of loaders",
+        "Points: measured, bars span the processes; line: no iteration is shorter than its slowest stage.",
+        ((Panel(in_words(taken[0]), "loaders", "iterations/s", tuple(drawn), y_unit="/s"),),),
+    )
+
+
+def is_complete(row: Row) -> bool:
+    """Whether all was observed that is told beside time."""
+    return {"wait", "model", "starved", "first_batch", "next_epoch"} <= row.seen.keys()
+
+
+def is_plain(row: Row) -> bool:
+    """Whether it has the settings that most of its task share: what was not varied beside the number of loaders."""
+    shared = mode(each.prefetch for each in row.rows.alike(row, *SETTINGS) if each.loaders)
+    return not settings(row) and row.prefetch == shared
+
+
+def iteration_s(row: Row) -> float:
+    """Seconds of one iteration: of as many as were timed at once, the mean."""
+    return float(row.seconds / row.iterations)
+
+
+def words(row: Row) -> dict[str, Any]:
+    """Its task and settings."""
+    return {"task": in_words(row), "how": how(row)}
+
+
+def step(row: Row) -> str:
+    """`5 ms`."""
+    return f"{row.step_us / 1000:g} ms"
+
+
+def in_words(row: Row) -> str:
+    """`8 texts and a step of 5 ms on a device of its own`."""
+    files = {"text": "texts", "jpeg": "JPEG pictures"}[row.data]
+    where = "a device of its own" if row.model == "device" else "a core of the host"
+    return f"{row.batch} {files} and a step of {step(row)} on {where}"
+
+
+def settings(row: Row) -> str:
+    """Those that are not the usual ones."""
+    started = row.start if row.loaders and row.start != USUAL.start else ""
+    ended = "" if row.persistent else "workers end with the epoch"
+    return ", ".join(filter(None, ("pinned" if row.pinned else "", ended, started)))
+
+
+def how(row: Row) -> str:
+    """`2 loaders, prefetch 8, pinned`."""
+    loaders = f"{row.loaders} loader{'s' if row.loaders > 1 else ''}, prefetch {row.prefetch}"
+    return ", ".join(filter(None, (loaders if row.loaders else "no loaders", settings(row))))
+
+
+PROBE = Probe(
+    name="input_pipeline",
+    question="Does the model wait for its data on this machine, and which settings of the loader shorten that?",
+    topic="training",
+    title="Training: input pipeline",
+    axes=axes,
+    sweep=sweep,
+    order=lambda row: (
+        *(row.data != USUAL.data, row.data, row.model, row.step_us, row.batch, row.files, row.iterations),
+        *(row.loaders, row.pinned, not row.persistent, row.start, row.prefetch),
+    ),
+    claims=(
+        RowClaim(
+            PINNED_HELPS,
+            "Feeding {task}, pinned memory and copies that the host does not wait for are {measured} as fast",
+            ratio=lambda row: row.against(pinned=False),
+            where=lambda row: row.pinned,
+            values={"task": in_words},
+        ),
+    ),
+    tables=(
+        RowTable(
+            "Iterations by settings of the loader",
+            (
+                Column("data", lambda row: f"{row.batch} {row.data}", priority=0),
+                Column("model", lambda row: f"{step(row)}, {row.model}"),
+                Column("loaders", priority=2),
+                Column("prefetch", lambda row: row.prefetch if row.loaders else None, priority=2),
+                Column("settings", lambda row: settings(row) or None, priority=2),
+                Column("iteration", iteration_s, "ms", 2),
+                Column("from", lambda row: row.low / row.iterations, "ms", 0),
+                Column("to", lambda row: row.high / row.iterations, "ms", 0),
+                Column("waiting", lambda row: row.seen["starved"], "%", 2),
+                Column("law", by_law(InputPipeline.seconds), "ms", predicted=True),
+                Column("binds", by_law(InputPipeline.binds)),
+                Column("first batch", lambda row: row.seen["first_batch"], "ms"),
+                Column("in iterations", lambda row: row.seen["first_batch"] / iteration_s(row), priority=0),
+                Column("next epoch", lambda row: row.seen["next_epoch"], "ms"),
+            ),
+            where=is_complete,
+        ),
+    ),
+    analyse=analyse,
+    group=lambda case: f"input_pipeline {case.parameters.data}",
+)

@@ -1,0 +1,353 @@
+"""The anatomy of a training step's memory, counted, compared with the formulas that people plan with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from operator import attrgetter
+from typing import Annotated, Any
+
+import numpy as np
+
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.model_flops import Recompute
+from pyperf_suite.laws.training.activations import Keeping, kept_bytes
+from pyperf_suite.laws.training.engine_memory import MIXED
+from pyperf_suite.laws.training.memory import LAST_STAGE, MemoryNeed, activation_bytes, training_memory
+from pyperf_suite.laws.transformer import Sharding
+from pyperf_suite.operators.training.saved_memory import TrainingMemoryParameters
+from pyperf_suite.operators.training.shape import Checkpointing
+from pyperf_suite.runner.case import Case
+from pyperf_suite.spec.axes import OneOf
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Series, Table, findings, remark
+from pyperf_suite.spec.probe import Probe, RowClaim
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
+from pyperf_suite.spec.sources import BEKMAN, BIGSCIENCE, TRANSFORMERS
+
+KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models"
+BYTES_A_PARAMETER = MIXED.weight + MIXED.gradient + MIXED.state
+# The rule of the share: what is left of a memory that weights, gradients and states may fill to that share.
+SHARE = 0.75
+LEFT_BYTES_A_PARAMETER = BYTES_A_PARAMETER * (1 - SHARE) / SHARE
+
+EIGHTEEN = Claim("18 bytes a parameter in mixed precision with AdamW", BEKMAN, 17.5, 18.5)
+# Nothing else: not all four are there at once, so that together they are the most there can be.
+ANATOMY = Claim("memory is weights, gradients, optimizer state and saved activations", TRANSFORMERS, 0.0, 1.05)
+FORMULA = Claim("a layer keeps sbh(34 + 5as/h) bytes", KORTHIKANTI, 0.95, 1.05)
+RULE = Claim("parameters x 18 below 75 % of the memory needs no model parallelism", BIGSCIENCE, 0.0, 1.0)
+# Models that the rule is tried on by the law, as GPT-3's table 2.1 (Brown et al. 2020) and Llama have them.
+KNOWN = {
+    "GPT-3 1.3B": ModelDimensions(24, 2048, 8192, 16, 50257, bias=True, tied=True, positions=2048),
+    "GPT-3 6.7B": ModelDimensions(32, 4096, 16384, 32, 50257, bias=True, tied=True, positions=2048),
+    "GPT-3 13B": ModelDimensions(40, 5120, 20480, 40, 50257, bias=True, tied=True, positions=2048),
+    "Llama-2 7B": ModelDimensions(32, 4096, 11008, 32, 32000, gated=True),
+}
+KNOWN_SEQ = 2048
+# Which of them tables of several ranks are about, and over how many it is cut there.
+SHARED, RANKS = "GPT-3 1.3B", 8
+RECOMPUTED: dict[Recompute, str] = {"nothing": "nothing", "attention": "attention (selective)", "layers": "all (full)"}
+FORMULA_OF: Mapping[str, Recompute] = {"none": "attention", "selective": "attention", "every": "layers"}
+NEEDS = {part.name: part.name for part in fields(MemoryNeed)}
+NEEDS |= {"optimizer": "AdamW", "gathered": "gathered layers", "total": "all"}
+# Places between the least and the greatest size at which the law is drawn.
+LINE_POINTS = 33
+
+BLOCKS = ("gpt", "llama")
+NONE = Checkpointing()
+POLICIES = tuple(map(Checkpointing.parse, ("none", "every:1", "every:2", "selective")))
+PARTS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "AdamW",
+    "activations": "activations",
+    "weight_copies": "casts",
+}
+
+
+@dataclass(frozen=True)
+class MemoryAxes:
+    """What the probe varies: `block` to `checkpointing` are crossed, the others are varied one at a time."""
+
+    block: Annotated[tuple[str, ...], OneOf(BLOCKS)] = BLOCKS
+    attention: tuple[str, ...] = ("sdpa", "explicit")
+    dropout: tuple[float, ...] = (0.0, 0.1)
+    checkpointing: tuple[Checkpointing, ...] = POLICIES
+    precision: tuple[str, ...] = ("bfloat16", "autocast_bfloat16", "float32")
+    batch: tuple[int, ...] = (2, 1, 4)
+    seq: tuple[int, ...] = (64, 128)
+    kv_heads: tuple[int, ...] = (0, 2)
+    hidden: tuple[int, ...] = (128,)
+    heads: tuple[int, ...] = (4,)
+    layers: tuple[int, ...] = (3,)
+    vocab: tuple[int, ...] = (512,)
+    implementation: tuple[str, ...] = ("storages",)
+
+
+def axes(profile: str, device: Device) -> MemoryAxes:
+    """Small models on a CPU, where every byte is counted; on a GPU the dimensions that are trained there."""
+    chosen = MemoryAxes()
+    if profile == "quick":
+        plain = replace(chosen, block=("gpt",), attention=("sdpa",), dropout=(0.0,), checkpointing=POLICIES[:2])
+        chosen = replace(plain, precision=chosen.precision[:2], batch=(2,), seq=(64,), kv_heads=(0,))
+    if device.kind == "cuda":
+        large = replace(chosen, seq=(2048, 4096), hidden=(2048,), heads=(16,), layers=(4,), vocab=(50304,))
+        chosen = replace(large, implementation=("allocator",))
+    return chosen
+
+
+def sweep(axes: MemoryAxes) -> Iterator[Case]:
+    """The crossed ones at the first of each other, then every other value of those, one at a time."""
+    for implementation, parameters in itertools.product(axes.implementation, _swept(axes)):
+        yield Case("training_memory", parameters, implementation)
+
+
+def _swept(axes: MemoryAxes) -> Iterator[TrainingMemoryParameters]:
+    varied = ("precision", "batch", "seq", "kv_heads", "hidden", "heads", "layers", "vocab")
+    crossed = itertools.product(axes.block, axes.attention, axes.dropout, axes.checkpointing)
+    for block, attention, dropout, checkpointing in crossed:
+        first = TrainingMemoryParameters(
+            gated=block == "llama",
+            attention=attention,
+            dropout=dropout,
+            checkpointing=checkpointing,
+            **{name: getattr(axes, name)[0] for name in varied},
+        )
+        yield first
+        if (attention, dropout, checkpointing) == (axes.attention[0], axes.dropout[0], axes.checkpointing[0]):
+            for name in varied:
+                for value in getattr(axes, name)[1:]:
+                    changed: dict[str, Any] = {name: value}
+                    yield replace(first, **changed)
+
+
+def model(row: Row) -> str:
+    """As in `llama, 2 kv heads, sdpa, dropout 0.1, every:2, bfloat16`."""
+    words = (
+        "llama" if row.gated else "gpt",
+        f"{row.kv_heads} kv heads" if row.kv_heads else "",
+        row.attention,
+        f"dropout {row.dropout}" if row.dropout else "",
+        str(row.checkpointing) if row.checkpointing != NONE else "",
+        row.precision,
+    )
+    return ", ".join(filter(None, words))
+
+
+def name(row: Row) -> str:
+    """The model, then sequences and tokens of each: `gpt, sdpa, bfloat16, 2 x 64`."""
+    return f"{model(row)}, {row.batch} x {row.seq}"
+
+
+def together(row: Row) -> float:
+    """Bytes of weights, gradients, AdamW's state and activations, casts of weights among them."""
+    return sum(row.seen[part] for part in PARTS)
+
+
+def law(row: Row, **changed: int) -> float:
+    """Bytes of activations by the law of what torch keeps, with other sizes if asked."""
+    p = replace(row.parameters, **changed)
+    return kept_bytes(p.dimensions, p.batch, p.seq, p.keeping(row.kernel["path"])).total
+
+
+def law_error(row: Row) -> float:
+    """The law's activations compared with those counted, as a change."""
+    return law(row) / row.seen["activations"] - 1
+
+
+def of_formula(row: Row) -> float:
+    """Activations as a multiple of Korthikanti's formula, which is for 16 bits."""
+    plain = row.attention == "explicit" and row.checkpointing == NONE
+    recompute: Recompute = "nothing" if plain else FORMULA_OF[row.checkpointing.kind]
+    return row.seen["activations"] / float(activation_bytes(row.dimensions, row.batch, row.seq, recompute=recompute))
+
+
+def kept_of_all(row: Row, policy: Checkpointing) -> float | None:
+    """Activations under a policy, as a share of those that there are without."""
+    kept = row.like(checkpointing=policy)
+    return None if kept is None else kept.seen["activations"] / row.seen["activations"]
+
+
+def is_whole(row: Row) -> bool:
+    """Whether the formula is made for it: a GPT in 16 bits with dropout, scores written out, nothing dropped."""
+    is_plain = row.attention == "explicit" and row.checkpointing == NONE and not row.gated
+    return bool(is_plain and row.dropout and row.element != "float32")
+
+
+def first(is_wanted: Callable[[Row], bool]) -> Callable[[Row], bool]:
+    """Whether a row is the first GPT or the first Llama of those wanted."""
+    return lambda row: row is next(filter(is_wanted, row.rows.where(gated=row.gated)), None)
+
+
+def share_of(*parts: str) -> Callable[[Row], Quantity]:
+    """Bytes of these parts among all of them."""
+    return lambda row: Quantity(sum(row.seen[part] for part in parts) / together(row), "%")
+
+
+def analyse(rows: Rows) -> Findings:
+    """The law's error, what was counted, tables that the law alone says, and activations by batch and sequence."""
+    if not rows:
+        return Findings()
+    worst = max(rows, key=lambda row: abs(law_error(row)))
+    plain = rows.where(checkpointing=NONE, dropout=0.0)
+    return findings(
+        remark(
+            "The law of what torch keeps for backward is at most {error} off what was counted in {configurations} "
+            "configurations (furthest in {worst})",
+            kind="law",
+            error=Quantity(abs(law_error(worst)), "%"),
+            configurations=len(rows),
+            worst=name(worst),
+        ),
+        table("Bytes of a training step, counted", COUNTED, rows),
+        table(
+            "Activations kept under checkpointing, logits and loss included",
+            KEPT,
+            [row for row in plain if any(kept_of_all(row, policy) for policy in POLICIES[1:])],
+        ),
+        _tables_by_law(),
+        _figure(rows),
+    )
+
+
+COUNTED = (
+    Column("configuration", name, priority=2),
+    *(Column(title, lambda row, part=part: row.seen[part], "MB") for part, title in PARTS.items()),  # type: ignore[misc]
+    Column("law off", law_error, "+%", priority=0),
+    Column("of the 16-bit formula", of_formula, "x", priority=0),
+    Column("peak", lambda row: row.seen["peak"], "MB", priority=2),
+)
+KEPT = (
+    Column("configuration", name, priority=2),
+    *(Column(str(each), partial(kept_of_all, policy=each), "%") for each in POLICIES[1:]),
+)
+
+
+def _tables_by_law() -> Iterator[Table]:
+    """Where the rule of 75 % breaks; what each rank needs by stage of ZeRO, and by what tensor parallelism cuts."""
+
+    def sequences(known: ModelDimensions, kind: str) -> float:
+        kept = kept_bytes(known, 1, KNOWN_SEQ, Keeping(2, 2, checkpointing=kind, device="cuda")).total
+        return LEFT_BYTES_A_PARAMETER * known.parameters / kept
+
+    memory = Column("memory", lambda item: BYTES_A_PARAMETER * item[1].parameters / SHARE, "GB", predicted=True)
+    yield table(
+        f"By the law, sequences of {KNOWN_SEQ} that fit beside parameters x 18 = 75 % of the memory (bfloat16, GPU)",
+        (
+            Column("model", lambda item: item[0]),
+            memory,
+            Column("nothing dropped", lambda item: sequences(item[1], "none"), predicted=True),
+            Column("selective", lambda item: sequences(item[1], "selective"), predicted=True),
+            Column("every layer", lambda item: sequences(item[1], "every"), predicted=True),
+        ),
+        KNOWN.items(),
+    )
+    need = partial(training_memory, KNOWN[SHARED], 1, KNOWN_SEQ)
+    parts = [Column(title, partial(need_of, part=part), "GB", predicted=True) for part, title in NEEDS.items()]
+    yield table(
+        f"By the law, GB a rank of {RANKS} for {SHARED}, one sequence of {KNOWN_SEQ}",
+        (Column("ZeRO stage", lambda item: item[0]), *parts),
+        [(stage, need(data_ranks=RANKS, zero_stage=stage)) for stage in range(LAST_STAGE + 1)],
+    )
+    cuts = itertools.product((Sharding(), Sharding(RANKS), Sharding(RANKS, sequence_parallel=True)), RECOMPUTED)
+    yield table(
+        f"By the law, GB a rank for {SHARED} cut over tensor-parallel ranks (TP), one sequence of {KNOWN_SEQ}",
+        (
+            Column("TP", lambda item: item[0].tensor),
+            Column("sequence parallel", lambda item: "yes" if item[0].sequence_parallel else "no"),
+            Column("computed again", lambda item: RECOMPUTED[item[1]]),
+            *parts,
+        ),
+        [(cut, again, need(cut, recompute=again)) for cut, again in cuts],
+    )
+
+
+def need_of(item: tuple[Any, ...], part: str) -> float:
+    """Bytes of one part of the need that stands last."""
+    return float(getattr(item[-1], part))
+
+
+def _figure(rows: Rows) -> Figure | None:
+    """Activations by batch and by sequence, of the GPT and the Llama of which the most sizes were counted."""
+    drawn = [
+        max(map(_panels, group), key=lambda panels: sum(len(panel.series[1].x) for panel in panels))
+        for group in grouped(rows, lambda row: row.gated).values()
+    ]
+    caption = "Points: bytes that were counted. Line: the law of what torch keeps, nothing fitted."
+    figure = Figure("memory_activations", "Activations kept for backward", caption, tuple(filter(None, drawn)))
+    return figure if figure.rows else None
+
+
+def _panels(row: Row) -> tuple[Panel, ...]:
+    """Those that differ in batch alone, those that differ in sequence alone, and the law between them."""
+    panels = []
+    for axis, label, title in (
+        ("batch", "batch", f"{model(row)}, seq {row.seq}"),
+        ("seq", "tokens a sequence", f"{model(row)}, batch {row.batch}"),
+    ):
+        alike = sorted(row.rows.alike(row, axis), key=attrgetter(axis))
+        if len(alike) > 1:
+            ends = getattr(alike[0], axis), getattr(alike[-1], axis)
+            between = np.unique(np.linspace(*ends, LINE_POINTS).round().astype(int)).tolist()
+            line = Series("law", between, [law(row, **{axis: size}) for size in between], "line")
+            counted = series("counted", alike, attrgetter(axis), lambda each: each.seen["activations"])
+            panels.append(Panel(title, label, "activations", (line, counted), y_unit="MB"))
+    return tuple(panels)
+
+
+PROBE = Probe(
+    name="memory",
+    question="What takes a training step's memory, and do the formulas that people plan with say so?",
+    topic="training",
+    title="Training: memory",
+    axes=axes,
+    sweep=sweep,
+    order=lambda row: (
+        *(row.gated, row.attention != "sdpa", row.dropout, row.checkpointing != NONE, str(row.checkpointing)),
+        *(row.precision, row.kv_heads, row.hidden, row.layers, row.seq, row.batch),
+    ),
+    claims=(
+        RowClaim(
+            EIGHTEEN,
+            "Weights in both precisions, gradients and AdamW's state take {measured} a parameter ({configuration})",
+            ratio=lambda row: (together(row) - row.seen["activations"]) / row.seen["parameters"],
+            where=first(lambda row: row.precision.startswith("autocast")),
+            values={"configuration": name},
+            unit="B",
+        ),
+        RowClaim(
+            ANATOMY,
+            "The peak of a step is {measured} the sum of weights ({weights}), gradients ({gradients}), AdamW's state "
+            "({optimizer}) and activations ({activations}): {configuration}",
+            ratio=lambda row: row.seen["peak"] / together(row),
+            where=first(lambda row: row.checkpointing == NONE),
+            values={
+                "configuration": name,
+                "weights": share_of("weights", "weight_copies"),
+                "gradients": share_of("gradients"),
+                "optimizer": share_of("optimizer"),
+                "activations": share_of("activations"),
+            },
+        ),
+        RowClaim(
+            FORMULA,
+            "With scores written out and dropout, activations on a {path} take {measured} the formula: {configuration}",
+            ratio=of_formula,
+            where=first(is_whole),
+            values={"configuration": name, "path": lambda row: row.kernel["path"]},
+        ),
+        RowClaim(
+            RULE,
+            "Where parameters x 18 fill 75 % of a memory, activations of {tokens} tokens take {measured} the rest "
+            "({configuration})",
+            ratio=lambda row: row.seen["activations"] / (LEFT_BYTES_A_PARAMETER * row.seen["parameters"]),
+            where=first(lambda row: row.checkpointing == NONE),
+            values={"configuration": name},
+        ),
+    ),
+    analyse=analyse,
+    is_timed=False,
+)

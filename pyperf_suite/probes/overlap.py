@@ -1,0 +1,183 @@
+"""Whether communication hides behind compute: a product beside an all_reduce, and what each does to the other."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from pyperf_suite.hardware.cuda_driver import gpus
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.operators.training.overlap import RUNS, OverlapParameters
+from pyperf_suite.ranks.environment import ranks_here, require_launched
+from pyperf_suite.runner.case import Case
+from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, size_name
+from pyperf_suite.spec.findings import Claim, Findings, findings
+from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, Row, Rows
+from pyperf_suite.spec.sources import BEKMAN
+
+OVERLAPS = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)
+# "as long as the communication overhead is smaller than compute the network requirements are satisfied"; so much more
+# is still called nothing.
+HIDDEN_WITHIN = 1.05
+HIDES = Claim("communication that is shorter than compute costs nothing", BEKMAN, high=HIDDEN_WITHIN)
+
+
+@dataclass(frozen=True)
+class OverlapAxes:
+    """What the probe varies: products of `size`³ beside all_reduces of `message` bytes, in every `run`."""
+
+    implementation: tuple[str, ...]
+    ranks: tuple[int, ...]
+    size: tuple[int, ...]
+    message: tuple[Sizes, ...]
+    dtype: tuple[str, ...] = ("float32",)
+    run: tuple[str, ...] = RUNS
+    peer_to_peer: tuple[Flag, ...] = (YES,)
+
+
+def axes(profile: str, device: Device) -> OverlapAxes:
+    """Products of some 10 ms on a CPU core; on GPUs those of large layers beside a bucket and beside a model."""
+    gpu = device.kind == "cuda"
+    if gpu:
+        messages = (Sizes.parse("25MiB"), Sizes.parse("400MiB"))
+        standard = OverlapAxes(("nccl",), ranks_here((len(gpus()),)), (8192,), messages, ("bfloat16",))
+    else:
+        # A message that takes about as long as the product over gloo's TCP.
+        standard = OverlapAxes(("gloo",), ranks_here((2,)), (768,), (Sizes.parse("4MiB"),))
+    if profile == "quick":
+        return replace(standard, message=standard.message[:1], run=("in_turn", "together"))
+    if profile == "standard":
+        return standard
+    if gpu:
+        return replace(standard, size=(4096, 8192), message=(Sizes(2**20, 2**30, 4),))
+    return replace(standard, ranks=ranks_here((2, 4)), size=(768, 1024), message=(Sizes(2**20, 2**24, 4),))
+
+
+def sweep(axes: OverlapAxes) -> Iterator[Case]:
+    """Every product with every message in every run. Raises UserError for other ranks than a launcher started."""
+    require_launched(axes.ranks)
+    places = itertools.product(axes.implementation, axes.ranks, axes.peer_to_peer, axes.dtype)
+    settings = itertools.product(places, axes.size, every_size(axes.message), axes.run)
+    for (implementation, ranks, direct, dtype), size, message, run in settings:
+        yield Case("overlap", OverlapParameters(size, message, ranks, run, dtype, direct.value), implementation)
+
+
+def what(row: Row) -> str:
+    """The product, the message, and where they ran."""
+    direct = "" if row.peer_to_peer else " without direct copies"
+    place = f"{row.ranks} rank{'' if row.ranks == 1 else 's'}, {row.implementation}{direct}"
+    return f"{row.size}³ {row.dtype} beside an all_reduce of {size_name(row.bytes)} ({place})"
+
+
+def seconds(run: str) -> Callable[[Row], float | None]:
+    """The time of another run of the same."""
+    return lambda row: found.seconds if (found := row.like(run=run)) else None
+
+
+def longer_beside(run: str) -> Callable[[Row], Ratio | None]:
+    """Its time while the other goes on over its time alone."""
+
+    def longer(row: Row) -> Ratio | None:
+        alone, beside = row.like(run=run), row.like(run=f"{run}_beside")
+        return alone.faster_than(beside) if alone and beside else None
+
+    return longer
+
+
+def hidden(row: Row) -> Quantity | None:
+    """(in turn − together) / the shorter of both alone: the median over processes, the least and the most.
+
+    1 is all that there is to hide, 0 nothing; below 0 the two hinder each other so that in turn is better. None where
+    no process ran all four.
+    """
+    runs = [found.by_process for name in RUNS[:4] if (found := row.like(run=name))]
+    processes = set.intersection(*map(set, runs)) if len(runs) == 4 else set()
+    shares = []
+    for process in processes:
+        product, all_reduce, in_turn, together = (run[process] for run in runs)
+        shares.append((in_turn - together) / min(product, all_reduce))
+    return Quantity(statistics.median(shares), "%", min(shares), max(shares), len(shares)) if shares else None
+
+
+def share(row: Row) -> Quantity | None:
+    """The time of the all_reduce alone as a share of the product's."""
+    product, all_reduce = row.like(run="product"), row.like(run="all_reduce")
+    return Quantity(all_reduce.seconds / product.seconds, "%") if product and all_reduce else None
+
+
+def over_product(row: Row) -> Ratio | None:
+    """Both together over the product alone, where the all_reduce is shorter."""
+    alone, shorter = row.like(run="product"), share(row)
+    return alone.faster_than(row) if alone and shorter and shorter.value < 1 else None
+
+
+def of_nccl(name: str) -> Callable[[Row], int | None]:
+    """What a run recorded of NCCL's kernel, its blocks or the GPU's multiprocessors."""
+
+    def largest(row: Row) -> int | None:
+        found = [run.kernel.get("details", {}).get(name) for run in row.rows.alike(row, "run")]
+        return max(filter(None, found), default=None)
+
+    return largest
+
+
+def analyse(rows: Rows) -> Findings:
+    """What the product and the all_reduce cost each other."""
+    told = "{what}: the {run} takes {longer} as long as alone"
+    return findings(
+        row.remark(told, effect="longer", what=what(row), longer=longer)
+        for row in rows
+        if row.run in ("product", "all_reduce") and (longer := longer_beside(row.run)(row)) is not None
+    )
+
+
+PROBE = Probe(
+    name="overlap",
+    question="Does communication hide behind compute here, and what does each cost the other?",
+    topic="network",
+    axes=axes,
+    sweep=sweep,
+    claims=(
+        RowClaim(
+            OVERLAPS,
+            "{what}: together they are {measured} as fast as in turn",
+            ratio=lambda row: row.against(run="in_turn"),
+            where=lambda row: row.run == "together",
+            values={"what": what},
+        ),
+        RowClaim(
+            HIDES,
+            "{what}: both together take {measured} the product alone, the all_reduce alone {share} of it",
+            ratio=over_product,
+            where=lambda row: row.run == "together",
+            values={"what": what, "share": share},
+        ),
+    ),
+    tables=(
+        RowTable(
+            "A product beside an all_reduce",
+            (
+                Column("product", lambda row: f"{row.size}³ {row.dtype}", priority=2),
+                Column("message", "bytes", "size", priority=2),
+                Column("ranks", priority=0),
+                Column("product", seconds("product"), "ms"),
+                Column("all_reduce", seconds("all_reduce"), "ms"),
+                Column("in turn", seconds("in_turn"), "ms"),
+                Column("together", seconds("together"), "ms", priority=2),
+                Column("hidden", hidden, "%", priority=2),
+                Column("product beside", longer_beside("product"), "x"),
+                Column("all_reduce beside", longer_beside("all_reduce"), "x"),
+                Column("blocks of NCCL", of_nccl("nccl_blocks"), priority=0),
+                Column("SMs", of_nccl("multiprocessors"), priority=0),
+            ),
+            where=lambda row: row is row.rows.alike(row, "run")[0],
+        ),
+    ),
+    analyse=analyse,
+    group=lambda case: f"overlap {case.implementation} {case.parameters.ranks} ranks",
+)

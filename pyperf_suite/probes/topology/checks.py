@@ -1,0 +1,217 @@
+"""What a machine's parts are connected by, compared with what they are made for: one check a part, with its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
+from pyperf_suite.hardware.links import nvlinks_per_gpu, pcie_of
+from pyperf_suite.hardware.nvml import ALLOWED
+from pyperf_suite.hardware.pcie import PcieDevice, PcieLink
+from pyperf_suite.hardware.topology import LinkGraph
+from pyperf_suite.spec.findings import Cell, Remark, remark
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import grouped
+
+# "could be more" is what was built or set that way; "below expectation" is what something is wrong with.
+BELOW, MORE, NOT_TOLD, EXPECTED = VERDICTS = ("below expectation", "could be more", "not told", "as expected")
+ON_BOARD = ("SXM", "GB", "GH")
+LANES = 16
+# A limit that leaves that share of the memory is none to speak of: some is always taken.
+MUCH = 0.8
+
+
+@dataclass(frozen=True)
+class Check:
+    """A part, what it is and what it could be; `why` says what that means. Links have their rates in B/s as well."""
+
+    part: str
+    what: str
+    found: Cell
+    expected: Cell
+    verdict: str = EXPECTED
+    why: str = ""
+    rate: float | None = None
+    best_rate: float | None = None
+
+
+def troubles(checks: Iterable[Check]) -> Iterator[Remark]:
+    """One remark for all parts that share what is not as expected, the worst first."""
+    found = [check for check in checks if check.verdict in (BELOW, MORE) or check.why]
+    same = grouped(found, lambda each: (each.verdict, each.what, each.found, each.expected, each.why))
+    for members in sorted(same.values(), key=lambda members: VERDICTS.index(members[0].verdict)):
+        check = members[0]
+        yield remark(
+            "{who}: {what} {found}, expected {expected} ({verdict})" + (f": {check.why}" if check.why else ""),
+            kind="caution" if check.verdict == BELOW else "",
+            # All are named: `GPU 0 to GPU 7` would hide a gap.
+            who=", ".join(each.part for each in members),
+            what=check.what,
+            found=check.found,
+            expected=check.expected,
+            verdict=check.verdict,
+        )
+
+
+def host_checks(host: Mapping[str, Any]) -> Iterator[Check]:
+    """Of CPUs, memory nodes and PCIe devices that are no GPU of CUDA's."""
+    online, allowed = parse_cpu_list(host["online"]), parse_cpu_list(host["allowed_cpus"])
+    if online and allowed:
+        narrowed = len(allowed) < len(online)
+        yield Check("this process", "CPUs", host["allowed_cpus"], host["online"], MORE if narrowed else EXPECTED)
+    yield _quota(host["quota_cores"], len(allowed or online))
+    yield _memory_limit(host["memory_left_bytes"], sum(node["memory_bytes"] for node in host["nodes"]))
+    yield from _memory_nodes(host, allowed)
+    for device in map(PcieDevice.from_json, host["pcie"]):
+        if device.kind != "GPU":
+            yield link_check(device.name, device.now, device.slot, device.card)
+
+
+def gpu_checks(found: Mapping[str, Any]) -> Iterator[Check]:
+    """Of each GPU its slot, its NVLinks, its distance to this process; of all the copies between them and NCCL's."""
+    for gpu in found["gpus"]:
+        who = f"GPU {gpu['index']}"
+        if gpu.get("now"):
+            now, slot, card = (gpu[name] and PcieLink.parse(gpu[name]) for name in ("now", "slot", "card"))
+            yield link_check(who, now, slot, card, awake=gpu["awake"])
+        else:
+            made_for = int(pcie_of(tuple(gpu["compute_capability"])).name.split()[1])
+            yield Check(who, "PCIe link", None, str(PcieLink(made_for, LANES)), NOT_TOLD)
+        if "now" in gpu:
+            yield from _replays(who, gpu.get("pcie_replays"))
+            yield from _nvlinks(who, gpu, is_alone=len(found["gpus"]) == 1)
+            yield from _near(who, gpu, found)
+    yield from _direct_copies(found)
+    for name, value in found["nccl"].items():
+        yield Check(name, "set to", value, "not set", MORE, "it narrows the paths that NCCL may take")
+
+
+def link_check(
+    who: str, now: PcieLink, slot: PcieLink | None = None, card: PcieLink | None = None, awake: bool = True
+) -> Check:
+    """A link beside what card and slot can agree on, and that beside the card.
+
+    `awake` is False for a GPU that was seen idle: it may have gone back to an older generation to save power.
+    """
+    best = card.common(slot) if card else slot or now
+    could, verdict, why = card or best, EXPECTED, ""
+    if now.common(best) != best:
+        could, verdict = best, BELOW
+        if not awake:
+            why = "it was seen idle, when links slow down to save power"
+            verdict = NOT_TOLD if now.width == best.width else BELOW
+        elif slot is None:
+            verdict, why = MORE, "whether the slot has more is not told"
+    elif card and best != card:
+        verdict, why = MORE, "the slot has no more"
+    elif card is None and slot is None:
+        return Check(who, "PCIe link", str(now), None, NOT_TOLD, rate=_rate(now))
+    return Check(who, "PCIe link", str(now), str(could), verdict, why, _rate(now), _rate(could))
+
+
+def _rate(link: PcieLink) -> float | None:
+    return None if link.gb_per_s is None else link.gb_per_s * 1e9
+
+
+def _quota(quota: float | None, cpus: int) -> Check:
+    if quota is None:
+        return Check("control group", "CPU quota", "none", "none")
+    why = "more threads than that are stopped in between" if quota < cpus else ""
+    return Check("control group", "CPU quota", Quantity(quota), cpus, MORE if why else EXPECTED, why)
+
+
+def _memory_limit(left: int | None, total: int) -> Check:
+    # Some systems write the largest number there is where there is no limit.
+    if left is None or left > total:
+        return Check("control group", "memory limit", "none", "none")
+    verdict = MORE if left < MUCH * total else EXPECTED
+    return Check("control group", "memory limit", Quantity(left, "size"), Quantity(total, "size"), verdict)
+
+
+def _memory_nodes(host: Mapping[str, Any], allowed: frozenset[int]) -> Iterator[Check]:
+    """Whether the memory that this process may take is beside the CPUs that it may run on."""
+    mine = {node["number"] for node in host["nodes"] if parse_cpu_list(node["cpus"]) & allowed}
+    may = parse_cpu_list(host["allowed_nodes"]) & {node["number"] for node in host["nodes"] if node["memory_bytes"]}
+    if not mine or not may:
+        return
+    found = f"CPUs of {cpu_list(mine)}, memory of {cpu_list(may)}"
+    expected, verdict, why = found, EXPECTED, ""
+    if not mine & may:
+        expected, verdict, why = cpu_list(mine), BELOW, "all memory lies on another node than the CPUs"
+    elif len(mine) > 1:
+        expected, verdict = "one node", MORE
+        why = "threads that move leave their memory behind, unless under numactl --cpunodebind=N --membind=N"
+    yield Check("this process", "memory nodes", found, expected, verdict, why)
+
+
+def _replays(who: str, count: int | None) -> Iterator[Check]:
+    """Packets sent again: a link that is sound has next to none. A count without a time tells of no rate."""
+    if count is not None:
+        why = "a few over weeks are harmless; a count that grows while data moves is a bad seat, riser or cable"
+        told = (NOT_TOLD, why) if count else (EXPECTED, "")
+        yield Check(who, "PCIe packets sent again", count, 0, *told)
+
+
+def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[Check]:
+    """Active links beside those that the catalogue's GPU has; a bridge is the user's to buy, a board has them."""
+    spec = _catalogued(gpu["name"])
+    if spec is None or spec.link_bytes_per_s is None or " MIG " in gpu["name"]:
+        return
+    has = nvlinks_per_gpu(spec.link_bytes_per_s / 1e9, tuple(gpu["compute_capability"]))
+    active = sum(state is True for state in gpu["nvlinks"])
+    if active >= has:
+        told = (EXPECTED, "")
+    elif is_alone:
+        told = (NOT_TOLD, "")
+    elif active or any(word in spec.name for word in ON_BOARD):
+        told = (BELOW, "links are down")
+    else:
+        told = (MORE, "with a bridge")
+    if has:
+        yield Check(who, "NVLinks", active, has, *told)
+
+
+def _catalogued(name: str) -> GpuSpec | None:
+    """The catalogue's GPU of that name, of a MIG slice its whole; None where it has none."""
+    try:
+        return find_gpu(name.split(" MIG ")[0])
+    except UserError:
+        return None
+
+
+def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Check]:
+    """Whether this process may run beside the GPU: its CPUs against those that share the GPU's node."""
+    near, allowed = parse_cpu_list(gpu["cpus"]), parse_cpu_list(found["allowed_cpus"])
+    if near and allowed and len(found["nodes"]) > 1:
+        told = (BELOW, "every copy crosses the link between nodes")
+        if allowed <= near:
+            told = (EXPECTED, "")
+        elif allowed & near:
+            told = (MORE, "bound to the GPU's CPUs, no copy crosses the link between nodes")
+        place = "unknown node" if gpu["numa_node"] is None else f"node {gpu['numa_node']}"
+        mine = f"this process on CPUs {found['allowed_cpus']}"
+        yield Check(who, "near CPUs", f"{mine}, the GPU on {place}", gpu["cpus"], *told)
+
+
+def _direct_copies(found: Mapping[str, Any]) -> Iterator[Check]:
+    """What is allowed between the GPUs, one check for all pairs of which the same is said."""
+    copies = found.get("direct_copies", {})
+    paths = LinkGraph.from_json(found["matrix"]).paths if found["matrix"] else {}
+    names = {str(gpu["index"]): gpu.get("smi") for gpu in found["gpus"]}
+
+    def is_linked(pair: str) -> bool:
+        one, other = (names.get(number) or "" for number in pair.split("-"))
+        return (one, other) in paths and bool(paths[one, other].nvlinks)
+
+    for (said, linked), pairs in grouped(copies, lambda pair: (copies[pair], is_linked(pair))).items():
+        who = ", ".join(f"GPU {pair}" for pair in pairs)
+        told = (MORE, "what they send each other goes through the host's memory")
+        if said == ALLOWED:
+            who, told = f"{len(pairs)} pair{'' if len(pairs) == 1 else 's'} of GPUs", (EXPECTED, "")
+        elif linked:
+            told = (BELOW, "though NVLink joins them")
+        yield Check(who, "direct copies", said, ALLOWED, *told)

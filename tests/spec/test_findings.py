@@ -1,0 +1,156 @@
+"""A claim and what was measured: it holds, it does not, or the interval leaves it open; and effects that are noise."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.spec.findings import (
+    NOT_A_NUMBER,
+    ONE_PROCESS,
+    OPEN_INTERVAL,
+    Claim,
+    Findings,
+    Remark,
+    Table,
+    Verdict,
+    findings,
+    remark,
+    remark_on,
+)
+from pyperf_suite.spec.quantity import Quantity
+
+COSTS_A_FIFTH = Claim("costs 20-25 % of throughput", "a guide", 0.75, 0.80)
+IS_FASTER = Claim("is faster", "a guide", low=1.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "outcome", "why"),
+    [
+        (Ratio(0.77, 0.76, 0.79), "holds", ""),
+        (Ratio(0.78, 0.75, 0.80), "holds", ""),
+        (Ratio(0.90, 0.85, 0.95), "does not hold here", ""),
+        (Ratio(0.60, 0.55, 0.65), "does not hold here", ""),
+        (Ratio(0.80, 0.78, 0.82), "undecided", OPEN_INTERVAL),
+        (Ratio(0.77, 0.60, 0.95), "undecided", OPEN_INTERVAL),
+        (Ratio(0.77, 0.76, 0.78, processes=1), "undecided", ONE_PROCESS),
+        (Ratio(0.77, 0.76, 0.78, processes=3), "holds", ""),
+        (0.77, "holds", ""),
+        (0.9, "does not hold here", ""),
+        (0, "does not hold here", ""),
+        (-3.0, "does not hold here", ""),
+        (math.inf, "does not hold here", ""),
+        (Quantity(0.77), "holds", ""),
+        (Quantity(0.9), "does not hold here", ""),
+        (Quantity(0.77, processes=3), "undecided", OPEN_INTERVAL),
+        (math.nan, "undecided", NOT_A_NUMBER),
+        (Quantity(math.nan, processes=1), "undecided", NOT_A_NUMBER),
+    ],
+)
+def test_the_whole_interval_decides(measured, outcome, why):
+    verdict = COSTS_A_FIFTH.judge("Throughput is {measured}", measured)
+    assert (verdict.outcome, verdict.why) == (outcome, why)
+    assert bool(verdict.remedy) == (why in (ONE_PROCESS, OPEN_INTERVAL))
+
+
+@pytest.mark.parametrize("value", [1.0, 50, 1e300, math.inf])
+def test_a_claim_of_more_than_something_has_no_upper_end(value):
+    assert IS_FASTER.judge("{measured}", value).outcome == "holds"
+
+
+def test_a_verdict_has_the_claim_the_words_and_the_values_apart():
+    verdict = COSTS_A_FIFTH.judge("{policy} runs at {measured}", Ratio(0.77, 0.76, 0.79, 3), policy="every", blocks=8)
+    assert verdict.claim is COSTS_A_FIFTH
+    assert verdict.measured == Quantity(0.77, "x", 0.76, 0.79, 3)
+    assert verdict.told == Remark(
+        "{policy} runs at {measured}", {"measured": verdict.measured, "policy": "every", "blocks": 8}
+    )
+
+
+def test_a_remedy_of_the_probes_own_is_named_for_one_process_alone():
+    alone, several = (Ratio(0.77, 0.6, 0.9, processes) for processes in (1, 3))
+    assert COSTS_A_FIFTH.judge("", alone, remedy="-n 3").remedy == "-n 3"
+    assert COSTS_A_FIFTH.judge("", several, remedy="-n 3").remedy != "-n 3"
+
+
+def test_what_is_counted_is_judged_in_its_unit_without_an_interval():
+    verdict = Claim("8 bytes", "a guide", 7.99, 8.01).judge("{measured} a parameter", 8.0, unit="B")
+    assert (verdict.measured, verdict.outcome) == (Quantity(8.0, "B", 8.0, 8.0), "holds")
+    assert not verdict.measured.has_interval
+
+
+@pytest.mark.parametrize(
+    ("effect", "weight", "is_noise"),
+    [
+        (Ratio(2.0, 1.9, 2.1, 3), math.log(2), False),
+        (Ratio(0.5, 0.4, 0.6, 3), math.log(2), False),
+        (Ratio(1.1, 0.9, 1.3, 3), 0, True),
+        (Ratio(1.1, 1.0, 1.3, 3), 0, True),
+        (Ratio(1.1, 1.05, 1.15, 1), math.log(1.1), False),
+        (Quantity(0.25, "+%", 0.2, 0.3, 3), math.log(1.25), False),
+        (Quantity(-0.2, "+%", -0.3, -0.1, 3), -math.log(0.8), False),
+        (Quantity(0.05, "+%", -0.1, 0.2, 3), 0, True),
+        (Quantity(0.0, "+%"), 0, True),
+        (Quantity(1.0, "x"), 0, True),
+        (Quantity(2.0, "x"), math.log(2), False),
+        (Quantity(1e300, "x"), math.log(1e300), False),
+        (Quantity(math.nan, "x"), 0, True),
+        (None, 0, True),
+        ("unknown", 0, True),
+        # No logarithm, but an effect: all of it is gone, or there was none of it.
+        (Quantity(-1.0, "+%", -1.0, -0.9, 3), math.inf, False),
+        (Quantity(0.0, "x"), math.inf, False),
+        (Quantity(math.inf, "x"), math.inf, False),
+    ],
+)
+def test_an_effect_weighs_as_its_ratio_and_is_noise_where_none_is_possible(effect, weight, is_noise):
+    told = remark("{faster} as fast", effect="faster", faster=effect)
+    assert told.weight == pytest.approx(weight)
+    assert told.is_noise is is_noise
+
+
+def test_a_remark_that_names_no_effect_is_no_noise():
+    told = remark("{share}", share=Ratio(1.0, 0.9, 1.1, 3))
+    assert (told.weight, told.is_noise) == (0.0, False)
+
+
+def test_an_effect_that_a_remark_has_no_value_of_is_not_told():
+    assert remark("", effect="faster").is_noise
+
+
+def test_a_verdict_weighs_as_what_was_measured():
+    assert IS_FASTER.judge("{measured}", Ratio(3.0, 2.9, 3.1, 3)).weight == pytest.approx(math.log(3))
+    assert IS_FASTER.judge("{measured}", Ratio(3.0, 0.9, 9.1, 3)).weight == 0
+
+
+def test_values_of_a_remark_are_quantities_names_or_unknown():
+    told = remark("", ratio=Ratio(2, 1, 3, 3), share=0.5, layers=4, way="loop", lost=None, other=("a", 1))
+    assert told.values == {
+        "ratio": Quantity(2, "x", 1, 3, 3),
+        "share": Quantity(0.5),
+        "layers": 4,
+        "way": "loop",
+        "lost": None,
+        "other": "('a', 1)",
+    }
+
+
+def test_findings_are_sorted_by_kind_and_empty_tables_left_out():
+    told, verdict = remark("a"), IS_FASTER.judge("", 2.0)
+    full, empty = Table("full", (), ((),)), Table("empty", (), ())
+    found = findings(told, None, [full, empty, (each for each in (verdict, None))])
+    assert found == Findings((told, verdict), (full,))
+    assert found.verdicts == [verdict]
+    assert (found + found).remarks == (told, verdict, told, verdict)
+    assert isinstance(verdict, Verdict)
+
+
+def test_a_remark_on_an_item_names_its_attributes_and_theirs():
+    item = SimpleNamespace(size=7, gain=Ratio(2.0, 1.9, 2.1, 3), sweep=SimpleNamespace(setting="native"))
+    told = remark_on(item, "{sweep.setting}: {size} runs {gain} as fast", effect="gain")
+    assert told.template == "{sweep_setting}: {size} runs {gain} as fast"
+    assert told.values == {"sweep_setting": "native", "size": 7, "gain": Quantity(2.0, "x", 1.9, 2.1, 3)}
+    assert told.weight > 0
