@@ -17,7 +17,7 @@ from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import nearest
 from pyperf_suite.render.helpers import Helpers
-from pyperf_suite.runner.journal import require_whole, sharing_machines
+from pyperf_suite.runner.journal import record_of, sharing_machines
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
@@ -232,46 +232,23 @@ def _records(path: Path, damaged: list[str]) -> Iterator[tuple[int, Record]]:
 
     def readable() -> Iterator[tuple[int, Record]]:
         parsed: set[str] = set()
-        for number, line in enumerate(_lines(path, damaged), start=1):
-            if not line.strip():
-                continue
-            try:
-                require_whole(line)
-                record = Record.from_json(_DECODER.decode(line.decode()))
-                _check(record, parsed)
-                yield number, record
-            except (ValueError, OverflowError, RecursionError, UserError) as error:
-                damaged.append(f"line {number} is passed over: {str(error)[:200]}")
+        try:
+            with files.open_for_reading(path) as file:
+                for number, line in enumerate(file, start=1):
+                    try:
+                        if line.strip():
+                            record = record_of(line)
+                            if record.case_id not in parsed:
+                                # A case of an operator there is not: no probe could read it.
+                                record.parsed_case()
+                                parsed.add(record.case_id)
+                            yield number, record
+                    except (ValueError, OverflowError, RecursionError, UserError) as error:
+                        damaged.append(f"line {number} is passed over: {str(error)[:200]}")
+        except OSError as error:
+            damaged.append(f"it cannot be read: {error.strerror}")
 
     return sharing_machines(readable())
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"it holds {name}, which is no number of JSON")
-
-
-# Not history's own decoder, which also refuses a key that comes twice: that takes longer than all else here together.
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
-
-
-def _lines(path: Path, damaged: list[str]) -> Iterator[bytes]:
-    try:
-        with files.open_for_reading(path) as file:
-            yield from file
-    except OSError as error:
-        damaged.append(f"it cannot be read: {error.strerror}")
-
-
-def _check(record: Record, parsed: set[str]) -> None:
-    """Raise UserError for what no probe could read: names that are no text, a case of an operator there is not."""
-    names = (record.run_id, record.case_id, record.probe, record.started_at, record.reason, record.profile)
-    if not all(isinstance(name, str) for name in names):
-        raise UserError("a name in it is no text")
-    if not all(isinstance(held, dict) for held in (record.identity, record.state, record.kernel, record.quality)):
-        raise UserError("what it says of the machine is no mapping")
-    if record.case_id not in parsed:
-        record.parsed_case()
-        parsed.add(record.case_id)
 
 
 def _manifest(path: Path) -> Mapping[str, Any]:
