@@ -270,8 +270,11 @@ def by_claim(remarks: Iterable[Remark | Verdict]) -> list[Any]:
 
 @cache
 def _environment() -> Any:
-    import jinja2
-    from markupsafe import Markup
+    try:
+        import jinja2
+        from markupsafe import Markup
+    except ModuleNotFoundError:
+        raise UserError("The report's page needs jinja2, which is not installed: pip install jinja2.") from None
 
     def finalize(value: Any) -> Any:
         # Every text that a template shows comes through here: what turns the direction of writing is replaced.
