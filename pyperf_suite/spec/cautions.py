@@ -82,7 +82,7 @@ def about_the_cases(records: Sequence[Record]) -> Iterator[Remark]:
     if kept:
         reasons = sorted({str(reason) for each in kept for reason in each.quality["kept_despite"]})
         yield remark(
-            "{count} of {measured} measurements have no sample without {reasons}: theirs are kept, and do not converge.",
+            "{count} of {measured} measurements have no sample without {reasons}: all are kept, and do not converge.",
             kind="caution",
             count=len(kept),
             measured=len(measured),
