@@ -20,7 +20,7 @@ from pyperf_suite.history.stored.observations import label_of
 from pyperf_suite.printable import printable
 from pyperf_suite.render import text
 from pyperf_suite.render.command import command_of
-from pyperf_suite.render.helpers import Helpers
+from pyperf_suite.render.helpers import Submit, helpers
 from pyperf_suite.render.machine_section import machine_of
 from pyperf_suite.render.plot import Shown, shown
 from pyperf_suite.render.results import Choice, Results, Run
@@ -60,10 +60,10 @@ class Section:
 def draw_page(results: Results, chosen: Mapping[str, Sequence[Choice]]) -> str:
     """One HTML document. The same results make the same text: it names no time at which it was made."""
     shown_runs = {choice.run.place: choice.run for choices in chosen.values() for choice in choices}
-    with Helpers(sum(run.path.stat().st_size for run in shown_runs.values())) as helpers:
-        plotly = helpers.submit(packed_plotly)
-        histories = {machine: helpers.submit(_history, results, machine) for machine in chosen}
-        read = {machine: _sections(choices, helpers) for machine, choices in chosen.items()}
+    with helpers(sum(run.path.stat().st_size for run in shown_runs.values())) as submit:
+        plotly = submit(packed_plotly)
+        histories = {machine: submit(_history, results, machine) for machine in chosen}
+        read = {machine: _sections(choices, submit) for machine, choices in chosen.items()}
         machines = [
             _machine(results.of_machine(machine), *held, histories[machine].result()) for machine, held in read.items()
         ]
@@ -104,10 +104,10 @@ def _machine(
     }
 
 
-def _sections(choices: Sequence[Choice], helpers: Helpers) -> tuple[list[Section], list[tuple[str, Remark]]]:
+def _sections(choices: Sequence[Choice], submit: Submit) -> tuple[list[Section], list[tuple[str, Remark]]]:
     """A section a choice, by topic, and what touches whole runs."""
     by_run = grouped(choices, lambda choice: choice.run.place).values()
-    answers = [helpers.submit(_of_run, of_run) for of_run in sorted(by_run, key=len, reverse=True)]
+    answers = [submit(_of_run, of_run) for of_run in sorted(by_run, key=len, reverse=True)]
     sections = [section for answer in answers for section in answer.result()[0]]
     cautions = [caution for answer in answers for caution in answer.result()[1]]
     order = {topic: place for place, topic in enumerate(TOPICS)}
