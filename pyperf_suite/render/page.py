@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from pyperf_suite import __version__
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.observations import label_of
 from pyperf_suite.printable import printable
-from pyperf_suite.render import text
+from pyperf_suite.render import strict, text
 from pyperf_suite.render.command import command_of
 from pyperf_suite.render.helpers import Submit, helpers
 from pyperf_suite.render.machine_section import machine_of
@@ -134,8 +133,10 @@ def _section(choice: Choice, records: Sequence[Record]) -> Section:
     found = Findings(tuple(about_the_cases(records))) + findings_of(name, records)
     evidence = run.probes[name]
     when = f"{run.started_at[:16].replace('T', ' ')} UTC"
-    notes = [f"run {run.run_id} · {when} · {_strength(run, name)} · {evidence.measured} of {evidence.records} records "
-             "measured"]  # fmt: skip
+    notes = [
+        f"run {run.run_id} · {when} · {_strength(run, name)} · {evidence.measured} of {evidence.records} records "
+        "measured"
+    ]
     if choice.others:
         others = ", ".join(f"{each.run_id} ({_strength(each, name)})" for each in choice.others[:5])
         more = len(choice.others) - 5
@@ -249,18 +250,8 @@ def island(data: Any) -> str:
     >>> island({"name": "</script>", "y": [1 / 3, float("nan")]})
     '{"name":"\\u003c/script\\u003e","y":[0.333333,null]}'
     """
-    plain = json.dumps(_plain(data), separators=(",", ":"), allow_nan=False)
+    plain = json.dumps(strict.plain(data, digits=6), separators=(",", ":"), allow_nan=False)
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_plain(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return printable(value) if isinstance(value, str) else value
 
 
 def by_claim(remarks: Iterable[Remark | Verdict]) -> list[Any]:
