@@ -32,7 +32,7 @@ def hostile_record(timed_record):
 
 
 def test_the_report_of_a_run_shows_it_and_does_not_obey(hostile_record):
-    table = Table(HOSTILE, (Heading(HOSTILE), Heading("b")), ((HOSTILE, "1"),))
+    table = Table(HOSTILE, (Heading(HOSTILE), Heading("b")), ((HOSTILE, 1),))
     text = io.StringIO()
     print_findings(
         Console(file=text, width=200),
@@ -44,7 +44,7 @@ def test_the_report_of_a_run_shows_it_and_does_not_obey(hostile_record):
 
 
 def test_the_page_of_a_run_shows_it_and_does_not_obey(hostile_record):
-    table = Table(HOSTILE, (Heading(HOSTILE), Heading("b")), ((HOSTILE, "1"),))
+    table = Table(HOSTILE, (Heading(HOSTILE), Heading("b")), ((HOSTILE, 1),))
     text = page("title", {"probe": Findings((remark("{said}", said=HOSTILE),), (table,))}, [hostile_record], [])
     assert not OBEYED.search(text)
     assert "<script" not in text.replace("\\<script", "")
