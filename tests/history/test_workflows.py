@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 
 from pyperf_suite.cli import main
@@ -27,7 +28,7 @@ def test_every_command_of_a_workflow_exists_and_takes_its_options(workflow):
     commands = commands_of(workflow)
     assert commands
     for name, *arguments in commands:
-        command = main.commands[name]
+        command = main.get_command(click.Context(main), name)
         command.make_context(name, list(arguments)).close()
 
 
