@@ -109,5 +109,5 @@ def study(
     elif list_them:
         click.echo(listed(asked, device))
     else:
-        how = ("only", "tell", "calibration", "resume", "as_json")
+        how = ("only", "tell", "calibration", "resume", "as_json", "wide")
         run_study(asked, device, results, deadline_s, **{name: named[name] for name in how})

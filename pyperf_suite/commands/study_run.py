@@ -26,7 +26,8 @@ from pyperf_suite.probes.study.findings import analyse
 from pyperf_suite.probes.study.grid import AXES, CUTS, StudyAxes, cases_of, default_axes, of_worlds
 from pyperf_suite.probes.study.results import Predictor
 from pyperf_suite.ranks.environment import rank_environment
-from pyperf_suite.report.run_report import report_run, run_as_json
+from pyperf_suite.render.run_report import report_run, run_as_json
+from pyperf_suite.render.terminal import console_for
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.outlook import Outlook
 from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
@@ -128,6 +129,7 @@ def run_study(
     calibration: Path | None,
     resume: str | None,
     as_json: bool,
+    wide: bool,
 ) -> None:
     """Measure the study, unless `tell` asks for what a run holds already, and report it.
 
@@ -152,9 +154,9 @@ def run_study(
     analysis = partial(analyse, predictor=_predictor(where, results, calibration))
     replace_probe(replace(PROBE, analyse=analysis))
     if as_json:
-        click.echo(run_as_json(folder, folder.records()))
+        click.echo(run_as_json(folder, folder.records()), nl=False)
     else:
-        report_run(Console(), folder, folder.records())
+        report_run(console_for(wide), folder, folder.records())
 
 
 def _predictor(device: Device, results: Path, calibration: Path | None) -> Predictor | None:

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import offer
@@ -24,24 +23,28 @@ PACKAGE = "pyperf_suite.probes"
 
 REPLACED: dict[str, Probe] = {}
 
+
+def _own_names() -> list[str]:
+    folder = Path(__file__).parent.parent / "probes"
+    return [module.name for module in pkgutil.iter_modules([str(folder)]) if not module.name.startswith("_")]
+
+
 @functools.cache
 def probe_names() -> tuple[str, ...]:
     """All names, without importing a probe: completion answers while a key is down."""
-    folder = Path(__file__).parent.parent / "probes"
-    own = [module.name for module in pkgutil.iter_modules([str(folder)]) if not module.name.startswith("_")]
-    return tuple(dict.fromkeys((*own, *(each.name for each in metadata.entry_points(group=PACKAGE)))))
+    return tuple(dict.fromkeys((*_own_names(), *(each.name for each in metadata.entry_points(group=PACKAGE)))))
 
 
 @functools.cache
 def _load(name: str) -> Probe:
-    plugins = {each.name: each for each in metadata.entry_points(group=PACKAGE)}
-    if name in plugins:
-        try:
-            found = plugins[name].load()
-        except (Exception, SystemExit) as error:  # a stranger's module may raise anything
-            raise UserError(f"The probe {name} of {plugins[name].value} cannot be imported: {error!r:.200}") from error
-    else:
+    if name in _own_names():  # which no plugin of the same name takes the place of
         found = importlib.import_module(f"{PACKAGE}.{name}").PROBE
+    else:
+        plugin = next(each for each in metadata.entry_points(group=PACKAGE) if each.name == name)
+        try:
+            found = plugin.load()
+        except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+            raise UserError(f"The probe {name} of {plugin.value} cannot be imported: {error!r:.200}") from error
     if not isinstance(found, Probe) or found.name != name:
         raise UserError(f"The probe {name} is no Probe of that name: {found!r:.120}")
     return found
@@ -68,7 +71,7 @@ def all_probes() -> list[Probe]:
     return sorted(found, key=lambda probe: places.get(probe.topic, len(TOPICS)))
 
 
-def replace_probe(probe: Any) -> None:
+def replace_probe(probe: Probe) -> None:
     """Let this process know another probe of that name, as one that judges by a model a user gave."""
     REPLACED[probe.name] = probe
 

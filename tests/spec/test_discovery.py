@@ -77,6 +77,12 @@ def test_a_probe_of_another_package_is_one_of_them(bring: Callable[..., None]) -
     assert all_probes()[-1].name == "a_plugin"
 
 
+def test_a_plugin_does_not_take_the_place_of_a_probe_of_ours(bring: Callable[..., None]) -> None:
+    bring(optimizer=GOOD)
+    assert find_probe("optimizer").title == "Training: optimizers"
+    assert list(probe_names()).count("optimizer") == 1
+
+
 BROKEN = {
     "raises": ("raise RuntimeError('no such card')", "no such card"),
     "exits": ("import sys; sys.exit(3)", "SystemExit"),
