@@ -219,6 +219,16 @@ def _bytes(text: str) -> int:
     return int(match[1]) * BYTES[match[2].upper()]
 
 
+def sizes(*texts: str) -> tuple[Sizes, ...]:
+    """Each as a person writes it: `sizes("64KiB", "1MiB..1GiB:4")`."""
+    return tuple(map(Sizes.parse, texts))
+
+
+def size_ticks(sizes: Iterable[int]) -> tuple[tuple[float, str], ...]:
+    """Places on an axis of sizes, with their names."""
+    return tuple((float(size), size_name(size)) for size in sizes)
+
+
 def every_size(ladders: Iterable[Sizes]) -> list[int]:
     """The sizes of all ladders in bytes, each once, ascending."""
     return sorted({size_bytes for each in ladders for size_bytes in each.ladder()})

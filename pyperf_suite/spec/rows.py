@@ -56,6 +56,11 @@ class Reading:
         return self.flop_per_s / 1e12
 
     @property
+    def details(self) -> Mapping[str, Any]:
+        """What the kernel told of itself."""
+        return self.kernel.get("details", {})
+
+    @property
     def time(self) -> Quantity:
         """Seconds with their bounds."""
         return Quantity(self.seconds, "ms", self.low, self.high, len(self.by_process))
