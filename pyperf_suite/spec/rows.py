@@ -299,14 +299,19 @@ def named(row: Row, template: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def series(
-    label: str, items: Iterable[Item], x: Callable[[Item], float], y: Callable[[Item], Any], style: str = "points"
+    label: str,
+    items: Iterable[Item],
+    x: Callable[[Item], float] | str,
+    y: Callable[[Item], Any] | str,
+    style: str = "points",
 ) -> Series:
     """Points of items: `y` gives a number, or a Ratio or Quantity, whose bounds become bars; None has no point.
 
-    Each point has a bar, of no length where no bounds are known; lines have none.
+    As text, `x` and `y` name attributes. Each point has a bar, of no length where no bounds are known; lines have none.
     """
-    points = [(x(item), quantity(value)) for item in items if (value := y(item)) is not None]
-    places, values = [place for place, _ in points], [value for _, value in points]
+    place, height = (attrgetter(each) if isinstance(each, str) else each for each in (x, y))
+    points = [(place(item), quantity(value)) for item in items if (value := height(item)) is not None]
+    places, values = [at for at, _ in points], [value for _, value in points]
     barred = values if style == "points" else []
     low = [each.value if math.isnan(each.low) else each.low for each in barred]
     high = [each.value if math.isnan(each.high) else each.high for each in barred]
@@ -316,7 +321,7 @@ def series(
 def series_by(by: str, rows: Iterable[Row], x: str, y: str) -> tuple[Series, ...]:
     """Points of rows, a series for each value of `by`; all three name what a row has."""
     groups = grouped(rows, lambda row: str(getattr(row, by)))
-    return tuple(series(label, group, attrgetter(x), attrgetter(y)) for label, group in groups.items())
+    return tuple(series(label, group, x, y) for label, group in groups.items())
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -332,7 +337,8 @@ class Column:
     """A quantity of each row, or of each item of another kind: what it is called, how an item has it, its unit.
 
     `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known; as text
-    it names an attribute of the item, by default that of the column's own name. `predicted` says that a law gives it.
+    it names an attribute of the item, or one of its attribute's, by default that of the column's own name. `predicted`
+    says that a law gives it.
     """
 
     name: str
@@ -343,7 +349,7 @@ class Column:
 
     def cell(self, item: Any) -> Cell:
         """What the item has, as a cell."""
-        value = self.value(item) if callable(self.value) else getattr(item, self.value or self.name)
+        value = self.value(item) if callable(self.value) else attrgetter(self.value or self.name)(item)
         if value is None or isinstance(value, str | Quantity):
             return value
         # Those of numpy are numbers too.

@@ -71,60 +71,40 @@ class AlignmentAxes(ProductAxes):
 
 def axes(profile: str, device: Device) -> AlignmentAxes:
     """A few classes of the ladder in the quick profile; every dimension and the real-life cases in the others."""
-    return (_on_gpu(device) if device.kind == "cuda" else _on_cpu())[profile]
-
-
-def _on_cpu() -> dict[str, AlignmentAxes]:
-    cores = cpu.detect().usable_cores
-    quick = AlignmentAxes((cores,))
-    standard = replace(
-        quick,
-        base=_bases("fprop:256x1024x1024"),
-        along=("m", "n", "k"),
-        ladder=(1, 8),
-        # Tokens off by one are the base's own M here.
-        real=tuple(REAL_LIFE[name] for name in ("vocabulary", "ffn", "hidden")),
-    )
-    others = _bases("square:768x768x768 dgrad:256x1024x4096 wgrad:1024x1024x256 skinny:16x1024x1024")
-    full = replace(
-        standard,
-        workers=tuple(dict.fromkeys((1, cores))),
-        dtype=("float32", "bfloat16", "int8"),
-        base=standard.base + others,
-        **EVERY_SIZE,
-        offset=EVERY_OFFSET,
-    )
-    return {"quick": quick, "standard": standard, "full": full}
-
-
-def _on_gpu(device: Device) -> dict[str, AlignmentAxes]:
-    own, shared = on_gpu(device)
-    quick = AlignmentAxes(
-        **shared,
-        padded=("cublas_padded",),
-        base=_bases("square:4096x4096x4096"),
-        ladder=(1, 8),
-        tokens=(4096,),
-        hidden=(4096,),
-    )
-    standard = replace(
-        quick,
-        # The kernel for compute capability 8.0 takes any size, by narrower paths: they show what TMA wins.
-        implementation=tuple(dict.fromkeys((own, "cuda_sm80", "triton"))),
-        dtype=("bfloat16", "float16"),
-        along=("m", "n", "k"),
-        **EVERY_SIZE,
-        offset=(0, 1, 8),
-    )
-    # A night's work: the layouts are those of the bases' parts, and -a layout=TT is there for the fourth.
-    others = _bases("fprop:4096x14336x4096 dgrad:4096x4096x14336 wgrad:14336x4096x4096 skinny:64x8192x8192")
-    full = replace(
-        standard,
-        dtype=("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "int8"),
-        base=standard.base + others,
-        offset=EVERY_OFFSET,
-    )
-    return {"quick": quick, "standard": standard, "full": full}
+    if device.kind == "cuda":
+        own, shared = on_gpu(device)
+        square = _bases("square:4096x4096x4096")
+        quick = AlignmentAxes(
+            **shared, padded=("cublas_padded",), base=square, ladder=(1, 8), tokens=(4096,), hidden=(4096,)
+        )
+        standard = replace(
+            quick,
+            # The kernel for compute capability 8.0 takes any size, by narrower paths: they show what TMA wins.
+            implementation=tuple(dict.fromkeys((own, "cuda_sm80", "triton"))),
+            dtype=("bfloat16", "float16"),
+            along=("m", "n", "k"),
+            **EVERY_SIZE,
+            offset=(0, 1, 8),
+        )
+        # A night's work: the layouts are those of the bases' parts, and -a layout=TT is there for the fourth.
+        others = _bases("fprop:4096x14336x4096 dgrad:4096x4096x14336 wgrad:14336x4096x4096 skinny:64x8192x8192")
+        full = replace(standard, dtype=("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "int8"))
+    else:
+        cores = cpu.detect().usable_cores
+        quick = AlignmentAxes((cores,))
+        standard = replace(
+            quick,
+            base=_bases("fprop:256x1024x1024"),
+            along=("m", "n", "k"),
+            ladder=(1, 8),
+            # Tokens off by one are the base's own M here.
+            real=tuple(REAL_LIFE[name] for name in ("vocabulary", "ffn", "hidden")),
+        )
+        others = _bases("square:768x768x768 dgrad:256x1024x4096 wgrad:1024x1024x256 skinny:16x1024x1024")
+        both = tuple(dict.fromkeys((1, cores)))
+        full = replace(standard, workers=both, dtype=("float32", "bfloat16", "int8"), **EVERY_SIZE)
+    full = replace(full, base=standard.base + others, offset=EVERY_OFFSET)
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: AlignmentAxes) -> Iterator[Case]:
@@ -213,6 +193,6 @@ PROBE = Probe(
     sweep=sweep,
     analyse=analyse,
     # The middles of the widest jumps in rate between sizes that divide alike: a bisection of each.
-    follow_up=lambda records: next_of_searches(rows_of(records), {record.case_id for record in records}),
+    follow_up=lambda records: next_of_searches(rows_of(records)),
     group=lambda case: f"alignment {case.parameters.dtype} {case.parameters.layout}",
 )
