@@ -327,7 +327,8 @@ class Column:
     """A quantity of each row, or of each item of another kind: what it is called, how an item has it, its unit.
 
     `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known; as text
-    it names an attribute of the item, by default that of the column's own name. `predicted` says that a law gives it.
+    it names an attribute of the item, or a key of a mapping, by default that of the column's own name. `predicted` says
+    that a law gives it.
     """
 
     name: str
@@ -338,7 +339,12 @@ class Column:
 
     def cell(self, item: Any) -> Cell:
         """What the item has, as a cell."""
-        value = self.value(item) if callable(self.value) else getattr(item, self.value or self.name)
+        if callable(self.value):
+            value = self.value(item)
+        elif isinstance(item, Mapping):
+            value = item[self.value or self.name]
+        else:
+            value = getattr(item, self.value or self.name)
         if value is None or isinstance(value, str | Quantity):
             return value
         # Those of numpy are numbers too.
