@@ -8,10 +8,11 @@ run, `-a baseline.workers=1` speaks to one of them. What an axis can hold stands
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -102,6 +103,13 @@ def check_axes(axes: Any) -> None:
         for limit in getattr(hint, "__metadata__", ()):
             for value in getattr(axes, name):
                 limit.check(name, value)
+
+
+def crossed(axes: Any, *names: str) -> Iterator[dict[str, Any]]:
+    """Every combination of the values of these axes, or of all, by the names of the axes."""
+    names = names or tuple(vars(axes))
+    for values in itertools.product(*(getattr(axes, name) for name in names)):
+        yield dict(zip(names, values, strict=True))
 
 
 def _parse(name: str, element: Any, text: str) -> Any:

@@ -337,8 +337,8 @@ class Column:
     """A quantity of each row, or of each item of another kind: what it is called, how an item has it, its unit.
 
     `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known; as text
-    it names an attribute of the item, or one of its attribute's, by default that of the column's own name. `predicted`
-    says that a law gives it.
+    it names an attribute of the item, or one of its attribute's, or a key of a mapping, by default that of the column's
+    own name. `predicted` says that a law gives it.
     """
 
     name: str
@@ -349,7 +349,12 @@ class Column:
 
     def cell(self, item: Any) -> Cell:
         """What the item has, as a cell."""
-        value = self.value(item) if callable(self.value) else attrgetter(self.value or self.name)(item)
+        if callable(self.value):
+            value = self.value(item)
+        elif isinstance(item, Mapping):
+            value = item[self.value or self.name]
+        else:
+            value = attrgetter(self.value or self.name)(item)
         if value is None or isinstance(value, str | Quantity):
             return value
         # Those of numpy are numbers too.
