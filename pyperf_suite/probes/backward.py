@@ -5,7 +5,6 @@ Products are compared with twice their forward's FLOPs, activations with a copy 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -24,11 +23,11 @@ from pyperf_suite.operators.training.layers import (
     work,
 )
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import OneOf, Within
+from pyperf_suite.spec.axes import OneOf, Within, crossed
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity, quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by
 from pyperf_suite.spec.sources import TRANSFORMERS
 
 # "About 2 x" begins a tenth below it, as the guide's sentence gives one digit; "sometimes more" has no end.
@@ -45,77 +44,64 @@ TWICE = 2
 
 @dataclass(frozen=True)
 class BackwardAxes:
-    """What the probe varies; by default a layer of a model with 7 to 8 billion parameters, on one sequence.
+    """What the probe varies; by default on one core, whose passes disturb each other least, and exceeding its caches.
 
     Linear layers go from `hidden` to `ffn` features, activations and the copy beside them have `ffn`, norms and
     attention `hidden`; convolutions have `channels` and images of `seq` pixels. `phase` is crossed with the layers that
     have it.
     """
 
-    layer: Annotated[tuple[str, ...], OneOf(LAYERS)] = LAYERS
-    phase: Annotated[tuple[str, ...], OneOf(PASSES)] = PASSES
-    batch: Annotated[tuple[int, ...], Within(1)] = (1,)
-    seq: Annotated[tuple[int, ...], Within(1)] = (4096,)
-    hidden: Annotated[tuple[int, ...], Within(1)] = (4096,)
-    ffn: Annotated[tuple[int, ...], Within(1)] = (14336,)
-    channels: Annotated[tuple[int, ...], Within(1)] = (512,)
-    heads: Annotated[tuple[int, ...], Within(1)] = (32,)
-    dtype: Annotated[tuple[str, ...], OneOf(DTYPES)] = ("bfloat16",)
+    layer: Annotated[tuple[str, ...], OneOf(LAYERS)] = ("linear", "gelu")
+    phase: Annotated[tuple[str, ...], OneOf(PASSES)] = BOTH
+    batch: Annotated[tuple[int, ...], Within(1)] = (4,)
+    seq: Annotated[tuple[int, ...], Within(1)] = (256,)
+    hidden: Annotated[tuple[int, ...], Within(1)] = (256,)
+    ffn: Annotated[tuple[int, ...], Within(1)] = (1024,)
+    channels: Annotated[tuple[int, ...], Within(1)] = (128,)
+    heads: Annotated[tuple[int, ...], Within(1)] = (4,)
+    dtype: Annotated[tuple[str, ...], OneOf(DTYPES)] = ("float32",)
     workers: Annotated[tuple[int, ...], Within(1)] = (1,)
-
-
-# Layers that exceed a core's caches; on one core, whose passes disturb each other least.
-ON_A_CORE = BackwardAxes(
-    layer=("linear", "conv", "layer_norm", "relu", "gelu", "attention", "copy"),
-    batch=(4,),
-    seq=(256,),
-    hidden=(256,),
-    ffn=(1024,),
-    channels=(128,),
-    heads=(4,),
-    dtype=("float32",),
-)
 
 
 def axes(profile: str, device: Device) -> BackwardAxes:
     """Two layers in the quick profile; more batches, dtypes and all cores in the full one."""
-    gpu = device.kind == "cuda"
-    standard = BackwardAxes() if gpu else ON_A_CORE
-    if profile == "quick":
-        return replace(standard, layer=("linear", "gelu"), phase=BOTH)
-    if profile == "standard":
-        return standard
-    if gpu:
-        return replace(standard, batch=(1, 2, 4), dtype=("bfloat16", "float16", "tfloat32", "float32"))
-    workers = tuple(sorted({1, cpu.detect().usable_cores}))
-    return replace(standard, layer=LAYERS, batch=(1, 4, 16), dtype=("float32", "bfloat16"), workers=workers)
+    quick = BackwardAxes()
+    if device.kind == "cuda":
+        # A layer of a model with 7 to 8 billion parameters, on one sequence.
+        sizes = {"batch": 1, "seq": 4096, "hidden": 4096, "ffn": 14336, "channels": 512, "heads": 32}
+        quick = BackwardAxes(**{name: (size,) for name, size in sizes.items()}, dtype=("bfloat16",))  # type: ignore
+        standard = replace(quick, layer=LAYERS, phase=PASSES)
+        full = replace(standard, batch=(1, 2, 4), dtype=("bfloat16", "float16", "tfloat32", "float32"))
+    else:
+        layers = ("linear", "conv", "layer_norm", "relu", "gelu", "attention", "copy")
+        standard = replace(quick, layer=layers, phase=PASSES)
+        workers = tuple(sorted({1, cpu.detect().usable_cores}))
+        full = replace(standard, layer=LAYERS, batch=(1, 4, 16), dtype=("float32", "bfloat16"), workers=workers)
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: BackwardAxes) -> Iterator[Case]:
     """Every layer in every pass that it has, at each size."""
-    sizes = itertools.product(
-        axes.batch, axes.seq, axes.hidden, axes.ffn, axes.channels, axes.heads, axes.dtype, axes.workers
-    )
-    for layer, (batch, seq, hidden, ffn, channels, heads, dtype, workers) in itertools.product(axes.layer, sizes):
-        parameters = LayerPassParameters(
-            layer=layer,
-            batch=batch,
-            seq=seq,
-            hidden=channels if layer == "conv" else ffn if layer in (*ACTIVATIONS, "copy") else hidden,
-            out=ffn if layer == "linear" else 0,
-            heads=heads if layer == "attention" else 1,
-            dtype=dtype,
-            workers=workers,
-        )
+    names = ("layer", "batch", "seq", "hidden", "ffn", "channels", "heads", "dtype", "workers")
+    for size in crossed(axes, *names):
+        layer, ffn, channels = size["layer"], size.pop("ffn"), size.pop("channels")
+        if layer != "attention":
+            size["heads"] = 1
+        if layer == "linear":
+            size["out"] = ffn
+        elif layer == "conv":
+            size["hidden"] = channels
+        elif layer in (*ACTIVATIONS, "copy"):
+            size["hidden"] = ffn
         for phase in axes.phase:
             if phase in passes_of(layer):
-                yield Case("layer_pass", replace(parameters, phase=phase), "torch")
+                yield Case("layer_pass", LayerPassParameters(**size, phase=phase), "torch")
 
 
 def analyse(rows: Rows) -> Findings:
     """Norms and attention, of which no guide claims any; how often products exceed twice the time; and figures."""
-    backward = rows.where(lambda row: of_forward(row) is not None, phase="backward")
-    ratios = [quantity(of_forward(row)) for row in backward if row.layer in WITH_PRODUCT]
+    backward = rows.where(lambda row: row.of_forward is not None, phase="backward")
+    ratios = [quantity(row.of_forward) for row in backward if row.layer in WITH_PRODUCT]
     how_often = remark(
         "Backward takes more than {twice} times as long as forward, beyond the interval, in {longer} of {all} products",
         twice=TWICE,
@@ -132,18 +118,15 @@ def analyse(rows: Rows) -> Findings:
 def beside_its_work(row: Row) -> Remark:
     """The time of backward over forward's, and how many times the bytes and FLOPs it has."""
     forward = row.like(phase="forward") or row
-    template = "{layer} ({where}): backward takes {time} the time of forward, for {bytes} the bytes"
-    work_of: dict[str, Any] = {"bytes": Quantity(moved(row) / moved(forward), "x")}
-    if forward.flop:
-        template += " and {flop} the FLOPs"
-        work_of["flop"] = Quantity(row.flop / forward.flop, "x")
-    return remark(template, effect="time", layer=name(row), where=where(row), time=of_forward(row), **work_of)
+    template = "{name} ({where}): backward takes {of_forward} the time of forward, for {bytes} the bytes"
+    template += " and {flops} the FLOPs" if forward.flop else ""
+    flops = Quantity(row.flop / (forward.flop or 1), "x")
+    return row.remark(template, effect="of_forward", bytes=Quantity(row.moved / forward.moved, "x"), flops=flops)
 
 
 def over_tokens(rows: Sequence[Row]) -> Figure | None:
     """Backward's time over forward's by batch, a series a layer, where enough batches were measured."""
-    curves = [series(label, group, lambda row: row.tokens, of_forward) for label, group in grouped(rows, name).items()]
-    drawn = tuple(curve for curve in curves if len(set(curve.x)) > 2)
+    drawn = tuple(curve for curve in series_by("name", rows, "tokens", "of_forward") if len(set(curve.x)) > 2)
     dtype, workers = rows[0].dtype, rows[0].workers
     title = f"Backward beside forward, {dtype}, {workers} worker{'s' if workers > 1 else ''}"
     panel = Panel(title, "tokens", "time of backward / time of forward", drawn, y_unit="x")
@@ -170,34 +153,22 @@ def of_forward(row: Row) -> Ratio | None:
     return None if forward is None or forward is row else forward.faster_than(row)
 
 
-def moved(row: Row) -> int:
-    """Compulsory bytes of a pass."""
-    return work(row.parameters).bytes
-
-
-def rate(row: Row) -> float | None:
-    """FLOP/s of its products, None where it has none."""
-    return row.flop_per_s if row.flop else None
-
-
-def of(phase: str, value: Callable[[Row], Any]) -> Callable[[Row], Any]:
-    """What that pass of a row's layer has, None where it was not measured."""
-    return lambda row: value(found) if (found := row.like(phase=phase)) is not None else None
-
-
 def of_copy(row: Row) -> Ratio | None:
     """Bytes a second over those of a copy of as many elements."""
     copy = row.like(layer="copy", phase="forward", out=0, heads=1)
     ratio = None if copy is None or copy is row else row.faster_than(copy)
-    return ratio if ratio is None or copy is None else ratio * (moved(row) / moved(copy))
+    return ratio if ratio is None or copy is None else ratio * (row.moved / copy.moved)
 
 
-def tensor(row: Row) -> int:
-    """Bytes of an activation's input, which are those of its result and of its gradient."""
-    return int(row.tokens * row.hidden * row.element_bytes)
+def by_phase(name: str, value: str, unit: str, phases: Sequence[str] = BOTH, priority: int = 1) -> list[Column]:
+    """A column for each pass of a row's layer, with what that pass has by that name."""
+
+    def of(phase: str) -> Callable[[Row], Any]:
+        return lambda row: getattr(found, value) if (found := row.like(phase=phase)) else None
+
+    return [Column(name.format(phase=phase), of(phase), unit, priority) for phase in phases]
 
 
-WHAT: dict[str, Callable[[Row], Any]] = {"name": name, "where": where}
 PROBE = Probe(
     name="backward",
     question="How long does backward take compared with forward, and what bounds each layer?",
@@ -205,6 +176,19 @@ PROBE = Probe(
     title="Training: backward passes",
     axes=axes,
     sweep=sweep,
+    computed={
+        "name": name,
+        "where": where,
+        "of_forward": of_forward,
+        # Compulsory bytes of a pass.
+        "moved": lambda row: work(row.parameters).bytes,
+        "bandwidth": lambda row: row.moved / row.seconds,
+        # Of its products, where it has some.
+        "rate": lambda row: row.flop_per_s if row.flop else None,
+        # Bytes of an activation's input, which are those of its result and of its gradient.
+        "tensor": lambda row: row.tokens * row.hidden * row.element_bytes,
+        "kept": lambda row: row.seen.get("saved"),
+    },
     order=lambda row: (
         LAYERS.index(row.layer),
         *(row.dtype, row.workers, row.hidden, row.features, row.batch, row.seq, PASSES.index(row.phase)),
@@ -215,36 +199,34 @@ PROBE = Probe(
             "{name} ({where}): backward takes {measured} the time of forward",
             ratio=of_forward,
             where=lambda row: row.layer in WITH_PRODUCT and row.phase == "backward",
-            values=WHAT,
         ),
         RowClaim(
             BANDWIDTH_BOUND,
             "{name} ({where}), {phase}: {moved} move at {measured} the rate of a copy",
             ratio=of_copy,
             where=lambda row: row.layer in ACTIVATIONS,
-            values=WHAT | {"moved": lambda row: Quantity(moved(row), "MB")},
+            values={"moved": lambda row: Quantity(row.moved, "MB")},
         ),
         RowClaim(
             READS_MORE,
             "{name} ({where}) reads {tensor} in forward and {measured} as much in backward",
-            ratio=lambda row: (row.seen["saved"] + tensor(row)) / tensor(row) if "saved" in row.seen else None,
+            ratio=lambda row: 1 + row.kept / row.tensor if row.kept is not None else None,
             where=lambda row: row.layer in ACTIVATIONS and row.phase == "forward",
-            values=WHAT | {"tensor": lambda row: Quantity(tensor(row), "MB")},
+            values={"tensor": lambda row: Quantity(row.tensor, "MB")},
         ),
     ),
     tables=(
         RowTable(
             "Passes of single layers",
             (
-                Column("layer", name, priority=2),
-                Column("on", where, priority=0),
-                *(Column(f"{phase} time", of(phase, lambda row: row.seconds), "us") for phase in PASSES),
-                Column("backward / forward", of("backward", of_forward), "x", 2),
-                Column("dgrad / forward", of("dgrad", of_forward), "x", 0),
-                Column("wgrad / forward", of("wgrad", of_forward), "x", 0),
-                *(Column(f"{each} rate", of(each, rate), "TFLOP/s") for each in BOTH),
-                *(Column(f"{each} bandwidth", of(each, lambda row: moved(row) / row.seconds), "GB/s") for each in BOTH),
-                Column("kept", of("forward", lambda row: row.seen.get("saved")), "MB", 0),
+                Column("layer", "name", priority=2),
+                Column("on", "where", priority=0),
+                *by_phase("{phase} time", "seconds", "us", PASSES),
+                *by_phase("{phase} / forward", "of_forward", "x", ("backward",), priority=2),
+                *by_phase("{phase} / forward", "of_forward", "x", ("dgrad", "wgrad"), priority=0),
+                *by_phase("{phase} rate", "rate", "TFLOP/s"),
+                *by_phase("{phase} bandwidth", "bandwidth", "GB/s"),
+                *by_phase("kept", "kept", "MB", ("forward",), priority=0),
             ),
             where=lambda row: row.rows.alike(row, "phase")[0] is row,
         ),

@@ -185,11 +185,11 @@ def test_what_backward_reads_is_counted_by_what_forward_kept(tensors: float, tim
 
 
 def test_attention_and_norms_are_told_without_a_claim() -> None:
-    told = {str(each.values["layer"]).split()[0]: each.values for each in remarks() if "layer" in each.values}
+    told = {str(each.values["name"]).split()[0]: each.values for each in remarks() if "bytes" in each.values}
     assert set(told) == {"attention", "layer_norm", "rms_norm"}
-    assert (told["attention"]["flop"].value, told["layer_norm"]["bytes"].value) == pytest.approx((2.5, 1.5), rel=0.01)
-    assert "flop" not in told["layer_norm"]
-    assert told["layer_norm"]["time"].value == pytest.approx(1.5, rel=0.01)
+    assert (told["attention"]["flops"].value, told["layer_norm"]["bytes"].value) == pytest.approx((2.5, 1.5), rel=0.01)
+    assert "flops" not in told["layer_norm"]
+    assert told["layer_norm"]["of_forward"].value == pytest.approx(1.5, rel=0.01)
     assert not judged("attention", TWICE_THE_TIME) + judged("layer_norm", TWICE_THE_TIME)
 
 
