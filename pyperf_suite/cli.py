@@ -176,6 +176,7 @@ def _run(
     resume: str | None,
     deadline_s: float,
     as_json: bool,
+    wide: bool,
     budget_s: float | None = None,
     soak_min: float = 0.0,
 ) -> None:
@@ -204,7 +205,7 @@ def _run(
             workers.close()
         raise
     _measure_all(session, Console(stderr=True), soak_min)
-    _tell(session, as_json)
+    _tell(session, as_json, wide)
 
 
 def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:
@@ -260,34 +261,33 @@ def _speed(record: Any) -> str:
     return f"{flop / record.seconds / 1e12:.3f} TFLOP/s" if flop else record.kernel["name"]
 
 
-def _tell(session: Session, as_json: bool) -> None:
-    from rich.console import Console
-
-    from pyperf_suite.report.run_report import report_run, run_as_json
+def _tell(session: Session, as_json: bool, wide: bool) -> None:
+    from pyperf_suite.render.run_report import report_run, run_as_json
+    from pyperf_suite.render.terminal import console_for
 
     records = list(session.records)  # read once from the disk
     if as_json:
-        click.echo(run_as_json(session.folder, records))
+        click.echo(run_as_json(session.folder, records), nl=False)
     else:
-        report_run(Console(), session.folder, records)
+        report_run(console_for(wide), session.folder, records)
 
 
 def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
     """Every probe's question by topic; of those that are named their axes, and what each profile takes here."""
     from itertools import groupby
 
-    from pyperf_suite.spec.discovery import all_probes, find_probe
+    from pyperf_suite.spec.discovery import find_probe, listed
 
     def line(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
     if not names:
-        probes = all_probes()
+        probes = listed()
         width = max(len(probe.name) for probe in probes)
         for topic, members in groupby(probes, key=lambda probe: probe.topic):
             line(f"[bold]{topic}[/bold]")
-            for probe in members:
-                line(f"  {probe.name:{width}}  {probe.question}")
+            for each in members:
+                line(f"  {each.name:{width}}  {each.question}")
         line("\nAxes, values and how long each profile takes here: pyperf-suite run --list PROBE")
     for probe in [find_probe(name) for name in names]:
         line(f"[bold]{probe.name}[/bold]  {probe.question}")

@@ -150,7 +150,7 @@ class SuiteRun:
             return
         from rich.console import Console
 
-        from pyperf_suite.report.run_report import report_run
+        from pyperf_suite.render.run_report import report_run
 
         terminal.section("pyperf_suite")
         text = io.StringIO()

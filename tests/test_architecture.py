@@ -26,8 +26,8 @@ LAYERS = (
     ("spec",),
     ("probes",),
     ("history", "advise"),
+    ("doctor",),
     ("render",),
-    ("report", "doctor"),
     ("commands", "pytest_run"),
     ("cli", "pytest_plugin", "benchmarks"),
     ("__main__",),
@@ -56,7 +56,19 @@ MEASURING_PATH_MAY_IMPORT = {
     "PIL",  # decodes the JPEG files of one kind of case, which is unsupported without it
 }
 # What takes long to import or may be absent is imported inside the function that uses it.
-ONLY_INSIDE_FUNCTIONS = {"PIL", "matplotlib", "plotly", "pyarrow", "pynvml", "ruptures", "scipy", "torch", "triton"}
+ONLY_INSIDE_FUNCTIONS = {
+    "PIL",
+    "jinja2",
+    "markupsafe",
+    "matplotlib",
+    "plotly",
+    "pyarrow",
+    "pynvml",
+    "ruptures",
+    "scipy",
+    "torch",
+    "triton",
+}
 
 # Modules of torch's own classes: whoever prepares a case imports them, inside a function; they may import each other.
 OF_TORCH = {

@@ -19,7 +19,7 @@ ALLOWED = 0.1
 
 def main(folder: Path) -> int:
     """Print a row a rank of every configuration that ran; how many are off is the exit code's to tell."""
-    found = [each for each in results_of(open_run(folder).records()) if each.rate]
+    found = [each for each in results_of(open_run(folder).records()) if each.timed]
     wrong = 0
     print(f"{'configuration':34} rank {' '.join(f'{name:>22}' for name in COUNTED)}     total")
     for result in found:

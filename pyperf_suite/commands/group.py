@@ -18,6 +18,7 @@ MODULES = {
     "doctor": "doctor",
     "explain": "size",
     "export": "history",
+    "findings": "findings",
     "history": "history",
     "layout": "layout",
     "prune": "history",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pyperf_suite.commands.model_options import asked_gpu, asked_model, gpu_options, model_options
-from pyperf_suite.commands.options import Gibibytes, json_option, options
+from pyperf_suite.commands.options import Gibibytes, json_option, options, wide_option
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ axis_options = options(
 @click.option("--overlap/--no-overlap", default=True, help="Send gradients beside computation; by default on.")
 @click.option("--top", type=int, default=10, show_default=True, metavar="N", help="Rows of each list.")
 @json_option()
+@wide_option
 def layout(
     config: Path | None,
     seq: int | None,
@@ -86,6 +87,7 @@ def layout(
     overlap: bool,
     top: int,
     as_json: bool,
+    wide: bool,
     **named: Any,
 ) -> None:
     """Rank the ways to train a model on a cluster: DP, TP, PP, virtual PP, CP, EP, ZeRO, micro-batch, recompute.
@@ -114,19 +116,17 @@ def layout(
     per_node = usual if gpus_per_node is None else gpus_per_node
     cluster = Cluster(spec, gpus, per_node, _memory(spec, memory), _network(network))
     training = Training(model, global_batch, length, flash, sequence_parallel, overlap)
-    _present(layout_answer(planned(training, cluster, laws, fixed), top, notes), as_json)
+    _present(layout_answer(planned(training, cluster, laws, fixed), top, notes), as_json, wide)
 
 
-def _present(answer: Any, as_json: bool) -> None:
-    from rich.console import Console
-
+def _present(answer: Any, as_json: bool, wide: bool) -> None:
     from pyperf_suite.advise.layout.report import findings_of_layouts, layouts_as_json
-    from pyperf_suite.report.terminal import print_findings
+    from pyperf_suite.render.terminal import console_for, print_findings
 
     if as_json:
         click.echo(json.dumps(layouts_as_json(answer), indent=2))
     else:
-        print_findings(Console(), {"layout": findings_of_layouts(answer)}, [])
+        print_findings(console_for(wide), {"layout": findings_of_layouts(answer)}, [])
 
 
 def _fixed(named: dict[str, Any]) -> dict[str, int]:

@@ -142,6 +142,8 @@ def margin_option(command: Command) -> Command:
     )(command)
 
 
+wide_option = click.option("--wide", is_flag=True, help="Print every column of a table, however wide the terminal is.")
+
 machine_option = click.option(
     "--machine", metavar="NAME", help="Only this machine: the name of a folder of the results."
 )
@@ -175,6 +177,7 @@ run_options = options(
         help="For one case, and for each step that several ranks take together.",
     ),
     json_option(),
+    wide_option,
 )
 """Where to measure, where results lie, and how to tell of them."""
 

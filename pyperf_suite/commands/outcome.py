@@ -15,7 +15,7 @@ import click
 
 from pyperf_suite.commands.options import json_option, options, path_option
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.outputs.exit_code import DEFAULT_FAIL_ON, FAIL_ON
+from pyperf_suite.history.exit_code import DEFAULT_FAIL_ON, FAIL_ON
 
 if TYPE_CHECKING:
     from pyperf_suite.history.finding import Finding
@@ -75,21 +75,20 @@ def finish(
     `extra` stands beside the findings in JSON. Raises UserError where a file cannot be written, after all is printed,
     and where pyproject.toml does not say thresholds; SystemExit otherwise.
     """
-    from pyperf_suite.history.outputs.exit_code import exit_code
+    from pyperf_suite.history.exit_code import exit_code
     from pyperf_suite.history.thresholds import load_thresholds
 
     fail_on = asked.fail_on or load_thresholds().fail_on or DEFAULT_FAIL_ON
     code = exit_code(findings, fail_on)
     if asked.as_json:
-        from pyperf_suite.history.outputs.json_text import findings_as_json
+        from pyperf_suite.render.comparisons import comparisons_as_json
 
-        click.echo(findings_as_json(heading, findings, notes, code, extra))
+        click.echo(comparisons_as_json(heading, findings, notes, code, extra))
     else:
-        from rich.console import Console
+        from pyperf_suite.render.comparisons import print_comparisons
+        from pyperf_suite.render.terminal import console_for
 
-        from pyperf_suite.history.outputs.terminal import print_findings
-
-        print_findings(Console(), heading, findings, notes, code, fail_on)
+        print_comparisons(console_for(), heading, findings, notes, code, fail_on)
     _write_files(findings, asked, heading, notes, fail_on)
     raise SystemExit(code)
 
@@ -107,8 +106,8 @@ def _write_files(
     findings: Sequence[Finding], asked: OutcomeOptions, heading: str, notes: Sequence[str], fail_on: str
 ) -> None:
     from pyperf_suite.files import write_for_user
-    from pyperf_suite.history.outputs.junit import junit_xml
-    from pyperf_suite.history.outputs.markdown import summary
+    from pyperf_suite.render.comparisons import summary
+    from pyperf_suite.render.junit import junit_xml
 
     if asked.markdown is not None:
         # Appended: the steps of a job share one summary, and each adds its own.

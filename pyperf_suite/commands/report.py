@@ -17,10 +17,10 @@ DEFAULT_NAME = "report.html"
 @path_option("-o", "--output", help=f"[default: RESULTS/{DEFAULT_NAME}]")
 @click.option(
     "--runs",
-    default="latest",
+    default="strongest",
     show_default=True,
-    metavar="latest|all|ID,...",
-    help="Of each probe the newest run that measured anything, every run, or the runs named.",
+    metavar="strongest|latest|all|ID,...",
+    help="Of each probe the run of the most thorough profile, the newest run, every run, or the runs named.",
 )
 @machine_option
 def report(results: Path, named: Path | None, output: Path | None, runs: str, machine: str | None) -> None:
@@ -34,8 +34,8 @@ def report(results: Path, named: Path | None, output: Path | None, runs: str, ma
       pyperf-suite report bench_results/cuda-nvidia-h100-132sm-80gib --runs all -o h100.html
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.files import write_for_user, write_in_results
-    from pyperf_suite.report.html.page import draw_page
-    from pyperf_suite.report.html.results import choose, read_results
+    from pyperf_suite.render.page import draw_page
+    from pyperf_suite.render.results import choose, read_results
 
     results = named or results
     read = read_results(results, machine)

@@ -211,18 +211,23 @@ def _say_each(position: int, count: int, made: Comparison) -> None:
 
 
 def _tell(found: Selfcheck, as_json: bool, markdown: Path | None) -> None:
-    from pyperf_suite.history.selfcheck.report import print_selfcheck, selfcheck_as_markdown
+    from pyperf_suite.history.selfcheck.report import findings_of_selfcheck, heading
+    from pyperf_suite.render import markdown as as_markdown
+    from pyperf_suite.render import text
+    from pyperf_suite.render.terminal import console_for, print_told, say
 
     if as_json:
         click.echo(json.dumps({"path": str(found.path), "settings": found.settings, **found.to_json()}, indent=2))
     else:
-        from rich.console import Console
-
-        print_selfcheck(Console(), found)
+        console = console_for()
+        say(console, "", text.sentence(heading(found)), style="bold")
+        print_told(console, findings_of_selfcheck(found))
+        say(console, "", f"comparisons  {found.path}")
     if markdown is not None:
         try:
             with markdown.open("a", encoding="utf-8") as file:
-                file.write(selfcheck_as_markdown(found))
+                told = as_markdown.told(findings_of_selfcheck(found))
+                file.write("\n".join([f"## {as_markdown.escape(text.sentence(heading(found)))}", "", *told]))
         except OSError as error:
             raise UserError(f"{markdown} cannot be written ({error.strerror}).") from None
 

@@ -17,6 +17,7 @@ from pyperf_suite.commands.options import (
     path_option,
     profile_option,
     results_option,
+    wide_option,
 )
 from pyperf_suite.errors import UserError
 
@@ -61,12 +62,14 @@ DTYPES = ("bf16", "fp16", "fp8", "tf32", "fp32", "int8")
 @results_option("For the records of what is measured.")
 @path_option("--output", metavar="FOLDER", help="For the heat maps and a page.")
 @json_option()
+@wide_option
 def size(
     config: Path | None,
     gpu: str | None,
     calibration: Path | None,
     output: Path | None,
     as_json: bool,
+    wide: bool,
     seq: int | None,
     micro_batch: int,
     tp: int,
@@ -107,7 +110,7 @@ def size(
     prices = _prices(laws, dtype)
     found = sizing(spec, setting, _bounds(spec, vary, parameter_change, reach, head_dims), prices, notes)
     measured = _measured(found, prices, profile, device, results) if measure else None
-    _present(found, prices, output, as_json, measured)
+    _present(found, prices, output, as_json, wide, measured)
 
 
 def _measured(found: Sizing, prices: LawPrices, profile: str, device: str, results: Path) -> MeasuredSizing:
@@ -129,16 +132,14 @@ def _measured(found: Sizing, prices: LawPrices, profile: str, device: str, resul
 
 
 def _present(
-    found: Sizing, prices: LawPrices, output: Path | None, as_json: bool, measured: MeasuredSizing | None
+    found: Sizing, prices: LawPrices, output: Path | None, as_json: bool, wide: bool, measured: MeasuredSizing | None
 ) -> None:
     """Print the answer; pictures and a page only into a folder that was named."""
-    from rich.console import Console
-
     from pyperf_suite.advise.sizing.as_json import sizing_as_json
     from pyperf_suite.advise.sizing.report import findings_of_sizing
-    from pyperf_suite.report.markdown import page
-    from pyperf_suite.report.run_report import draw_all
-    from pyperf_suite.report.terminal import cautions, escape, print_findings
+    from pyperf_suite.render.markdown import page
+    from pyperf_suite.render.run_report import draw_all
+    from pyperf_suite.render.terminal import console_for, escape, print_findings
 
     findings = {"size": findings_of_sizing(found, prices)}
     records = []
@@ -151,7 +152,7 @@ def _present(
             output.mkdir(parents=True, exist_ok=True)
             pictures = draw_all(findings, output)
             text = output / "sizing.md"
-            text.write_text(page(f"Sizes on {found.gpu.name}", findings, cautions(records), pictures), encoding="utf-8")
+            text.write_text(page(f"Sizes on {found.gpu.name}", findings, records, pictures), encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"{output} cannot be written ({error.strerror}): name another folder with --output."
@@ -161,7 +162,7 @@ def _present(
         told = sizing_as_json(found, [str(path) for path in written])
         click.echo(json.dumps(told | ({} if measured is None else {"measured": measured.to_json()}), indent=2))
         return
-    console = Console()
+    console = console_for(wide)
     print_findings(console, findings, records)
     if measured is not None:
         console.print(f"records   {escape(str(measured.folder.records_path))}", highlight=False, soft_wrap=True)
@@ -176,8 +177,15 @@ def _present(
 @click.option("--layout", default="TN", show_default=True, metavar="XY", help="TN fprop, NN dgrad, NT wgrad, or TT.")
 @gpu_options
 @json_option()
+@wide_option
 def explain(
-    sizes: tuple[str, ...], dtype: str, layout: str, gpu: str | None, calibration: Path | None, as_json: bool
+    sizes: tuple[str, ...],
+    dtype: str,
+    layout: str,
+    gpu: str | None,
+    calibration: Path | None,
+    as_json: bool,
+    wide: bool,
 ) -> None:
     """Explain the time of one product C[M,N] = A[M,K] B[K,N]: tiles, waves, alignment, bound, better sizes nearby.
 
@@ -186,8 +194,6 @@ def explain(
       pyperf-suite explain 4096 50257 4096 --gpu H200
       pyperf-suite explain 4096 4096 50257 --gpu H200 --layout NN --dtype fp8 --json
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from rich.console import Console
-
     from pyperf_suite.advise.product.explain import (
         check_product,
         explain_product,
@@ -195,7 +201,7 @@ def explain(
         product_as_json,
     )
     from pyperf_suite.advise.product.likely_tile import likely_tile
-    from pyperf_suite.report.terminal import print_findings
+    from pyperf_suite.render.terminal import console_for, print_findings
 
     m, n, k = _sizes(sizes)
     spec, laws = asked_gpu(gpu, calibration)
@@ -205,7 +211,7 @@ def explain(
     if as_json:
         click.echo(json.dumps(product_as_json(product), indent=2))
     else:
-        print_findings(Console(), {"explain": findings_of_product(product)}, [])
+        print_findings(console_for(wide), {"explain": findings_of_product(product)}, [])
 
 
 def _sizes(words: tuple[str, ...]) -> tuple[int, int, int]:

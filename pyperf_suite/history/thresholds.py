@@ -20,7 +20,7 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.outputs.exit_code import FAIL_ON
+from pyperf_suite.history.exit_code import FAIL_ON
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -7,32 +7,36 @@ from __future__ import annotations
 
 import math
 import string
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from pyperf_suite.printable import printable
-from pyperf_suite.spec.findings import Cell, Heading, Remark, Table, Verdict
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.findings import Cell, Claim, Heading, Remark, Table, Verdict
+from pyperf_suite.spec.quantity import UNITS, Quantity
+from pyperf_suite.spec.summary import Point
 
 NOT_KNOWN = "-"
 # From here on digits are powers of ten.
 HUGE = 1e15
 FINE = 0.1
-SUFFIX = {"x": "×", "count": "", "+%": "", "%": ""}
+# A change beyond this is easier to read as a factor.
+AS_FACTOR = 9.0
+SUFFIX = {"x": "×", "count": "", "+%": "%", "%": "%"}
 DURATIONS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
-IN_THE_CELL = ("duration", "size", "%", "+%")
 POWERS_OF_1024 = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
 
 
 def told(quantity: Quantity) -> str:
     """With unit and interval, as in a sentence: `1.25 × [1.20, 1.31]`, `3.14 ms`, `+39 %`."""
-    number, unit = _parts(quantity)
-    interval = _interval(quantity)
-    return " ".join(filter(None, (number, unit, interval)))
+    shown = _as_read(quantity)
+    return " ".join(filter(None, (*_parts(shown), _interval(shown))))
 
 
 def bare(quantity: Quantity) -> str:
     """Without the unit where the column's heading has it: `1.25 [1.20, 1.31]`, `3.14`, `39 %`."""
-    number, unit = _parts(quantity)
-    return " ".join(filter(None, (number, unit if quantity.unit in IN_THE_CELL else "", _interval(quantity))))
+    shown = _as_read(quantity)
+    number, unit = _parts(shown)
+    return " ".join(filter(None, (number, unit if unit != _in_heading(quantity.unit) else "", _interval(shown))))
 
 
 def cell(value: Cell) -> str:
@@ -44,8 +48,12 @@ def cell(value: Cell) -> str:
 
 def heading(column: Heading) -> str:
     """A column's name with the unit of its numbers: `time, ms`, `beside the loop, ×`."""
-    unit = SUFFIX.get(column.unit, column.unit) if column.unit not in IN_THE_CELL else ""
+    unit = _in_heading(column.unit)
     return f"{column.name}, {unit}" if unit else column.name
+
+
+def _in_heading(unit: str) -> str:
+    return SUFFIX.get(unit, unit) if unit not in ("duration", "size", "%", "+%") else ""
 
 
 def is_number(table: Table, place: int) -> bool:
@@ -56,13 +64,56 @@ def is_number(table: Table, place: int) -> bool:
     return bool(cells) and all(isinstance(each, int | Quantity) for each in cells)
 
 
+def filled(table: Table) -> Table:
+    """The table without columns that have no value in any row."""
+    places = [place for place in range(len(table.columns)) if any(row[place] not in (None, "") for row in table.rows)]
+    columns = tuple(table.columns[place] for place in places)
+    return replace(table, columns=columns, rows=tuple(tuple(row[place] for place in places) for row in table.rows))
+
+
 def sentence(remark: Remark | Verdict) -> str:
-    """A remark with its gaps filled; a verdict with the claim, its source and what would decide it."""
+    """A remark with its gaps filled; a verdict with its outcome, the claim and its source."""
     if isinstance(remark, Remark):
         return f"Predicted: {_fill(remark)}" if remark.kind == "predicted" else _fill(remark)
-    alone = f" by {remark.why}, {remark.remedy}" if remark.measured.processes == 1 else ""
     outcome = remark.outcome if remark.outcome != "holds" and "not" not in remark.outcome else f"claim {remark.outcome}"
-    return f"{_fill(remark.told)}; {outcome}{alone} ({remark.claim.text}: {remark.claim.source})."
+    return f"{_fill(remark.told)}; {outcome} ({in_words(remark.claim)}){_why(remark)}."
+
+
+def measured(verdict: Verdict) -> str:
+    """What was measured, without the claim: it stands beside, or above, others that were tried on the same claim."""
+    return f"{_fill(verdict.told)}{_why(verdict)}."
+
+
+def point(of: Point) -> str:
+    """One line of a summary, without its probe and without the source of a claim."""
+    if isinstance(of.told, Remark):
+        return _fill(of.told)
+    if of.kind == "fails":
+        return f"does not hold here: {of.told.claim.text} (measured: {told(of.told.measured)})"
+    return f"{_fill(of.told.told)}."
+
+
+def in_words(claim: Claim) -> str:
+    """The claim and where it stands."""
+    return f"{claim.text}: {claim.source}"
+
+
+def by_claim(remarks: Iterable[Remark | Verdict]) -> Iterator[Remark | tuple[Claim, list[Verdict]]]:
+    """Remarks that are no noise, cautions first; the verdicts on one claim together, where the first of them is."""
+    told = [each for each in remarks if isinstance(each, Verdict) or not each.is_noise]
+    told.sort(key=lambda each: isinstance(each, Verdict) or each.kind != "caution")
+    seen = []
+    for each in told:
+        if isinstance(each, Remark):
+            yield each
+        elif each.claim not in seen:
+            seen.append(each.claim)
+            yield each.claim, [one for one in told if isinstance(one, Verdict) and one.claim == each.claim]
+
+
+def _why(verdict: Verdict) -> str:
+    """What leaves it undecided, and what would decide it; empty for the others."""
+    return f": {verdict.why}, {verdict.remedy}" if verdict.why else ""
 
 
 def _fill(remark: Remark) -> str:
@@ -75,11 +126,17 @@ def _parts(quantity: Quantity) -> tuple[str, str]:
     unit, scale = _shown_in(quantity)
     if math.isnan(quantity.value):
         return NOT_KNOWN, ""
-    if quantity.unit == "%":
-        return _percent(quantity.value, ""), "%"
-    if quantity.unit == "+%":
-        return _percent(quantity.value, "+"), "%"
+    if quantity.unit in ("%", "+%"):
+        return _percent(quantity.value, "+" if quantity.unit == "+%" else ""), "%"
     return _number(quantity.value / scale, quantity), unit
+
+
+def _as_read(quantity: Quantity) -> Quantity:
+    """A large change as a factor."""
+    if quantity.unit != "+%" or not quantity.value >= AS_FACTOR:
+        return quantity
+    value, low, high = (1 + each for each in (quantity.value, quantity.low, quantity.high))
+    return replace(quantity, unit="x", value=value, low=low, high=high)
 
 
 def _shown_in(quantity: Quantity) -> tuple[str, float]:
@@ -87,8 +144,15 @@ def _shown_in(quantity: Quantity) -> tuple[str, float]:
     if quantity.unit in ("duration", "size"):
         sizes = DURATIONS if quantity.unit == "duration" else POWERS_OF_1024
         return next((each for each in sizes if abs(quantity.value) >= each[1]), sizes[-1])
-    value = quantity.scaled(1.0)
-    return SUFFIX.get(quantity.unit, quantity.unit), 1 / value
+    return SUFFIX.get(quantity.unit, quantity.unit), UNITS[quantity.unit][1]
+
+
+def shown_in(unit: str, values: Sequence[float]) -> tuple[str, float]:
+    """The unit that an axis of these values shows, and what they are divided by; one that fits the largest."""
+    if unit in ("%", "+%"):
+        return "%", 0.01
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    return _shown_in(Quantity(largest, unit))
 
 
 def _number(value: float, of: Quantity) -> str:

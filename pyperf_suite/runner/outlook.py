@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,8 @@ LINE_EVERY_S = 10.0
 # A worker imports torch; a group of ranks is started by torchrun and finds itself.
 START_S = 2.0
 START_OF_A_GROUP_S = 4.0
+# Ranks that are started for one case build its engine, and compare what it computes with a single process.
+START_OF_FRESH_RANKS_S = 6.5
 
 # Inputs, operand sets and telemetry of one visit, whatever its size.
 AROUND_A_CASE_S = 0.06
@@ -119,7 +122,9 @@ class Outlook:
             if isinstance(subject, Workload) and process == 0:  # the others of a run share what it computed
                 seconds += AROUND_A_WORKLOAD_S + PASSES_OF_A_CHECK * float64_s
         if isinstance(subject, Ranked) and subject.fresh_ranks:
-            seconds += START_OF_A_GROUP_S
+            seconds += START_OF_FRESH_RANKS_S
+        if math.isinf(effort.stop.relative_half_width):  # so many launches, however long they take
+            return seconds + (effort.warm_up.launches + effort.stop.max_samples) * launch_s
         caps_s = min(effort.seconds_at_most, 60.0)
         share = SHARE_WHERE_LITTLE_IS_ASKED if effort.stop.relative_half_width > LITTLE else SHARE_OF_CAPS
         return seconds + max(share * caps_s, LAUNCHES_AT_LEAST * launch_s)

@@ -106,11 +106,10 @@ def find_run(results: Path, identity: Identity, plan: Plan, wanted: str = "lates
     if wanted != "latest":
         run = open_run(folder / wanted)
         if run.manifest["plan_id"] != plan.plan_id:
-            manifest = run.manifest
-            axes = "".join(f" -a {axis}" for axis in manifest.get("asked", ()))
+            axes = "".join(f" -a {axis}" for axis in run.manifest.get("asked", ()))
             raise UserError(
                 f"Run {wanted} measured other cases than asked for now. Its options were: "
-                f"{' '.join(manifest.get('probes', ()))}{axes} --profile {manifest.get('profile')}."
+                f"{' '.join(run.manifest.get('probes', ()))}{axes} --profile {run.manifest.get('profile')}."
             )
         return run
     for manifest in sorted(folder.glob("*/run.json"), reverse=True):

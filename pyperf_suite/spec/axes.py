@@ -82,16 +82,19 @@ def overrides_for(probe_name: str, overrides: Mapping[str, str]) -> dict[str, st
 
 def replace_axes(axes: Axes, overrides: Mapping[str, str]) -> Axes:
     """The axes with some replaced. Raises UserError for an axis there is not, or a value that it cannot hold."""
-    hints = typing.get_type_hints(type(axes))
-    replaced: dict[str, Any] = {}
-    for name, text in overrides.items():
-        if name not in hints:
-            raise UserError(f"There is no axis {name[:80]!r} here: {offer(name, hints)}")
-        element = typing.get_args(hints[name])[0]
-        replaced[name] = tuple(_parse(name, element, value) for value in text.split(","))
-    found = dataclasses.replace(axes, **replaced)  # type: ignore[type-var]
+    found = dataclasses.replace(axes, **read_axes(type(axes), overrides))  # type: ignore[type-var]
     check_axes(found)
     return found
+
+
+def read_axes(kind: type[Any], texts: Mapping[str, str]) -> dict[str, tuple[Any, ...]]:
+    """The values of some axes of that class. Raises UserError for an axis there is not, or a value of another type."""
+    hints = typing.get_type_hints(kind)
+    for name in texts:
+        if name not in hints:
+            raise UserError(f"There is no axis {name[:80]!r} here: {offer(name, hints)}")
+    elements = {name: typing.get_args(hints[name])[0] for name in texts}
+    return {name: tuple(_parse(name, elements[name], value) for value in texts[name].split(",")) for name in texts}
 
 
 def check_axes(axes: Any) -> None:

@@ -161,7 +161,7 @@ class Table:
     """Rows of cells under named columns. A table without rows is not shown."""
 
     title: str
-    columns: tuple[Any, ...]  # TRANSITION: Heading, or str
+    columns: tuple[Heading, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
 
@@ -267,16 +267,10 @@ class Document:
 class Findings:
     """Remarks and verdicts, in the order of telling, carry the conclusion; the rest shows where it is from."""
 
-    remarks: tuple[Any, ...] = ()  # TRANSITION: str as well
+    remarks: tuple[Remark | Verdict, ...] = ()
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     documents: tuple[Document, ...] = ()
-
-    @property
-    def sentences(self) -> tuple[str, ...]:  # TRANSITION
-        from pyperf_suite.render.text import sentence
-
-        return tuple(each if isinstance(each, str) else sentence(each) for each in self.remarks)
 
     @property
     def verdicts(self) -> list[Verdict]:

@@ -28,6 +28,8 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "GFLOP/s": ("FLOP/s", 1e9),
     "TFLOP/s": ("FLOP/s", 1e12),
     "/s": ("/s", 1.0),
+    "samples/s": ("/s", 1.0),
+    "tokens/s": ("/s", 1.0),
     "x": ("ratio", 1.0),
     "%": ("ratio", 1.0),
     "+%": ("change", 1.0),

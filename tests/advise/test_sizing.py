@@ -25,6 +25,7 @@ from pyperf_suite.commands import size as advise_commands
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.render.text import sentence as sentence_of
 from pyperf_suite.spec.quantity import Quantity
 
 GPT = ModelDimensions(layers=4, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
@@ -128,14 +129,13 @@ def test_a_model_that_nothing_beats_is_told_so(made_up_with):
     model = ModelDimensions(layers=4, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)
     prices = made_up_with(error_percent=10.0)
     answer = findings_of_sizing(sizing(H200, Setting(model, 2048), Bounds(), prices), prices)
-    assert any(sentence.startswith("Keep the dimensions") for sentence in answer.sentences)
+    assert any(sentence.startswith("Keep the dimensions") for sentence in map(sentence_of, answer.remarks))
 
 
 def test_a_model_without_neighbours_is_told_so(made_up):
     alone = sizing(H200, Setting(GPT, 2048), Bounds(vary=("kv_heads",)), made_up)
-    assert (
-        "There is no neighbour to compare with: none differs only in kv_heads."
-        in findings_of_sizing(alone, made_up).sentences
+    assert "There is no neighbour to compare with: none differs only in kv_heads." in map(
+        sentence_of, findings_of_sizing(alone, made_up).remarks
     )
 
 
@@ -199,8 +199,8 @@ def test_size_reads_a_config(command, tmp_path):
         (("--gpu", "H200", "--tp", "3"), "take tp = 2 or 4"),
         (("--gpu", "H200", "--ffn", "99999999999"), "beyond the"),
         (("--gpu", "H2000"), "H200"),
-        (("--gpu", "H200", "--dtype", "fp8", "--vary", "depth"), "choose from hidden"),
-        (("--gpu", "H200", "--vary", ""), "choose from hidden"),
+        (("--gpu", "H200", "--dtype", "fp8", "--vary", "depth"), "write names, as in heads,vocab"),
+        (("--gpu", "H200", "--vary", ""), "write names, as in heads,vocab"),
         (("--gpu", "H200", "--head-dims", "64,many"), "write numbers"),
         (("--gpu", "H200", "--head-dims", ""), "write numbers"),
         (("--gpu", "H200", "--head-dims", "64,9999999999"), "head dimensions of 1 to 512"),
@@ -236,7 +236,7 @@ def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
     assert math.fsum(explained.causes.values()) == pytest.approx(explained.seconds)
     assert explained.divisors == {"M": 4096, "N": 1, "K": 4096}
     assert {(better.dimension, better.size) for better in explained.better} >= {("N", 50264), ("N", 50256)}
-    text = " ".join(findings_of_product(explained).sentences)
+    text = " ".join(map(sentence_of, findings_of_product(explained).remarks))
     assert "N, along which rows lie in memory, below the 8" in text
     assert "bound by computing" in text
 
@@ -259,7 +259,7 @@ def test_a_better_size_is_told_with_what_the_law_may_err(made_up, made_up_with):
 def test_a_product_of_good_sizes_is_left_alone(made_up):
     explained = product(made_up, 4096, 8192, 4096)
     assert explained.better == ()
-    assert any("No size" in sentence for sentence in findings_of_product(explained).sentences)
+    assert any("No size" in sentence for sentence in map(sentence_of, findings_of_product(explained).remarks))
 
 
 def test_a_product_of_few_rows_is_bound_by_memory(made_up):

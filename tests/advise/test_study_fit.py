@@ -20,8 +20,7 @@ from pyperf_suite.advise.study.fit import (
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes.study.axes import default_axes
-from pyperf_suite.probes.study.grid import cases_of
+from pyperf_suite.probes.study.grid import cases_of, default_axes
 
 LARGE = ParallelStepParameters(
     hidden=4096, heads=32, layers=32, seq=2048, batch=4, vocab=32000, tied=False, data=8, micro_batches=4

@@ -26,8 +26,7 @@ from pyperf_suite.laws.training.plan import MicroBatch
 from pyperf_suite.operators.training.layers import work
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.probes.step_calibration import OPERATIONS, PROBE
-from pyperf_suite.probes.study.axes import default_axes
-from pyperf_suite.probes.study.grid import cases_of
+from pyperf_suite.probes.study.grid import cases_of, default_axes
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.record import Metric, Record

@@ -50,9 +50,10 @@ def test_resuming_a_finished_run_measures_nothing_and_tells_it_as_json(finished:
     result = invoke("run", "tile_wave", *SMALL, "--results", str(results), "--resume", "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    assert told["records"] == str(records)
-    assert len(told["cases"]) == len({record.case_id for record in before})
-    assert told["findings"]["tile_wave"]["sentences"]
+    [probe] = told["probes"]
+    assert (told["run_id"], probe["name"]) == (records.parent.name, "tile_wave")
+    assert len(probe["cases"]) == len({record.case_id for record in before})
+    assert told == json.loads((records.parent / "findings.json").read_text())
     assert [record for record in read_journal(records) if record.kind == "timing"] == before
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,11 +20,12 @@ from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
 from pyperf_suite.commands.slurm_script import Allocation
-from pyperf_suite.commands.study import _of_this_world
+from pyperf_suite.commands.study_run import of_this_world
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.study.axes import default_axes
-from pyperf_suite.probes.study.grid import cases_of
+from pyperf_suite.probes.study.grid import cases_of, default_axes
+from pyperf_suite.probes.study.results import results_of
+from pyperf_suite.ranks.environment import ALONE
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.worker_pool import WorkerPool
 
@@ -79,14 +81,11 @@ def test_a_study_visits_every_configuration_in_every_experiment_and_ranks_them(d
         *SHORT, "--data", "1,2", "--zero", "0,1", "--experiments", "2", "--results", str(tmp_path), "--json"
     )
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert [each["name"] for each in told["study"]["configurations"]] == [
-        "1 rank flash",
-        "dp2 flash",
-        "dp2 zero1 flash",
-    ]
-    assert [len(each["samples_per_s"]["experiments"]) for each in told["study"]["configurations"]] == [2, 2, 2]
-    assert told["study"]["configurations"][0]["samples_per_s"]["experiments"] == pytest.approx([8.0, 8 / 1.01])
+    assert json.loads(result.stdout)
+    found = results_of(records_in(tmp_path))
+    assert [each.name for each in found] == ["1 rank flash", "dp2 flash", "dp2 zero1 flash"]
+    assert [len(each.rates) for each in found] == [2, 2, 2]
+    assert found[0].rates == pytest.approx([8.0, 8 / 1.01])
     # One experiment of all before the next of any.
     assert [process for _, process in doubles.asked] == [0, 0, 0, 1, 1, 1]
     assert {record.profile for record in records_in(tmp_path)} == {"3 steps after 1"}
@@ -96,8 +95,9 @@ def test_what_fails_is_a_row_with_its_reason_and_the_study_goes_on(doubles, tmp_
     doubles.lost = {"dp2 flash": "Rank 1 stopped answering: the process died."}
     result = invoke(*SHORT, "--data", "1,2", "--experiments", "1", "--results", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert "1 of 2 configurations failed: dp2 flash" in result.output
-    assert "Rank 1 stopped answering: the process died." in result.output
+    assert "1 of 2 configurations gave no time: dp2 flash" in result.output
+    (lost,) = [record for record in records_in(tmp_path) if record.outcome == "failed"]
+    assert lost.reason == "Rank 1 stopped answering: the process died."
     assert "8 samples/s" in result.output
     (picture,) = tmp_path.glob("*/*/study.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -156,9 +156,9 @@ def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--data", "two"), "data=two was asked for, but data takes a whole number"),
+        (("--data", "two"), "data=two was asked for, but data takes int values"),
         (("--data", "1,,2"), "data= was asked for"),
-        (("--data", "0"), "data has to be at least 1"),
+        (("--data", "0"), "data is at least 1"),
         (("--data", "3"), "A global batch of 8 cannot be cut"),
         (("--data", "1,2", "--ranks", "3"), "No configuration takes 3 ranks"),
         (("--ranks", "many"), "--ranks 'many' was asked for, but takes whole numbers"),
@@ -188,6 +188,8 @@ def test_what_has_no_room_is_a_row_and_the_rest_runs(doubles, tmp_path: Path) ->
         (("--calibration", "nowhere.npz"), "nowhere.npz"),
         (("--seq", "1000000000"), "positions = 1000000000 is beyond"),
         (("--seq", "16777216"), "bytes more than it has of"),
+        (("one.toml", "--grid", "two.toml"), "Two grids were given, one.toml and two.toml: give one"),
+        (("--grid", "nowhere.toml"), "nowhere.toml cannot be read: No such file"),
         (("--print-slurm",), "--print-slurm needs a grid that says how steps are cut"),
         (("--print-slurm", "--data", "8", "--nodes", "0"), "--nodes 0 was asked for"),
         (("--print-slurm", "--data", "8", "--gpus-per-node", "0"), "--gpus-per-node 0 was asked for"),
@@ -215,11 +217,13 @@ def test_the_list_numbers_configurations_and_measures_nothing(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_launcher_with_another_number_of_ranks_is_told_which_there_are() -> None:
+def test_a_launcher_with_another_number_of_ranks_is_told_which_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = cases_of(default_axes(Device("cpu")))
-    assert {case.parameters.ranks for case in _of_this_world(cases, 4)} == {4}
-    with pytest.raises(UserError, match="The launcher started 3 ranks, but the configurations asked for take 1, 2, 4"):
-        _of_this_world(cases, 3)
+    monkeypatch.setattr("pyperf_suite.commands.study_run.rank_environment", lambda: replace(ALONE, count=4))
+    assert {case.parameters.ranks for case in of_this_world(cases)} == {4}
+    monkeypatch.setattr("pyperf_suite.commands.study_run.rank_environment", lambda: replace(ALONE, count=3))
+    with pytest.raises(UserError, match=r"No configuration takes 3 ranks .*: those asked for take 1, 2, 4"):
+        of_this_world(cases)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +324,7 @@ def test_a_rank_that_is_killed_costs_its_configuration_and_the_study_goes_on(kil
     assert lost.reason
     assert "Traceback" not in done.stderr + done.stdout
     assert "fastest of 2 configurations" in done.stdout
-    assert "1 of 2 configurations failed" in done.stdout
+    assert "1 of 2 configurations gave no time" in done.stdout
 
 
 def test_a_study_that_really_ran_tells_memory_by_part_and_took_as_many_steps_as_asked(killed) -> None:
@@ -329,7 +333,7 @@ def test_a_study_that_really_ran_tells_memory_by_part_and_took_as_many_steps_as_
     assert len(record.metrics["time"].samples) == 60
     assert record.sampling["warmup_launches"] == 1
     assert record.verification["passed"]
-    assert "optimizer MB" in done.stdout
+    assert "optimizer" in done.stdout
 
 
 def test_under_torchrun_its_ranks_are_the_study_and_another_world_waits(tmp_path: Path) -> None:
@@ -347,7 +351,7 @@ def test_under_torchrun_its_ranks_are_the_study_and_another_world_waits(tmp_path
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "1 configurations take 1 ranks and wait for a launch" in done.stderr
+    assert "1 of 2 configurations take other numbers of ranks" in done.stderr
     (record,) = records_in(tmp_path)
     assert (record.outcome, record.process, record.sampling["ranks"]) == ("ok", 0, 2)
     assert "only configuration" in done.stdout

@@ -87,14 +87,17 @@ def findings_by_probe(records: Path) -> Mapping[str, Findings]:
 
 def tables(findings: Findings) -> list[Table]:
     """Every table."""
-    return [
-        Table(
-            table.title,
-            [getattr(column, "name", column) for column in table.columns],
-            [[text for cell in row for text in cell_texts(cell)] for row in table.rows],
-        )
-        for table in findings.tables
-    ]
+    found = []
+    for table in findings.tables:
+        columns = [getattr(column, "name", column) for column in table.columns]
+        # Golden has an error in the cell of its value: 149 ± 3.4.
+        errors = [place for place, name in enumerate(columns) if name.startswith("±")]
+        cells = [[[*cell_texts(cell)] for cell in row] for row in table.rows]
+        for row in cells:
+            for place in errors:
+                row[place - 1] = [f"{row[place - 1][0]} ± {row[place][0]}"]
+        found.append(Table(table.title, columns, [[text for cell in row for text in cell] for row in cells]))
+    return found
 
 
 def cell_text(cell: Cell) -> str:

@@ -20,7 +20,7 @@ from pyperf_suite.history.stored.store import Store
 from pyperf_suite.laws.calibration import shipped_calibration
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.report.run_report import write_all
+from pyperf_suite.render.run_report import write_all
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal, read_journal
 from pyperf_suite.runner.plan import Plan, PlannedCase

@@ -15,8 +15,8 @@ from pyperf_suite import cli
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.report.markdown import page
-from pyperf_suite.report.terminal import print_findings
+from pyperf_suite.render.markdown import page
+from pyperf_suite.render.terminal import print_findings
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.findings import Findings, Table
 
@@ -41,7 +41,7 @@ def test_the_report_of_a_run_shows_it_and_does_not_obey(hostile_record):
 
 def test_the_page_of_a_run_shows_it_and_does_not_obey(hostile_record):
     table = Table(HOSTILE, (HOSTILE, "b"), ((HOSTILE, "1"),))
-    text = page("title", {"probe": Findings((HOSTILE,), (table,))}, [HOSTILE], [])
+    text = page("title", {"probe": Findings((HOSTILE,), (table,))}, [hostile_record], [])
     assert not OBEYED.search(text)
     assert "<script" not in text.replace("\\<script", "")
 

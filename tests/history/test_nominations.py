@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.history.changes.nominations import nominations
-from pyperf_suite.history.outputs.exit_code import NOMINATED, exit_code
+from pyperf_suite.history.exit_code import NOMINATED, exit_code
 from pyperf_suite.history.stored.series import Break, Point, Series
 
 BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)

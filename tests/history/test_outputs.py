@@ -15,14 +15,19 @@ from rich.console import Console
 
 from pyperf_suite.cli import SpokenErrors
 from pyperf_suite.commands.outcome import OutcomeOptions, finish, outcome_options
+from pyperf_suite.history.exit_code import exit_code
 from pyperf_suite.history.finding import Finding
-from pyperf_suite.history.outputs.exit_code import exit_code
-from pyperf_suite.history.outputs.json_text import findings_as_json
-from pyperf_suite.history.outputs.junit import junit_xml
-from pyperf_suite.history.outputs.markdown import MOST_ROWS, summary
-from pyperf_suite.history.outputs.terminal import print_findings
-from pyperf_suite.history.outputs.words import by_urgency, change
 from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.render.comparisons import (
+    MOST_ROWS,
+    by_urgency,
+    change,
+    comparisons_as_json,
+    print_comparisons,
+    summary,
+)
+from pyperf_suite.render.junit import junit_xml
+from pyperf_suite.render.text import told as in_words
 
 
 def finding(verdict="equivalent", benchmark="matmul[native]", ratio=1.0, sentence="As before.", **details):
@@ -76,18 +81,21 @@ def test_what_needs_a_reader_comes_first_and_the_larger_change_before_the_smalle
     ("ratio", "text"),
     [
         (Ratio(0.95, 0.94, 0.962), "-5.0 % [-6.0, -3.8]"),
-        (Ratio(12.34, 11.0, 14.0), "x12.3 [11, 14]"),
-        (Ratio(math.nan, 1, 1), ""),
-        (None, ""),
+        (Ratio(12.34, 11.0, 14.0), "12.34 × [11.00, 14.00]"),
     ],
 )
 def test_a_change_reads_as_a_percentage_and_a_large_one_as_a_factor(ratio, text):
-    assert change(ratio) == text
+    assert in_words(change(ratio)) == text
 
 
-def shown(findings, notes=()):
-    console = Console(file=io.StringIO(), width=60)
-    print_findings(console, "ab main HEAD", findings, notes, exit_code(findings), "undecided")
+@pytest.mark.parametrize("ratio", [Ratio(math.nan, 1, 1), None])
+def test_what_was_not_measured_has_no_change(ratio):
+    assert change(ratio) is None
+
+
+def shown(findings, notes=(), width=100):
+    console = Console(file=io.StringIO(), width=width)
+    print_comparisons(console, "ab main HEAD", findings, notes, exit_code(findings), "undecided")
     return console.file.getvalue()
 
 
@@ -100,9 +108,19 @@ def test_the_terminal_shows_every_benchmark_and_the_sentences_of_all_but_the_equ
     assert "1 slower, 1 equivalent of 2 benchmarks; exit code 1, regression (--fail-on undecided)" in text
 
 
-def test_a_label_is_never_cut_nor_taken_for_markup_in_a_narrow_terminal():
-    label = f"matmul[native [bold]m=1[/] {'x' * 200}]"
-    assert label in shown([finding("slower", label)])
+def test_a_label_is_whole_and_not_taken_for_markup_in_a_narrow_terminal():
+    label = f"matmul[native_[bold]m=1[/]_{'x' * 200}]"
+    text = shown([finding("slower", label)], width=60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert label in "".join(text.split())
+
+
+def test_a_sentence_that_names_no_benchmark_is_given_its_name():
+    text = shown(
+        [finding("slower", "m[1]", sentence="Two pairs."), finding("slower", "m[2]", sentence="m[2] is slow.")]
+    )
+    assert "m[1]: Two pairs." in text
+    assert "m[2]: m[2]" not in text
 
 
 def test_what_a_terminal_would_obey_is_not_sent_to_it():
@@ -110,7 +128,7 @@ def test_what_a_terminal_would_obey_is_not_sent_to_it():
 
 
 def test_the_json_is_strict_whatever_the_details_hold():
-    told = findings_as_json(
+    told = comparisons_as_json(
         "compare",
         [
             finding(

@@ -10,7 +10,7 @@ import pytest
 
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.history.changes.shapes import shape_alarms
-from pyperf_suite.history.outputs.exit_code import NOMINATED
+from pyperf_suite.history.exit_code import NOMINATED
 from pyperf_suite.laws.matmul.staircase import StaircaseLaw
 from pyperf_suite.laws.matmul.tiling import Tile, critical_path
 from pyperf_suite.operators import find_operator

@@ -18,8 +18,8 @@ from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, analyse
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.training import Training
-from pyperf_suite.report.picture import draw
-from pyperf_suite.report.run_report import run_as_json
+from pyperf_suite.render.picture import draw
+from pyperf_suite.render.run_report import run_as_json
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder

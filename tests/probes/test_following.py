@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,19 @@ from click.testing import CliRunner
 
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes.probe import Probe
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec import discovery
-from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.findings import Findings, findings, remark
 from pyperf_suite.spec.following import MOST_ROUNDS, follow_ups
+from pyperf_suite.spec.probe import Probe
+from pyperf_suite.spec.rows import Rows
 
 
 def a_case(n: int) -> Case:
@@ -33,34 +35,41 @@ def sizes(records: Sequence[Record]) -> list[int]:
     return [record.parsed_case().parameters.n for record in records if record.kind == "timing"]
 
 
-class Halving(Probe):
-    """Begins at 1 and 16 and asks for the middle of the first gap, down to 4."""
+def told(rows: Rows) -> Findings:
+    return findings(remark("sizes {sizes}", sizes=str(sorted(sizes(rows.records)))))
 
-    name = "halving"
-    question = "Where is the middle?"
 
-    def axes(self, profile: str, device: Device) -> Any:
-        raise NotImplementedError
+def the_middle(records: Sequence[Record]) -> list[Case]:
+    second = sorted(sizes(records))[1]
+    return [a_case(second // 2)] if second > 4 else []
 
-    def sweep(self, axes: Any) -> list[Case]:
-        raise NotImplementedError
 
-    def cases(self, profile: str, device: Device, overrides: Any = None) -> list[Case]:
-        return [a_case(1), a_case(16)]
+@dataclass(frozen=True)
+class NoAxes:
+    """There is nothing to replace."""
 
-    def findings(self, records: Sequence[Record]) -> Findings:
-        return Findings((f"sizes {sorted(sizes(records))}",))
 
-    def follow_up(self, records: Sequence[Record]) -> list[Case]:
-        second = sorted(sizes(records))[1]
-        return [a_case(second // 2)] if second > 4 else []
+# Begins at 1 and 16 and asks for the middle of the first gap, down to 4.
+HALVING = Probe(
+    name="halving",
+    question="Where is the middle?",
+    topic="laws",
+    axes=lambda profile, device: NoAxes(),
+    sweep=lambda axes: [a_case(1), a_case(16)],
+    analyse=told,
+    follow_up=the_middle,
+)
 
 
 @pytest.fixture(autouse=True)
-def probe(monkeypatch: pytest.MonkeyPatch) -> Halving:
-    probe = Halving()
-    monkeypatch.setitem(discovery.REPLACED, probe.name, probe)
-    return probe
+def probe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """The probe, and how it is given another search."""
+
+    def be(**changed: Any) -> None:
+        monkeypatch.setitem(discovery.REPLACED, HALVING.name, replace(HALVING, **changed))
+
+    be()
+    return be
 
 
 def a_plan() -> Plan:
@@ -91,15 +100,15 @@ def test_what_an_interrupted_run_began_beyond_its_plan_comes_first() -> None:
     assert asked == [8, 4]
 
 
-def test_a_probe_that_never_ends_is_stopped(probe: Halving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "follow_up", lambda records: [a_case(100 + len(records))])
+def test_a_probe_that_never_ends_is_stopped(probe: Callable[..., None]) -> None:
+    probe(follow_up=lambda records: [a_case(100 + len(records))])
     records: list[Record] = []
     for planned in follow_ups(a_plan(), records):
         records.append(a_record(planned.case))
     assert len(records) == MOST_ROUNDS
 
 
-def test_a_case_that_can_never_be_measured_is_refused(probe: Halving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "follow_up", lambda records: [a_case(0)])
+def test_a_case_that_can_never_be_measured_is_refused(probe: Callable[..., None]) -> None:
+    probe(follow_up=lambda records: [a_case(0)])
     with pytest.raises(UserError, match="N = 0"):
         next(follow_ups(a_plan(), []))

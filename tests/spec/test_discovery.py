@@ -16,7 +16,7 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.spec import discovery
-from pyperf_suite.spec.discovery import all_probes, find_probe, overrides_of, probe_names, replace_probe
+from pyperf_suite.spec.discovery import all_probes, find_probe, listed, overrides_of, probe_names, replace_probe
 from pyperf_suite.spec.probe import Probe
 
 GOOD = """
@@ -64,6 +64,10 @@ def test_every_module_of_the_probes_folder_is_a_probe_of_that_name() -> None:
     assert {"optimizer", "block", "backward", "input_pipeline", "static_kernels"} <= set(probe_names())
 
 
+def test_what_is_listed_is_what_the_probes_say() -> None:
+    assert [tuple(each) for each in listed()] == [(each.topic, each.name, each.question) for each in all_probes()]
+
+
 def test_names_are_known_without_importing_a_probe(bring: Callable[..., None]) -> None:
     bring(a_plugin="raise SystemError('imported')")
     assert "a_plugin" in probe_names()
@@ -75,6 +79,12 @@ def test_a_probe_of_another_package_is_one_of_them(bring: Callable[..., None]) -
     assert find_probe("a_plugin").cases("quick", Device("cpu"))
     # A topic that is none of ours comes after them.
     assert all_probes()[-1].name == "a_plugin"
+
+
+def test_a_plugin_does_not_take_the_place_of_a_probe_of_ours(bring: Callable[..., None]) -> None:
+    bring(optimizer=GOOD)
+    assert find_probe("optimizer").title == "Training: optimizers"
+    assert list(probe_names()).count("optimizer") == 1
 
 
 BROKEN = {

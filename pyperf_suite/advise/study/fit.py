@@ -5,7 +5,7 @@ Known before anything is started, so that hours of a grid are not spent on what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 
@@ -18,6 +18,8 @@ from pyperf_suite.laws.training.activations import working_bytes
 from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.shape import Checkpointing
+from pyperf_suite.ranks.environment import rank_environment
+from pyperf_suite.runner.case import Case
 
 CHANGED = ("zero_stage", "batch", "checkpointing")
 
@@ -28,6 +30,24 @@ class Room:
 
     bytes_a_rank: float
     where: str
+
+
+def refusals(cases: Iterable[Case], device: Device) -> dict[str, str]:
+    """Why configurations cannot run on this machine, by case id; those that can are left out."""
+    reasons = {case.case_id: (case.parameters.name, _why_refused(case, device)) for case in cases}
+    return {case_id: f"{name}: {reason}" for case_id, (name, reason) in reasons.items() if reason}
+
+
+def _why_refused(case: Case, device: Device) -> str:
+    launched, ranks = rank_environment(), case.parameters.ranks
+    try:
+        case.validate()
+    except UserError as reason:
+        return str(reason)
+    if not launched.launched and device.kind == "cuda" and ranks > len(gpus()):
+        return f"It takes {ranks} GPUs, but this machine has {len(gpus())}: start it by torchrun on more nodes."
+    here = -(-ranks // launched.nodes) if launched.launched else ranks
+    return why_not(case.parameters, device.kind, room_of(device, here))
 
 
 def room_of(device: Device, ranks_here: int) -> Room:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pyperf_suite.history.changes.changepoints import LEAST_EFFECT, SAME_PLACE, Change, find_changes
+from pyperf_suite.history.exit_code import NOMINATED
 from pyperf_suite.history.finding import Finding, Verdict
-from pyperf_suite.history.outputs.exit_code import NOMINATED
 from pyperf_suite.history.static_figures import LESS_IS_WORSE, MORE_IS_WORSE
 from pyperf_suite.history.stored.series import Point, Series
 from pyperf_suite.measure.ratio import Ratio

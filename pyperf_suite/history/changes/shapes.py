@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pyperf_suite.history.exit_code import NOMINATED
 from pyperf_suite.history.finding import Finding
-from pyperf_suite.history.outputs.exit_code import NOMINATED
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.probes import tile_wave
 from pyperf_suite.probes.alignment import sweeps

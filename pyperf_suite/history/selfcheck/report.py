@@ -1,122 +1,118 @@
-"""A selfcheck for readers: rates by injected slowdown, what each benchmark's pairs are like, and one sentence."""
+"""A selfcheck as findings: rates by injected slowdown, what each benchmark's pairs are like, and one sentence."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
 
-from pyperf_suite.history.outputs.words import percent
-from pyperf_suite.history.selfcheck.selfcheck import Comparison, Selfcheck
-from pyperf_suite.spec.findings import Table
+from pyperf_suite.history.finding import Verdict
+from pyperf_suite.history.selfcheck.selfcheck import Comparison, Seconds, Selfcheck
+from pyperf_suite.spec.findings import Cell, Findings, Remark, findings, remark
+from pyperf_suite.spec.quantity import Quantity, quantity
+from pyperf_suite.spec.rows import Column, grouped, table
 
 # What turns the median of absolute deviations into a standard deviation where noise is normal.
 _NORMAL_MAD = 1.4826
+_VERDICTS: tuple[Verdict, ...] = ("slower", "faster", "equivalent", "undecided")
 
 
-def heading(selfcheck: Selfcheck) -> str:
+def heading(selfcheck: Selfcheck) -> Remark:
     """What was compared, under which rule, and where."""
     settings, rule = selfcheck.settings, selfcheck.settings["rule"]
-    return (
-        f"Selfcheck of {settings['machine']}: {len(settings['cases'])} benchmarks, margin {percent(selfcheck.margin)}, "
-        f"at most {settings['budget_s']:g} s and {rule['max_pairs']} pairs a comparison"
+    return remark(
+        "Selfcheck of {machine}: {cases} benchmarks, margin {margin}, at most {budget} and {pairs} pairs a comparison",
+        machine=settings["machine"],
+        cases=len(settings["cases"]),
+        margin=quantity(selfcheck.margin, "%"),
+        budget=quantity(settings["budget_s"], "s"),
+        pairs=rule["max_pairs"],
     )
 
 
-def tables(selfcheck: Selfcheck) -> list[Table]:
-    """By injected slowdown, then by benchmark."""
-    return [_by_shift(selfcheck), _by_benchmark(selfcheck)]
+def findings_of_selfcheck(selfcheck: Selfcheck) -> Findings:
+    """What keeps the rates from being the whole answer, the sentence, and tables by slowdown and by benchmark."""
+    by_benchmark = sorted(grouped(selfcheck.comparisons, lambda each: each.label).items())
+    verdicts = (Column(each, partial(_rate, selfcheck, each), "%") for each in _VERDICTS)
+    by_shift = (
+        Column("injected", lambda shift: shift, "%", 2),
+        Column("tries", lambda shift: len(selfcheck.measured(shift))),
+        *verdicts,
+        Column("found", selfcheck.change, "+%"),
+        Column("median", lambda shift: _time(selfcheck.seconds(shift)), "s", 0),
+        Column("p90", lambda shift: seconds.p90 if (seconds := selfcheck.seconds(shift)) else None, "s", 0),
+    )
+    pairs = (
+        Column("benchmark", lambda item: item[0], priority=2),
+        Column("pairs", lambda item: len(_deviations(item[1]))),
+        Column("time a pair", lambda item: _time_a_pair(item[1]), "s", 0),
+        Column("sd", lambda item: _spread(item[1], np.std), "%"),
+        Column("MAD-sd", lambda item: _spread(item[1], _scaled_mad), "%", 0),
+        Column("false alarms", lambda item: _alarms(item[1], identical=True)),
+        Column("slower found", lambda item: _alarms(item[1], identical=False)),
+    )
+    return findings(
+        _cautions(selfcheck),
+        remark("{said}", said=selfcheck.sentence()),
+        table("Verdicts by injected slowdown, with 95 % intervals", by_shift, selfcheck.shifts),
+        table("Pairs by benchmark", pairs, by_benchmark),
+    )
 
 
-def _by_shift(selfcheck: Selfcheck) -> Table:
-    rows = []
-    for shift in selfcheck.shifts:
-        seconds, change = selfcheck.seconds(shift), selfcheck.change(shift)
-        rows.append(
-            (
-                _shift(shift),
-                str(len(selfcheck.measured(shift))),
-                *(str(selfcheck.rate(shift, verdict)) for verdict in ("slower", "faster", "equivalent", "undecided")),
-                "" if change is None else f"{100 * change:+.1f} %",
-                "" if seconds is None else f"{seconds.median:.1f} [{seconds.low:.1f}, {seconds.high:.1f}]",
-                "" if seconds is None else f"{seconds.p90:.1f}",
-            )
-        )
-    columns = ("injected", "tries", "slower", "faster", "equivalent", "undecided", "found", "median s", "p90 s")
-    return Table("Verdicts by injected slowdown, with 95 % intervals", columns, tuple(rows))
+def _rate(selfcheck: Selfcheck, verdict: Verdict, shift: float) -> Cell:
+    rate = selfcheck.rate(shift, verdict)
+    return Quantity(rate.value, "%", rate.low, rate.high, rate.tries) if rate.tries else None
 
 
-def _by_benchmark(selfcheck: Selfcheck) -> Table:
-    """Spread is that of the pairs' log-ratios around each comparison's own median, so that shifts do not count."""
-    by_label: dict[str, list[Comparison]] = {}
-    for comparison in selfcheck.comparisons:
-        by_label.setdefault(comparison.label, []).append(comparison)
-    rows = [(*_pairs(made), *_alarms(made), label) for label, made in sorted(by_label.items())]
-    columns = ("pairs", "s a pair", "sd", "MAD-sd", "false alarms", "slower found", "benchmark")
-    return Table("Pairs by benchmark", columns, tuple(rows))
+def _time(seconds: Seconds | None) -> Cell:
+    return None if seconds is None else Quantity(seconds.median, "s", seconds.low, seconds.high, 1)
 
 
-def _pairs(made: Sequence[Comparison]) -> tuple[str, str, str, str]:
-    deviations = [
-        100 * (log_ratio - statistics.median(each.log_ratios)) for each in made for log_ratio in each.log_ratios
-    ]
-    if len(deviations) < 2:
-        return str(len(deviations)), "", "", ""
-    seconds = sum(each.seconds for each in made if each.log_ratios) / len(deviations)
-    mad = _NORMAL_MAD * float(np.median(np.abs(deviations)))
-    return str(len(deviations)), f"{seconds:.2f}", f"{float(np.std(deviations)):.1f} %", f"{mad:.1f} %"
+def _deviations(made: Sequence[Comparison]) -> list[float]:
+    """Of the pairs' log-ratios from each comparison's own median, so that slowdowns do not count as spread."""
+    return [log_ratio - statistics.median(each.log_ratios) for each in made for log_ratio in each.log_ratios]
 
 
-def _alarms(made: Sequence[Comparison]) -> tuple[str, str]:
-    identical = [each.verdict in ("slower", "faster") for each in made if each.shift == 0 and each.verdict != "failed"]
-    slowed = [each.verdict == "slower" for each in made if each.shift > 0 and each.verdict != "failed"]
-    return f"{sum(identical)} of {len(identical)}", f"{sum(slowed)} of {len(slowed)}"
+def _time_a_pair(made: Sequence[Comparison]) -> float | None:
+    pairs = len(_deviations(made))
+    return sum(each.seconds for each in made if each.log_ratios) / pairs if pairs > 1 else None
 
 
-def _shift(shift: float) -> str:
-    return "none" if shift == 0 else f"{100 * shift:.3g} %"
+def _spread(made: Sequence[Comparison], of: object) -> float | None:
+    deviations = _deviations(made)
+    return float(of(deviations)) if callable(of) and len(deviations) > 1 else None
 
 
-def cautions(selfcheck: Selfcheck) -> list[str]:
-    """What keeps these rates from being the whole answer."""
+def _scaled_mad(deviations: Sequence[float]) -> float:
+    return _NORMAL_MAD * float(np.median(np.abs(deviations)))
+
+
+def _alarms(made: Sequence[Comparison], identical: bool) -> str:
+    """How many of those that compared identical code, or code slowed down, ended in a change."""
+    ends = ("slower", "faster") if identical else ("slower",)
+    asked = [each.verdict in ends for each in made if (each.shift == 0) == identical and each.verdict != "failed"]
+    return f"{sum(asked)} of {len(asked)}"
+
+
+def _cautions(selfcheck: Selfcheck) -> list[Remark]:
     found = []
     failed = [each for each in selfcheck.comparisons if each.verdict == "failed"]
     if failed:
-        found.append(f"{len(failed)} comparisons could not be made, the first of {failed[0].label}: {failed[0].reason}")
+        found.append(
+            remark(
+                "{count} comparisons could not be made, the first of {first}: {reason}",
+                kind="caution",
+                count=len(failed),
+                first=failed[0].label,
+                reason=failed[0].reason,
+            )
+        )
     commits = sorted({each.commit[:12] for each in selfcheck.comparisons if each.commit})
     if len(commits) > 1:
-        found.append(f"Comparisons were made by the code of several commits: {', '.join(commits)}.")
+        told = ", ".join(commits)
+        found.append(
+            remark("Comparisons were made by the code of several commits: {commits}.", kind="caution", commits=told)
+        )
     return found
-
-
-def print_selfcheck(console: Console, selfcheck: Selfcheck) -> None:
-    """Heading, tables, sentence, cautions, and where all of it lies."""
-    from pyperf_suite.history.outputs.terminal import print_table
-
-    console.print(f"\n[bold]{escape(heading(selfcheck))}[/bold]", highlight=False, soft_wrap=True)
-    for table in tables(selfcheck):
-        print_table(console, table)
-    console.print(f"  [cyan]•[/cyan] {escape(selfcheck.sentence())}", highlight=False, soft_wrap=True)
-    for caution in cautions(selfcheck):
-        console.print(f"[yellow]note[/yellow] {escape(caution)}", highlight=False, soft_wrap=True)
-    console.print(f"\ncomparisons  {escape(str(selfcheck.path))}", highlight=False, soft_wrap=True)
-
-
-def selfcheck_as_markdown(selfcheck: Selfcheck) -> str:
-    """The same as Markdown."""
-    from pyperf_suite.history.outputs.markdown import escape as plain
-
-    lines = [f"## {plain(heading(selfcheck))}", "", plain(selfcheck.sentence()), ""]
-    for table in tables(selfcheck):
-        lines += [
-            f"**{plain(table.title)}**",
-            "",
-            f"| {' | '.join(map(plain, table.columns))} |",
-            f"| {' | '.join('---' for _ in table.columns)} |",
-            *(f"| {' | '.join(map(plain, row))} |" for row in table.rows),
-            "",
-        ]
-    return "\n".join([*lines, *(f"- {plain(caution)}" for caution in cautions(selfcheck)), ""])

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pyperf_suite.history.changes.steps import Step
-from pyperf_suite.history.outputs.terminal import shown
 from pyperf_suite.history.shown.drawing import short_commit, unit_name
 from pyperf_suite.history.shown.quantities import scale_for
 from pyperf_suite.history.shown.terminal_plot import MARKS, Column, plot, sparkline
 from pyperf_suite.history.stored.foreign import PROBE as FOREIGN_PROBE
 from pyperf_suite.history.stored.series import Series
+from pyperf_suite.printable import printable
 
 _NEWEST = 20
 
@@ -116,6 +117,11 @@ def _print_points(console: Console, series: Series, show_all: bool) -> None:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def shown(text: str) -> str:
+    """Text for rich as it stands: neither rich nor the terminal finds an order in it."""
+    return escape(printable(text))
 
 
 def _table(*columns: str) -> Table:

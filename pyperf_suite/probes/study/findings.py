@@ -1,21 +1,24 @@
-"""What a study says: which configuration is fastest, what each way of cutting costs, and how predictions kept up."""
+"""What a study says: the fastest configuration, what each way of cutting costs, and how far predictions are off."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+import textwrap
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+
+from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.operators.training.on_ranks import MOST_RANKS
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes.study.agreement import agreement_of
-from pyperf_suite.probes.study.figure import figures_of
-from pyperf_suite.probes.study.results import Predictor, Result, results_of
-from pyperf_suite.probes.study.tables import described_model, model_of, tables_of
-from pyperf_suite.probes.training.claims import Claim
-from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.findings import Findings
-from pyperf_suite.spec.rows import mean_speedup, speedup
+from pyperf_suite.probes.study.results import PARTS, Memory, Predictor, Result, held, results_of
+from pyperf_suite.spec.findings import Bar, Bars, Claim, Figure, Findings, Remark, Table, Verdict, findings, remark
+from pyperf_suite.spec.quantity import Quantity, quantity
+from pyperf_suite.spec.rows import Column, Rows, grouped, mean_speedup, speedup, table
 
 # 2.7 B parameters on 16 A100 of Polaris, samples/s over 5 steps, in decreasing order: ZeRO 1 with flash attention, ZeRO
 # 1 without, ZeRO 2, ZeRO 3, pipelines; what is checkpointed is behind all that is not.
@@ -26,177 +29,262 @@ ZERO_3 = Claim("ZeRO 2 before ZeRO 3", SEED, low=1.0)
 PIPELINE = Claim("no pipeline before any", SEED, low=1.0)
 CHECKPOINTING = Claim("nothing checkpointed before activations checkpointed", SEED, low=1.0)
 
-Parameters = ParallelStepParameters
-FUSED = ("flash", "sdpa")
+KEEP, AGAIN = Checkpointing("none"), Checkpointing("every")
+# Of fewer configurations an order says nothing.
+FEWEST_IN_ORDER = 3
+LONGEST_REASON, LONGEST_NOTE = 160, 90
+ALL = "all parts"
+
+Change = Callable[[ParallelStepParameters], Mapping[str, Any]]
 
 
-def explain(records: Sequence[Record], predictor: Predictor | None = None) -> Findings:
-    """Sentences, a table and bars of each model that was studied; predictions beside them where somebody makes them."""
-    results = results_of(records, predictor)
-    models: dict[object, list[Result]] = {}
-    for each in results:
-        models.setdefault(model_of(each), []).append(each)
-    sentences = [sentence for found in models.values() for sentence in _sentences(found)]
-    tables = [table for found in models.values() for table in tables_of(found)]
-    figures = [
-        figure for number, found in enumerate(models.values(), 1) for figure in figures_of(found, number, len(models))
-    ]
-    return Findings(tuple(sentences), tuple(tables), tuple(figures))
+def _turned(name: str, own: Container[Any], other: Any) -> Change:
+    """One parameter turned from any of these values into another."""
+    return lambda p: {name: other} if getattr(p, name) in own else {}
 
 
-def _sentences(found: Sequence[Result]) -> Iterator[str]:
-    timed = [each for each in found if each.rate]
-    if timed:
-        yield _fastest(found, timed)
-        yield from _costs(timed)
-        yield from _least_memory(timed)
-        yield from _predicted(timed)
-        yield _how_taken(timed)
-    yield from _lost(found)
-
-
-def _fastest(found: Sequence[Result], timed: Sequence[Result]) -> str:
-    """Which one, at which rate, and by how much before the next."""
-    best = timed[0]
-    assert best.rate is not None
-    count = len(found)
-    told = f"{described_model(best)}: {_rate(best)} samples/s"
-    told += f" ({best.tokens_per_s:,.0f} tokens/s, {_flop(best.flop_per_s or 0.0)}"
-    told += f", {100 * best.mfu:.1f} % of the data sheet's" if best.mfu else ""
-    of = f"fastest of {count} configurations" if count > 1 else "the only configuration"
-    told += f") with {best.parameters.name}, {of}"
-    if len(timed) > 1 and timed[1].reading and best.reading:
-        ratio = speedup(timed[1].reading, best.reading)
-        told += f"; {ratio} x the next, {timed[1].parameters.name}" if ratio else ""
-    return told + "."
-
-
-def _costs(timed: Sequence[Result]) -> Iterator[str]:
-    """Each way of cutting beside the same ranks cut otherwise, as a mean over all pairs that differ in nothing else."""
-
-    def other(change: Callable[[Parameters], Parameters | None]) -> list[tuple[Result, Result]]:
-        """(changed, itself) for each result of which the change was measured too."""
-        by_parameters = {(each.parameters, each.case.implementation): each for each in timed}
-        pairs = []
-        for each in timed:
-            changed = change(each.parameters)
-            if changed is not None and (changed, each.case.implementation) in by_parameters:
-                pairs.append((by_parameters[changed, each.case.implementation], each))
-        return pairs
-
-    flash = other(lambda p: replace(p, attention="math") if p.attention in FUSED else None)
-    yield from _claimed(FLASH, "Flash attention trains {} x as fast as plain products (math)", flash)
-    sharded = other(lambda p: replace(p, zero_stage=1) if p.zero_stage == 0 and p.data > 1 else None)
-    yield from _said("ZeRO 1 trains at {} x the rate of DDP, which keeps all states on all ranks", sharded, True)
-    stage_2 = other(lambda p: replace(p, zero_stage=2) if p.zero_stage == 1 else None)
-    yield from _claimed(ZERO_2, "ZeRO 1 trains {} x as fast as ZeRO 2", stage_2)
-    stage_3 = other(lambda p: replace(p, zero_stage=3) if p.zero_stage == 2 else None)
-    yield from _claimed(ZERO_3, "ZeRO 2 trains {} x as fast as ZeRO 3", stage_3)
-    tensor = other(lambda p: _recut(p, "tensor"))
-    yield from _said("Data parallelism trains {} x as fast as tensor parallelism on as many ranks", tensor)
-    pipeline = other(lambda p: _recut(p, "pipeline"))
-    yield from _claimed(PIPELINE, "Data parallelism trains {} x as fast as a pipeline on as many ranks", pipeline)
-    chunks = [
-        pair
-        for pair in other(lambda p: replace(p, chunks=1) if p.chunks > 1 else None)
-        if pair[1].parameters.pipeline > 1
-    ]
-    yield from _said("The interleaved schedule trains {} x as fast as 1F1B", chunks)
-    dropped = other(lambda p: replace(p, checkpointing=Checkpointing("every")) if _keeps_all(p) else None)
-    yield from _claimed(CHECKPOINTING, "Keeping activations trains {} x as fast as computing them again", dropped)
-
-
-def _keeps_all(p: Parameters) -> bool:
-    return p.checkpointing.kind == "none"
-
-
-def _recut(p: Parameters, way: str) -> Parameters | None:
+def _recut(way: str) -> Change:
     """Data-parallel ranks turned into as many of another way; the global batch and the micro-batch stay."""
-    if p.data == 1 or p.zero_stage or p.ranks != p.data:
-        return None
-    cut = replace(p, data=1, micro_batches=p.micro_batches * p.data)
-    return replace(cut, tensor=p.data) if way == "tensor" else replace(cut, pipeline=p.data)
+
+    def change(p: ParallelStepParameters) -> Mapping[str, Any]:
+        is_ddp = p.data > 1 and p.ranks == p.data and not p.zero_stage
+        return {"data": 1, "micro_batches": p.micro_batches * p.data, way: p.data} if is_ddp else {}
+
+    return change
 
 
-Pairs = Sequence[tuple[Result, Result]]
+# The published claim, one way to train, the other, and the parameters that the other differs in, none without one.
+COMPARED: tuple[tuple[Claim | None, str, str, Change], ...] = (
+    (FLASH, "flash attention", "the math backend", _turned("attention", ("flash", "sdpa"), "math")),
+    (None, "ZeRO 1", "DDP, which keeps all states on all ranks", _turned("zero_stage", (1,), 0)),
+    (ZERO_2, "ZeRO 1", "ZeRO 2", _turned("zero_stage", (1,), 2)),
+    (ZERO_3, "ZeRO 2", "ZeRO 3", _turned("zero_stage", (2,), 3)),
+    (None, "data parallelism", "tensor parallelism", _recut("tensor")),
+    (PIPELINE, "data parallelism", "a pipeline", _recut("pipeline")),
+    (None, "the interleaved schedule", "1F1B", _turned("chunks", range(2, MOST_RANKS + 1), 1)),
+    (CHECKPOINTING, "activations kept", "activations computed again", _turned("checkpointing", (KEEP,), AGAIN)),
+)
 
 
-def _where(pairs: Pairs) -> str:
-    if len(pairs) == 1:
-        slow, fast = pairs[0]
-        return f"({fast.parameters.name} against {slow.parameters.name})"
-    return f"(mean of {len(pairs)} pairs that differ in nothing else)"
+def _bytes_of(part: str) -> Column:
+    return Column(part, lambda each: each.memory.get(part), "MB", priority=0)
 
 
-def _claimed(claim: Claim, subject: str, pairs: Pairs) -> Iterator[str]:
-    ratio = mean_speedup([(slow.reading, fast.reading) for slow, fast in pairs if slow.reading and fast.reading])
-    if ratio is not None:
-        yield claim.sentence(subject, ratio, _where(pairs), "--experiments 3 has three")
+def _sum_of_parts(result: Result) -> float | None:
+    """None where it says no more than another column."""
+    return held(result.memory) if len(result.memory) > 1 and "peak" not in result.memory else None
 
 
-def _said(subject: str, pairs: Pairs, turned: bool = False) -> Iterator[str]:
-    """The same where nobody has claimed anything; `turned` tells the changed one's rate over the other's."""
-    ratio = mean_speedup([(slow.reading, fast.reading) for slow, fast in pairs if slow.reading and fast.reading])
-    if ratio is not None:
-        yield f"{subject.format(ratio.inverse if turned else ratio)} {_where(pairs)}."
+COLUMNS = (
+    Column("configuration", "name", priority=2),
+    Column("ranks", lambda each: each.parameters.ranks),
+    Column("micro-batch", lambda each: f"{each.parameters.batch} x {each.parameters.micro_batches}", priority=0),
+    Column("mean", "rate", "samples/s", priority=2),
+    Column("± error", "error", "samples/s"),
+    Column("median", lambda each: each.median[0], "samples/s"),
+    Column("rate", lambda each: each.rate * each.parameters.seq, "tokens/s", priority=0),
+    Column("MFU", "mfu", "%"),
+    Column("predicted", "predicted_rate", "samples/s"),
+    Column("time off", "time_error", "+%"),
+    *map(_bytes_of, PARTS),
+    Column("memory", _sum_of_parts, "MB"),
+    Column("predicted memory", "predicted_bytes", "MB", priority=0),
+    Column("memory off", "memory_error", "+%"),
+)
+LOST = (
+    Column("configuration", "name", priority=2),
+    Column("outcome", lambda each: each.lost[0].outcome),
+    Column("experiments lost", lambda each: len(each.lost)),
+    Column("of", lambda each: len(each.visits)),
+    Column("reason", lambda each: textwrap.shorten(each.lost[0].reason, LONGEST_REASON), priority=2),
+)
 
 
-def _least_memory(timed: Sequence[Result]) -> Iterator[str]:
-    held = [each for each in timed if each.memory_total_bytes]
-    if len(held) < 2:
-        return
-    least = min(held, key=lambda each: each.memory_total_bytes or math.inf)
-    best = timed[0]
-    if least is best or not (best.memory_total_bytes and least.memory_total_bytes and best.rate and least.rate):
-        return
-    yield (
-        f"Least memory a rank: {least.parameters.name} with {least.memory_total_bytes / 1e6:,.1f} MB, "
-        f"{least.memory_total_bytes / best.memory_total_bytes:.2f} x that of the fastest, at "
-        f"{least.rate.mean / best.rate.mean:.2f} x its rate."
+def analyse(rows: Rows, predictor: Predictor | None = None) -> Findings:
+    """What the configurations of each model and batch say; predictions beside them where somebody makes them."""
+    found = list(grouped(results_of(rows.records, predictor), _model).values())
+    names = ["study"] if len(found) == 1 else [f"study_{number}" for number in range(1, len(found) + 1)]
+    return findings(_of_model(results, name) for results, name in zip(found, names, strict=True))
+
+
+def _model(result: Result) -> tuple[Any, ...]:
+    """What configurations have in common that are compared."""
+    p = result.parameters
+    return p.dimensions, p.seq, p.global_batch, p.dtype
+
+
+def _of_model(found: Sequence[Result], name: str) -> Iterator[Any]:
+    timed = [each for each in found if each.timed]
+    p = found[0].parameters
+    model = (
+        f"{'Llama' if p.gated else 'GPT'} of {p.layers} layers, hidden {p.hidden}, {p.heads} heads, seq {p.seq}, "
+        f"{p.dtype}, global batch {p.global_batch}"
+    )
+    if len(timed) < len(found):
+        told = "{lost} of {configurations} configurations gave no time: {names}"
+        lost = [each.name for each in found if not each.timed]
+        yield remark(told, kind="caution", lost=len(lost), configurations=len(found), names=", ".join(lost))
+    if timed:
+        yield _how_taken(timed)
+        yield _fastest(model, timed, len(found))
+        yield _lead(timed)
+        yield from (_compared(timed, *each) for each in COMPARED)
+        yield _least_memory(timed)
+        yield table(model, COLUMNS, timed)
+        yield from _agreement([each for each in timed if each.prediction])
+        yield _figure(model, found, name)
+    yield table("Experiments without a time", LOST, (each for each in found if each.lost))
+
+
+def _how_taken(timed: Sequence[Result]) -> Remark:
+    """How much is known of what differs between experiments."""
+    fewest = min(timed, key=lambda each: len(each.rates))
+    if fewest.error is None:
+        return remark("One experiment has no error: --experiments 3 shows how far experiments differ", kind="caution")
+    return remark(
+        "Rates are means over {experiments} experiments; intervals of medians have a confidence of {confidence}",
+        experiments=len(fewest.rates),
+        confidence=Quantity(fewest.median[1], "%"),
     )
 
 
-def _predicted(timed: Sequence[Result]) -> Iterator[str]:
-    """How the laws kept up, where somebody asked them."""
-    agreed = agreement_of(timed)
-    if agreed is not None:
-        yield from agreed.sentences
+def _fastest(model: str, timed: Sequence[Result], configurations: int) -> Remark:
+    """What it gains is how much the choice matters: its speed relative to the slowest."""
+    best, slowest = timed[0], timed[-1]
+    ratio = speedup(slowest.reading, best.reading) if len(timed) > 1 else None
+    gain = None if ratio is None else _ratio(ratio)
+    place = "the fastest of {configurations} configurations" if configurations > 1 else "the only configuration"
+    place += ", {gain} as fast as the slowest, {slowest}" if gain else ""
+    return remark(
+        f"{{configuration}} is {place}: {{rate}}, {{flop}} ({{model}}, {{size}} parameters)",
+        # It is told even where noise could explain the gain.
+        effect="gain" if gain and not (gain.has_interval and not gain.excludes(1.0)) else "",
+        configuration=best.name,
+        configurations=configurations,
+        gain=gain,
+        slowest=slowest.name,
+        rate=Quantity(best.rate, "samples/s"),
+        flop=Quantity(best.flop_per_s, "TFLOP/s"),
+        model=model,
+        size=Quantity(float(best.parameters.dimensions.parameters), "count"),
+    )
 
 
-def _how_taken(timed: Sequence[Result]) -> str:
-    """What the figures are, so that nobody has to guess."""
-    rates = [each.rate for each in timed if each.rate]
-    experiments = sorted({len(rate.experiments) for rate in rates})
-    counted = str(experiments[0]) if len(experiments) == 1 else f"{experiments[0]} to {experiments[-1]}"
-    confidence = min(rate.confidence for rate in rates)
-    plural = "s" if experiments[-1] > 1 else ""
-    told = f"Samples/s are those of all steps of an experiment; {counted} experiment{plural} a configuration"
-    if experiments[-1] == 1:
-        return f"{told}, so that no error is known."
-    return f"{told}: mean ± standard error, and median [{100 * confidence:.0f} % interval]."
+def _lead(timed: Sequence[Result]) -> Remark | None:
+    ratio = speedup(timed[1].reading, timed[0].reading) if len(timed) > 1 else None
+    if ratio is None:
+        return None
+    told = "{configuration} trains {lead} as fast as the next, {next}"
+    return remark(told, effect="lead", configuration=timed[0].name, lead=_ratio(ratio), next=timed[1].name)
 
 
-def _lost(found: Sequence[Result]) -> Iterator[str]:
-    """How many gave no time at all, and how many only in some experiments."""
-    for outcome in ("failed", "unsupported"):
-        lost = [each for each in found if not each.rate and each.outcome == outcome]
-        if lost:
-            names = ", ".join(each.parameters.name for each in lost[:3]) + (", ..." if len(lost) > 3 else "")
-            yield f"{len(lost)} of {len(found)} configurations {outcome}: {names}; the reasons are at the table's end."
-    partly = [each for each in found if each.rate and each.failed]
-    for each in partly:
-        yield f"{each.parameters.name} failed in {each.failed} of {each.visits} experiments: {each.reason}"
+def _compared(
+    timed: Sequence[Result], claim: Claim | None, way: str, other: str, change: Change
+) -> Remark | Verdict | None:
+    """As a mean over all pairs that differ in nothing else; None where there is none."""
+    by_parameters = {(each.parameters, each.case.implementation): each for each in timed}
+    pairs = []
+    for each in timed:
+        changed = change(each.parameters)
+        slow = by_parameters.get((replace(each.parameters, **changed), each.case.implementation))
+        if changed and slow is not None:
+            pairs.append((slow, each))
+    ratio = mean_speedup([(slow.reading, fast.reading) for slow, fast in pairs])
+    if ratio is None:
+        return None
+    where = "{fast} compared with {slow}" if len(pairs) == 1 else "mean of {pairs} pairs that differ in nothing else"
+    told = f"Training with {{way}} is {{measured}} as fast as with {{other}} ({where})"
+    slow, fast = pairs[0]
+    values: dict[str, Any] = {"way": way, "other": other, "fast": fast.name, "slow": slow.name, "pairs": len(pairs)}
+    if claim is not None:
+        return claim.judge(told, _ratio(ratio), remedy="--experiments 3 has three", **values)
+    return remark(told, effect="measured", measured=_ratio(ratio), **values)
 
 
-def _rate(result: Result) -> str:
-    assert result.rate is not None
-    if math.isnan(result.rate.standard_error):
-        return f"{result.rate.mean:.4g}"
-    return f"{result.rate.mean:.4g} ± {result.rate.standard_error:.2g}"
+def _ratio(ratio: Ratio) -> Quantity:
+    """Of a single experiment without bounds: its steps know nothing of what differs between experiments."""
+    return Quantity(ratio.value, "x", processes=1) if ratio.processes == 1 else quantity(ratio)
 
 
-def _flop(flop_per_s: float) -> str:
-    scale, unit = (1e15, "PFLOP/s") if flop_per_s >= 1e15 else (1e12, "TFLOP/s")
-    if flop_per_s < 1e11:
-        scale, unit = 1e9, "GFLOP/s"
-    return f"{flop_per_s / scale:.3g} {unit}"
+def _least_memory(timed: Sequence[Result]) -> Remark | None:
+    best = timed[0]
+    least = min((each for each in timed if each.memory), key=lambda each: held(each.memory), default=best)
+    if least is best or not best.memory:
+        return None
+    return remark(
+        "{configuration} holds the least memory a rank: {held}, {share} that of the fastest, at {rate} its rate",
+        effect="share",
+        configuration=least.name,
+        held=Quantity(held(least.memory), "MB"),
+        share=Quantity(held(least.memory) / held(best.memory), "x"),
+        rate=Quantity(least.rate / best.rate, "x"),
+    )
+
+
+def _agreement(predicted: Sequence[Result]) -> Iterator[Remark | Table]:
+    """How far predictions are off: of the order and size of times, and of each part of every rank's memory."""
+    if not predicted:
+        return
+    errors = [abs(each.time_error or 0.0) for each in predicted]
+    laws = [each.prediction for each in predicted if each.prediction]
+    yield remark(
+        "Predicted times of {configurations} configurations are off by {median} (median; worst {worst}); the rank "
+        "correlation of predicted with measured times is {order} (Spearman)",
+        kind="law",
+        configurations=len(errors),
+        median=Quantity(statistics.median(errors), "%"),
+        worst=Quantity(max(errors), "%"),
+        order=rank_correlation([law.seconds for law in laws], [each.reading.seconds for each in predicted]),
+    )
+    both = [(law.rank_memory, each.rank_memory) for law, each in zip(laws, predicted, strict=True)]
+    weighed = [pair for pair in both if pair[0] and len(pair[0]) == len(pair[1])]
+    worst = memory_errors([ranks for pair in weighed for ranks in zip(*pair, strict=True)])
+    if worst:
+        told = "Predicted memory of every rank of {configurations} configurations is off by {error} at most"
+        yield remark(told, kind="law", configurations=len(weighed), error=Quantity(worst[ALL], "%"))
+        columns = (Column("part", lambda each: each[0]), Column("worst error of a rank", lambda each: each[1], "%"))
+        yield table("Predicted memory", columns, worst.items())
+
+
+def rank_correlation(some: Sequence[float], others: Sequence[float]) -> float | None:
+    """Spearman's; None of fewer than three values, and where all on one side are equal."""
+    if len(some) < FEWEST_IN_ORDER or 1 in (len(set(some)), len(set(others))):
+        return None
+    # In scipy.stats too, which takes a second to import. Equal values share the mean of their places.
+    places = [np.sum(np.sign(np.subtract.outer(side, side)), axis=1) for side in (some, others)]
+    return float(np.corrcoef(*places)[0, 1])
+
+
+def memory_errors(ranks: Sequence[tuple[Memory, Memory]]) -> dict[str, float]:
+    """Of (predicted, counted) bytes by part, the worst relative error of each part that is both; 0 is exact."""
+    worst: dict[str, float] = {}
+    for law, counted in ranks:
+        both = {name: (law[name], counted[name]) for name in PARTS if name in law and name in counted}
+        both[ALL] = (sum(each for each, _ in both.values()), sum(each for _, each in both.values()))
+        for name, (law_bytes, counted_bytes) in both.items():
+            off = abs(law_bytes - counted_bytes)
+            worst[name] = max(worst.get(name, 0.0), off / counted_bytes if counted_bytes else math.inf if off else 0.0)
+    return worst
+
+
+def _figure(model: str, found: Sequence[Result], name: str) -> Figure:
+    """Bars in the order of the table; what gave no time has its reason instead."""
+    bars = Bars(
+        title="",
+        x_label="samples/s",
+        bars=tuple(map(_bar, found)),
+        label="measured (mean ± standard error over experiments)",
+        mark_label="predicted by the laws",
+        unit="samples/s",
+    )
+    caption = "Bars: samples per second over all steps of an experiment, the fastest on top."
+    beside = " Diamonds: predicted." if any(each.prediction for each in found) else ""
+    return Figure(name, model, caption + beside, ((bars,),))
+
+
+def _bar(result: Result) -> Bar:
+    if not result.timed:
+        lost = result.lost[0]
+        return Bar(result.name, math.nan, note=textwrap.shorten(f"{lost.outcome}: {lost.reason}", LONGEST_NOTE))
+    error, mark = result.error, result.predicted_rate
+    return Bar(result.name, result.rate, error if error else math.nan, mark.value if mark else math.nan)

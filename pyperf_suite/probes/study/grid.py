@@ -1,26 +1,113 @@
-"""A study's grid crossed into configurations: what cannot be is left out of a product, but never a value asked for.
+"""The grid of a study, and the configurations that it crosses into: how one training step is cut over ranks.
 
-Which configurations there are, and in which order, depends on the grid alone and not on the machine: a number names the
-same one wherever the same grid is read.
+What cannot be is left out of a product, but never a value asked for. Which configurations there are, and their order,
+depends on the grid alone and not on the machine: a number names the same one wherever the same grid is read.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Device
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.probes.study.axes import GRID, MODEL, StudyAxes
+from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.runner.case import Case
+from pyperf_suite.spec.axes import NO, Flag, Within, check_axes, read_axes
 
 OPERATOR = "parallel_step"
 MOST_CONFIGURATIONS = 1000
 
-Combination = Mapping[str, Any]
+MODEL = ("hidden", "heads", "layers", "seq", "vocab", "kv_heads", "ffn", "gated", "tied")
+# How a step is cut over ranks; whoever replaces one of these asks for a grid of their own.
+CUTS = ("data", "tensor", "pipeline", "chunks", "zero_stage")
+GRID = ("global_batch", "batch", "attention", "checkpointing", "dtype", "implementation", *CUTS)
+AXES = (*MODEL, *GRID)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Axes of the grid that some configurations have values of their own for; they are crossed with the others'."""
+
+    axes: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+
+    def __str__(self) -> str:
+        return ";".join(f"{name}={'|'.join(map(str, values))}" for name, values in self.axes)
+
+    @classmethod
+    def parse(cls, text: str) -> Configuration:
+        """Read `data=2;zero_stage=1|3`. Raises UserError for anything that is no axis of the grid with values."""
+        parts = [part.strip().partition("=") for part in text.split(";") if part]
+        for name, equals, _ in parts:
+            if not equals or name not in GRID:
+                raise UserError(f"{name!r} is no part of a configuration: write AXIS=VALUE with {', '.join(GRID)}.")
+        return cls(tuple(read_axes(StudyAxes, {name: value.replace("|", ",") for name, _, value in parts}).items()))
+
+
+@dataclass(frozen=True)
+class StudyAxes:
+    """A cross product of all axes; with `configuration`, one for each of these, whose own values stand for the grid's.
+
+    `batch` is the sequences of a micro-batch, `global_batch` of an iteration over all ranks. `zero_stage` 0 is DDP. The
+    defaults are a tiny GPT on one rank of a CPU.
+    """
+
+    hidden: tuple[int, ...] = (128,)
+    heads: tuple[int, ...] = (4,)
+    layers: tuple[int, ...] = (4,)
+    seq: tuple[int, ...] = (128,)
+    vocab: tuple[int, ...] = (512,)
+    global_batch: Annotated[tuple[int, ...], Within(1)] = (8,)
+    batch: Annotated[tuple[int, ...], Within(1)] = (2,)
+    implementation: tuple[str, ...] = ("gloo",)
+    dtype: tuple[str, ...] = ("float32",)
+    kv_heads: tuple[int, ...] = (0,)
+    ffn: tuple[int, ...] = (0,)
+    gated: tuple[Flag, ...] = (NO,)
+    # A pipeline has embedding and logits on different ranks: one model for all configurations is one that ties nothing.
+    tied: tuple[Flag, ...] = (NO,)
+    attention: tuple[str, ...] = ("flash",)
+    checkpointing: tuple[Checkpointing, ...] = (Checkpointing(),)
+    data: Annotated[tuple[int, ...], Within(1)] = (1,)
+    tensor: tuple[int, ...] = (1,)
+    pipeline: tuple[int, ...] = (1,)
+    chunks: tuple[int, ...] = (1,)
+    zero_stage: tuple[int, ...] = (0,)
+    configuration: tuple[Configuration, ...] = ()
+
+    def given(self, axes: Mapping[str, tuple[Any, ...]]) -> StudyAxes:
+        """With some axes replaced everywhere; those that cut a step differently leave no configuration of before."""
+        kept = () if any(name in CUTS for name in axes) else self.configuration
+        own = tuple(Configuration(tuple(each for each in old.axes if each[0] not in axes)) for old in kept)
+        changed: dict[str, Any] = dict(axes)
+        return replace(self, configuration=own, **changed)
+
+
+# Ways to cut a step: on a CPU, on one GPU, and on N together.
+ON_CPU = (
+    *("data=1|2|4", "attention=math", "checkpointing=every"),
+    *("data=2;zero_stage=1|2|3", "tensor=2", "pipeline=2;chunks=1|2"),
+)
+ALONE = "attention=flash|math", "checkpointing=every"
+TOGETHER = "data=N;zero_stage=0|1|2|3", "data=N;zero_stage=1;attention=math", "tensor=N", "pipeline=N;chunks=1|2"
+GPT_ON_GPUS = {"hidden": 2048, "heads": 16, "layers": 16, "seq": 2048, "vocab": 50304, "global_batch": 16, "batch": 1}
+
+
+def default_axes(device: Device, gpus: int = 1) -> StudyAxes:
+    """A tiny GPT on 1 to 4 ranks of a CPU; on GPUs a larger one over all of them, cut in each way that they divide."""
+    if device.kind == "cpu":
+        return StudyAxes(configuration=tuple(map(Configuration.parse, ON_CPU)))
+    # Heads, layers and micro-batches come out even over so many.
+    ranks = max(power for power in (1, 2, 4, 8) if power <= gpus)
+    ways = [*ALONE, *(way.replace("N", str(ranks)) for way in TOGETHER)] if ranks > 1 else ALONE
+    larger: dict[str, Any] = {name: (value,) for name, value in GPT_ON_GPUS.items()}
+    own = tuple(map(Configuration.parse, ways))
+    return StudyAxes(**larger, implementation=("nccl",), dtype=("bfloat16",), configuration=own)
 
 
 def cases_of(axes: StudyAxes) -> list[Case]:
@@ -28,14 +115,21 @@ def cases_of(axes: StudyAxes) -> list[Case]:
 
     Raises UserError for a value that combines with nothing, an empty list, or a product of more than a study can run.
     """
-    blocks = [dict(configuration.axes) for configuration in axes.configuration] or [{}]
-    grid = {name: getattr(axes, name) for name in (*MODEL, *GRID)}
-    _refuse_too_many(grid, blocks)
-    found: dict[str, Case] = {}
-    for own in blocks:
-        for case in _cross(grid | own, own or grid):
-            found.setdefault(case.case_id, case)
-    return list(found.values())
+    owns: list[dict[str, Any]] = [dict(each.axes) for each in axes.configuration] or [{}]
+    grids = [replace(axes, **own) for own in owns]
+    for grid in grids:
+        for name in AXES:
+            if not getattr(grid, name):
+                raise UserError(f"{name} is an empty list: give it a value, or leave it out.")
+        check_axes(grid)
+    count = sum(math.prod(len(getattr(grid, name)) for name in AXES) for grid in grids)
+    if count > MOST_CONFIGURATIONS:
+        raise UserError(
+            f"The grid crosses to {count} configurations, and a study takes {MOST_CONFIGURATIONS} at most: shorten its "
+            "lists, or name the ones that matter as configurations."
+        )
+    crossed = (case for own, grid in zip(owns, grids, strict=True) for case in _cross(grid, own or AXES))
+    return list({case.case_id: case for case in crossed}.values())
 
 
 def worlds_of(cases: Iterable[Case]) -> list[int]:
@@ -55,68 +149,44 @@ def of_worlds(cases: Sequence[Case], ranks: Sequence[int]) -> list[Case]:
     return [case for case in cases if case.parameters.ranks in ranks]
 
 
-def _refuse_too_many(grid: Mapping[str, tuple[Any, ...]], blocks: Sequence[Mapping[str, tuple[Any, ...]]]) -> None:
-    for name, values in [*grid.items(), *(each for own in blocks for each in own.items())]:
-        if not values:
-            raise UserError(f"{name} is an empty list: give it a value, or leave it out.")
-    count = sum(math.prod(len(values) for values in {**grid, **own}.values()) for own in blocks)
-    if count > MOST_CONFIGURATIONS:
-        raise UserError(
-            f"The grid crosses to {count} configurations, and a study takes {MOST_CONFIGURATIONS} at most: shorten its "
-            "lists, or name the ones that matter as configurations."
-        )
-
-
-def _cross(axes: Mapping[str, tuple[Any, ...]], asked: Mapping[str, tuple[Any, ...]]) -> Iterator[Case]:
-    """Every combination that can be. Raises UserError for a value of `asked` for which there is none."""
-    possible: list[Combination] = []
-    refused: list[tuple[Combination, UserError]] = []
-    for values in itertools.product(*axes.values()):
-        combination = dict(zip(axes, values, strict=True))
+def _cross(grid: StudyAxes, asked: Collection[str]) -> list[Case]:
+    """Every combination that can be. Raises UserError for a value of the `asked` axes for which there is none."""
+    lists = {name: getattr(grid, name) for name in AXES}
+    possible: list[tuple[Mapping[str, Any], Case]] = []
+    refused: list[tuple[Mapping[str, Any], UserError]] = []
+    for values in itertools.product(*lists.values()):
+        combination = dict(zip(AXES, values, strict=True))
         try:
-            case = case_of(combination)
+            possible.append((combination, _case(combination)))
         except UserError as reason:
             refused.append((combination, reason))
-            continue
-        possible.append(combination)
-        yield case
     if not possible:
-        firsts = {name: values[0] for name, values in axes.items()}
-        raise next((reason for combination, reason in refused if combination == firsts), refused[0][1])
-    for name, values in asked.items():
-        for value in values:
-            if not any(combination[name] == value for combination in possible):
-                why = _nearest_refusal(refused, axes, name, value)
+        raise refused[0][1]
+
+    def firsts(each: tuple[Mapping[str, Any], UserError]) -> int:
+        return sum(each[0][name] == values[0] for name, values in lists.items())
+
+    for name in asked:
+        for value in lists[name]:
+            if all(combination[name] != value for combination, _ in possible):
+                # Said of the combination that has most first values of the other axes.
+                _, why = max((each for each in refused if each[0][name] == value), key=firsts)
                 raise UserError(f"{name}={value} combines with nothing else asked for: {why}")
+    return [case for _, case in possible]
 
 
-def _nearest_refusal(
-    refused: Sequence[tuple[Combination, UserError]], axes: Mapping[str, tuple[Any, ...]], name: str, value: Any
-) -> UserError:
-    """Why that value cannot be, from the combination that has most first values of the other axes."""
-    concerned = [each for each in refused if each[0][name] == value]
-
-    def firsts(each: tuple[Combination, UserError]) -> int:
-        return sum(each[0][other] == values[0] for other, values in axes.items())
-
-    return max(concerned, key=firsts)[1]
-
-
-def case_of(combination: Combination) -> Case:
+def _case(combination: Mapping[str, Any]) -> Case:
     """One configuration. Raises UserError for one that cannot be, on whatever machine."""
     axes = dict(combination)
     global_batch, implementation = axes.pop("global_batch"), axes.pop("implementation")
-    flags = {name: axes.pop(name).value for name in ("gated", "tied")}
     batch, data = axes["batch"], axes["data"]
-    for name, value in (("global_batch", global_batch), ("batch", batch), ("data", data)):
-        if value < 1:
-            raise UserError(f"{name} has to be at least 1, but {value} was asked for.")
     if global_batch % (batch * data):
         raise UserError(
             f"A global batch of {global_batch} cannot be cut into micro-batches of {batch} on {data} data-parallel "
             f"rank{'s' if data > 1 else ''} evenly: choose a divisor."
         )
-    parameters = ParallelStepParameters(**axes, **flags, micro_batches=global_batch // (batch * data))
+    axes |= {"gated": axes["gated"].value, "tied": axes["tied"].value}
+    parameters = ParallelStepParameters(**axes, micro_batches=global_batch // (batch * data))
     parameters.validate()
     if parameters.zero_stage and data == 1:
         raise UserError(

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import cached_property
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.model_flops import model_flop, utilization
+from pyperf_suite.measure.median import median_interval
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.probes.study.grid import OPERATOR
-from pyperf_suite.probes.study.statistics import Throughput, throughput
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Reading, readings
 
-# What the engine counts, by what it is for. A peak is of all together, and told on GPUs alone.
+# What the engine counts, by what it is for. A peak is of all together, and known on GPUs alone.
 PARTS = {
     "weights": ("parameter_bytes",),
     "gradients": ("gradient_bytes",),
@@ -27,45 +29,39 @@ PARTS = {
 }
 # The catalogue's words for the types that a step computes in.
 PEAK_OF = {"bfloat16": "bf16", "float32": "fp32"}
+CONFIDENCE = 0.95
+
+Memory = Mapping[str, float]
+"""Bytes of one rank by those of `PARTS` that are known."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What laws say of a configuration: seconds a step, and each rank's bytes by those of `PARTS` that they tell."""
+    """What laws say of a configuration: seconds a step, and what each rank holds."""
 
     seconds: float
-    rank_memory: tuple[Mapping[str, float], ...] = ()
-
-    @property
-    def memory_total_bytes(self) -> float | None:
-        """Of the fullest rank, all that is foretold; None where nothing is."""
-        return max((_held(parts) for parts in self.rank_memory), default=None)
+    rank_memory: tuple[Memory, ...] = ()
 
 
-class Predictor(Protocol):
-    """Whoever prices configurations; by case id, those alone that it can."""
-
-    def __call__(self, cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, Prediction]: ...
+Predictor = Callable[[Sequence[Case], Sequence[Record]], Mapping[str, Prediction]]
+"""Predicts configurations, from their records where it needs them; by case id, those alone that it can."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One configuration. `rate` and `reading` are None where no experiment gave a time; `reason` says why some did not.
+    """One configuration: the record of each of its experiments, and what laws say of it.
 
-    `rank_memory` has for each rank the bytes of each of `PARTS` that was counted. `failed` is the number of experiments
-    without a time, of `visits` in all.
+    The experiment, a set of processes started anew, is the unit: steps within one resemble each other. Rates are those
+    of experiments that are `timed`; without one there are none.
     """
 
-    case: Case
-    rate: Throughput | None
-    reading: Reading | None
-    rank_memory: tuple[Mapping[str, float], ...]
-    outcome: str
-    reason: str
-    failed: int
-    visits: int
-    gpu: str
+    visits: tuple[Record, ...]
     prediction: Prediction | None = None
+
+    @cached_property
+    def case(self) -> Case:
+        """The same in all its records."""
+        return self.visits[0].parsed_case()
 
     @property
     def parameters(self) -> ParallelStepParameters:
@@ -74,48 +70,119 @@ class Result:
         return found
 
     @property
-    def tokens_per_s(self) -> float | None:
-        """By the mean over experiments."""
-        return self.rate.mean * self.parameters.seq if self.rate else None
+    def name(self) -> str:
+        """As in `dp2 zero1 flash`."""
+        return self.parameters.name
+
+    @cached_property
+    def timed(self) -> list[Record]:
+        """Of the experiments whose steps took time."""
+        return [each for each in self.visits if each.outcome == "ok" and min(each.kept_seconds, default=0) > 0]
 
     @property
-    def flop_per_s(self) -> float | None:
+    def lost(self) -> list[Record]:
+        """Of the others, with their reasons."""
+        return [visit for visit in self.visits if visit not in self.timed]
+
+    @cached_property
+    def rates(self) -> list[float]:
+        """Samples per second of each experiment, over the time of all its steps."""
+        steps = [visit.kept_seconds for visit in self.timed]
+        return [self.parameters.global_batch * len(each) / math.fsum(each) for each in steps]
+
+    @cached_property
+    def rate(self) -> float:
+        """The mean over experiments."""
+        return math.fsum(self.rates) / len(self.rates)
+
+    @property
+    def error(self) -> float | None:
+        """The standard deviation of the mean over experiments, None of a single one."""
+        return statistics.stdev(self.rates) / math.sqrt(len(self.rates)) if len(self.rates) > 1 else None
+
+    @property
+    def median(self) -> tuple[Quantity, float]:
+        """Of each experiment's median step, and the confidence of its bounds: 75 % for three, no bounds for one."""
+        usual = [self.parameters.global_batch / statistics.median(each.kept_seconds) for each in self.timed]
+        found = median_interval(usual, CONFIDENCE, effective=len(usual))
+        low, high = (found.low, found.high) if len(usual) > 1 else (math.nan, math.nan)
+        return Quantity(statistics.median(usual), "samples/s", low, high, len(usual)), found.confidence
+
+    @cached_property
+    def reading(self) -> Reading:
+        """Seconds a step, of each experiment by the mean of its steps, as its samples per second are counted."""
+        usual = readings(self.timed)[0]
+        by_process = {visit.process: statistics.fmean(visit.kept_seconds) for visit in self.timed}
+        times = by_process.values()
+        half = (usual.high - usual.low) / 2 if len(times) == 1 else 0.0
+        middle, low, high = statistics.median(times), min(times) - half, max(times) + half
+        return replace(usual, seconds=middle, low=low, high=high, by_process=by_process)
+
+    @cached_property
+    def rank_memory(self) -> tuple[Memory, ...]:
+        """Of each rank as the engine counted it; the same in each experiment, so the last one's."""
+        columns = self.timed[-1].kernel.get("details", {}).get("rank_bytes") if self.timed else None
+        if not isinstance(columns, dict):
+            return ()
+        known = {part: [columns[name] for name in names if name in columns] for part, names in PARTS.items()}
+        return tuple(
+            {part: float(sum(each[rank] for each in counted)) for part, counted in known.items() if counted}
+            for rank in range(min(map(len, columns.values()), default=0))
+        )
+
+    @property
+    def memory(self) -> Memory:
+        """Of the fullest rank; nothing where nobody counted."""
+        return max(self.rank_memory, key=held, default={})
+
+    @property
+    def predicted_memory(self) -> Memory:
+        """Of the fullest rank by the laws."""
+        return max(self.prediction.rank_memory, key=held, default={}) if self.prediction else {}
+
+    @property
+    def predicted_bytes(self) -> Quantity | None:
+        """All of that together."""
+        return Quantity(held(self.predicted_memory), "MB", predicted=True) if self.predicted_memory else None
+
+    @property
+    def flop_per_s(self) -> float:
         """The model's own FLOPs, what checkpointing computes again left out, over all ranks."""
-        p = self.parameters
-        return self.rate.mean * float(model_flop(p.dimensions, 1, p.seq)) if self.rate else None
+        return self.rate * float(model_flop(self.parameters.dimensions, 1, self.parameters.seq))
 
     @property
     def mfu(self) -> float | None:
         """Share of all GPUs' peak by their data sheet; None on a CPU and for a GPU without one."""
+        identity = self.visits[0].identity
         try:
-            peak = find_gpu(self.gpu).peak(PEAK_OF[self.parameters.dtype]) if self.gpu else None
+            gpu = find_gpu(str(identity.get("model", "")) if identity.get("kind") == "cuda" else "")
+            peak = gpu.peak(PEAK_OF[self.parameters.dtype])
         except UserError:
-            return None
-        if peak is None or self.flop_per_s is None:
             return None
         return float(utilization(self.flop_per_s, 1.0, self.parameters.ranks, peak))
 
     @property
-    def memory_bytes(self) -> Mapping[str, float]:
-        """Of the fullest rank, by part; nothing where nobody counted."""
-        return max(self.rank_memory, key=_held, default={})
+    def predicted_rate(self) -> Quantity | None:
+        """Samples per second by the laws."""
+        law = self.prediction
+        return Quantity(self.parameters.global_batch / law.seconds, "samples/s", predicted=True) if law else None
 
     @property
-    def memory_total_bytes(self) -> float | None:
-        """Of the fullest rank: its peak, or all parts together where that is not known."""
-        return _held(self.memory_bytes) if self.memory_bytes else None
+    def time_error(self) -> float | None:
+        """Predicted over measured seconds a step, less 1."""
+        return self.prediction.seconds / self.reading.seconds - 1 if self.prediction else None
 
     @property
-    def foretold_share(self) -> float | None:
-        """Predicted over counted bytes of the fullest rank, of the parts that are both; None without any."""
-        law = max(self.prediction.rank_memory, key=_held, default={}) if self.prediction else {}
-        both = [name for name in law if name in self.memory_bytes]
-        counted_bytes = sum(self.memory_bytes[name] for name in both)
-        return sum(law[name] for name in both) / counted_bytes if counted_bytes else None
+    def memory_error(self) -> float | None:
+        """Predicted over counted bytes of the fullest rank, less 1, of the parts that are both; None without any."""
+        both = [(law, self.memory[name]) for name, law in self.predicted_memory.items() if name in self.memory]
+        counted_bytes = sum(counted for _, counted in both)
+        return sum(law for law, _ in both) / counted_bytes - 1 if counted_bytes else None
 
 
-def _held(parts: Mapping[str, float]) -> float:
-    return parts["peak"] if "peak" in parts else sum(parts.values())
+def held(memory: Memory) -> float:
+    """All bytes of a rank: its peak, or the sum of its parts where that is not known."""
+    return memory["peak"] if "peak" in memory else sum(memory.values())
 
 
 def results_of(records: Iterable[Record], predictor: Predictor | None = None) -> list[Result]:
@@ -125,56 +192,8 @@ def results_of(records: Iterable[Record], predictor: Predictor | None = None) ->
         if record.case.get("operator") == OPERATOR and record.kind == "timing":
             # A later visit of the same experiment is one that was resumed: it stands.
             latest.setdefault(record.case_id, {})[record.process] = record
-    found = [_result(list(visits.values())) for visits in latest.values()]
+    found = [Result(tuple(visits.values())) for visits in latest.values()]
     if predictor is not None and found:
-        told = predictor([each.case for each in found], [visit for each in latest.values() for visit in each.values()])
-        found = [replace(each, prediction=told.get(each.case.case_id)) for each in found]
-    timed = sorted((each for each in found if each.rate), key=lambda each: -each.rate.mean if each.rate else 0.0)
-    return timed + [each for each in found if not each.rate]
-
-
-def _result(visits: Sequence[Record]) -> Result:
-    case = visits[0].parsed_case()
-    timed = [visit for visit in visits if visit.outcome == "ok" and "time" in visit.metrics]
-    lost = [visit for visit in visits if visit.outcome != "ok"]
-    identity = visits[0].identity
-    return Result(
-        case=case,
-        rate=throughput(case.parameters.global_batch, [visit.kept_seconds for visit in timed]) if timed else None,
-        reading=_reading(timed) if timed else None,
-        rank_memory=_memory(timed),
-        outcome="ok" if timed else lost[0].outcome if lost else "ok",
-        reason=lost[0].reason if lost else "",
-        failed=len(lost),
-        visits=len(visits),
-        gpu=str(identity.get("model", "")) if identity.get("kind") == "cuda" else "",
-    )
-
-
-def _reading(timed: Sequence[Record]) -> Reading:
-    """Each experiment by the mean of its steps, as its samples per second are counted."""
-    usual = readings(timed)[0]
-    by_process = {visit.process: statistics.fmean(visit.kept_seconds) for visit in timed}
-    seconds = statistics.median(by_process.values())
-    if len(by_process) == 1:
-        half = (usual.high - usual.low) / 2
-        return replace(usual, seconds=seconds, low=seconds - half, high=seconds + half, by_process=by_process)
-    low, high = min(by_process.values()), max(by_process.values())
-    return replace(usual, seconds=seconds, low=low, high=high, by_process=by_process)
-
-
-def _memory(visits: Sequence[Record]) -> tuple[Mapping[str, float], ...]:
-    """Each rank's bytes by part as the engine counted them; the same in each experiment, so the last one's."""
-    details: Mapping[str, Any] = visits[-1].kernel.get("details", {}) if visits else {}
-    columns = details.get("rank_bytes")
-    if not isinstance(columns, dict) or not columns:
-        return ()
-    ranks = len(next(iter(columns.values())))
-    return tuple(
-        {
-            part: float(sum(columns[name][rank] for name in names if name in columns))
-            for part, names in PARTS.items()
-            if any(name in columns for name in names)
-        }
-        for rank in range(ranks)
-    )
+        predicted = predictor([each.case for each in found], [visit for each in found for visit in each.visits])
+        found = [replace(each, prediction=predicted.get(each.case.case_id)) for each in found]
+    return sorted(found, key=lambda each: -each.rate if each.timed else 0.0)

@@ -1,30 +1,51 @@
-"""A study says which way is fastest and by how much, what each way costs, and loses no configuration that failed."""
+"""A study says which way is fastest and by how much, what each way costs, and how far predictions are off."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 
+from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes.study.data import as_data
-from pyperf_suite.probes.study.findings import explain
-from pyperf_suite.probes.study.results import Prediction, results_of
+from pyperf_suite.probes.study import PROBE
+from pyperf_suite.probes.study import findings as told
+from pyperf_suite.probes.study.findings import ALL, analyse, memory_errors, rank_correlation
+from pyperf_suite.probes.study.grid import OPERATOR
+from pyperf_suite.probes.study.results import Prediction, Result, results_of
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.discovery import find_probe
-from pyperf_suite.spec.findings import Bars, Findings
+from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.spec.findings import Bars, Findings, Remark, Table
 
 Layout = Callable[..., Case]
 Visits = Callable[..., list[Record]]
 
 
-def told(records: Sequence[Record]) -> str:
-    return "\n".join(explain(records).sentences)
+def found(records: Sequence[Record], predictor: Any = None) -> Findings:
+    return replace(PROBE, analyse=partial(analyse, predictor=predictor)).findings(records)
+
+
+def remark_with(findings: Findings, *names: str) -> Remark:
+    """The only remark that tells of all these values."""
+    (only,) = [each for each in findings.remarks if isinstance(each, Remark) and {*names} <= each.values.keys()]
+    return only
+
+
+def value(remark: Remark, name: str) -> float:
+    return remark.values[name].value  # type: ignore[union-attr]
+
+
+def rows(table: Table) -> list[dict[str, Any]]:
+    names = [column.name for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in table.rows]
 
 
 def ranks(**columns: list[float]) -> dict[str, Any]:
@@ -40,7 +61,7 @@ def bars_of(findings: Findings) -> Bars:
 
 @pytest.fixture
 def studied(layout: Layout, visits: Visits) -> list[Record]:
-    """Six ways of three experiments each, one of which never ran and one that failed once."""
+    """Five ways of three experiments each, one of which never ran and one that failed once."""
     return [
         *visits(layout(), [0.2, 0.21, 0.22]),
         *visits(layout(data=2), [0.1, 0.11, 0.12], ranks(parameter_bytes=[4e6, 4e6], optimizer_bytes=[7e6, 8e6])),
@@ -51,108 +72,129 @@ def studied(layout: Layout, visits: Visits) -> list[Record]:
         ),
         *visits(layout(pipeline=2), [None, None, None]),
         *visits(layout(attention="math"), [0.4, 0.42, 0.44]),
-        *visits(layout(tensor=2), [], None),
     ]
 
 
-def test_the_fastest_comes_first_with_its_rate_error_and_lead_over_the_next(studied: list[Record]) -> None:
-    first = explain(studied).sentences[0]
-    assert "with dp2 flash, fastest of 5 configurations" in first
-    assert "73.13 ± 3.9 samples/s" in first
-    assert "1.91 [1.72, 2.13] x the next, 1 rank flash" in first
-    assert "4 layers, hidden 128" in first
-    assert "global batch 8" in first
+def test_the_fastest_has_its_rate_and_its_lead_over_the_next(studied: list[Record]) -> None:
+    fastest = remark_with(found(studied), "rate", "flop")
+    assert fastest.values["configuration"] == "dp2 flash"
+    assert fastest.values["configurations"] == 5
+    assert value(fastest, "rate") == pytest.approx((80 + 8 / 0.11 + 8 / 0.12) / 3)
+    assert (fastest.values["slowest"], fastest.effect) == ("1 rank math", "gain")
+    assert value(fastest, "gain") == pytest.approx(3.82, abs=0.01)
+    lead = remark_with(found(studied), "lead")
+    assert lead.values["next"] == "1 rank flash"
+    assert value(lead, "lead") == pytest.approx(1.91, abs=0.01)
+    assert not lead.is_noise
+
+
+def test_the_fastest_is_told_even_where_noise_explains_it(layout: Layout, visits: Visits) -> None:
+    findings = found([*visits(layout(), [0.1, 0.2, 0.3]), *visits(layout(data=2), [0.3, 0.2, 0.15])])
+    assert not remark_with(findings, "gain").is_noise
+    assert remark_with(findings, "lead").is_noise
 
 
 def test_rows_are_sorted_by_mean_and_those_without_a_time_stand_below_with_the_reason(studied: list[Record]) -> None:
-    timed, lost = explain(studied).tables
-    assert [row[0] for row in timed.rows] == ["dp2 flash", "1 rank flash", "dp2 zero3 flash", "1 rank math"]
-    assert lost.rows == (("pp2 flash", "failed", "rank 1 died"),)
-
-
-def test_memory_is_told_by_part_and_as_a_sum_and_a_dash_where_nobody_counted(studied: list[Record]) -> None:
-    table = explain(studied).tables[0]
-    places = [table.columns.index(name) for name in ("weights MB", "optimizer MB", "all MB")]
-    by_name = {row[0]: [row[place] for place in places] for row in table.rows}
-    assert by_name["dp2 flash"] == ["4.00", "8.00", "12.00"]
-    assert by_name["1 rank math"] == ["-", "-", "-"]
-    assert "Least memory a rank: dp2 zero3 flash with 6.0 MB, 0.50 x that of the fastest, at 0.35 x its rate." in told(
-        studied
+    timed, lost = found(studied).tables
+    first, *_ = rows(timed)
+    assert [row["configuration"] for row in rows(timed)] == [
+        *("dp2 flash", "1 rank flash", "dp2 zero3 flash", "1 rank math")
+    ]
+    assert first["mean"].value == pytest.approx(73.13, abs=0.01)
+    assert first["± error"].value == pytest.approx(3.9, abs=0.05)
+    assert first["rate"].value == pytest.approx(128 * first["mean"].value)
+    # The second has lost an experiment and keeps its others.
+    assert lost.rows == (
+        ("dp2 zero3 flash", "failed", 1, 3, "rank 1 died"),
+        ("pp2 flash", "failed", 3, 3, "rank 1 died"),
     )
+    assert remark_with(found(studied), "lost").values["names"] == "pp2 flash"
+    assert remark_with(found(studied), "lost").kind == "caution"
+
+
+def test_memory_is_told_by_part_and_as_a_sum_and_not_where_nobody_counted(studied: list[Record]) -> None:
+    by_name = {row["configuration"]: row for row in rows(found(studied).tables[0])}
+    counted = [by_name["dp2 flash"][name].value for name in ("weights", "optimizer", "memory")]
+    assert counted == [4e6, 8e6, 12e6]
+    assert [by_name["1 rank math"][name] for name in ("weights", "optimizer", "memory")] == [None, None, None]
+    least = remark_with(found(studied), "held", "share")
+    assert least.values["configuration"] == "dp2 zero3 flash"
+    assert (value(least, "held"), value(least, "share")) == (6e6, 0.5)
+    assert value(least, "rate") == pytest.approx(0.35, abs=0.005)
 
 
 def test_a_peak_is_of_all_parts_together(layout: Layout, visits: Visits) -> None:
     counted = ranks(parameter_bytes=[4e6, 5e6], saved_activation_bytes=[1e6, 1e6], peak_bytes=[9e6, 8e6])
-    (result,) = results_of(visits(layout(data=2), [0.1], counted))
-    assert result.memory_bytes == {"weights": 4e6, "activations": 1e6, "peak": 9e6}
-    assert result.memory_total_bytes == 9e6
-    assert as_data([result])["configurations"][0]["memory_bytes"][1]["weights"] == 5e6
-    assert "all MB" not in explain(visits(layout(data=2), [0.1], counted)).tables[0].columns
-
-
-def test_a_configuration_that_failed_once_keeps_its_other_experiments_and_says_so(studied: list[Record]) -> None:
-    assert "dp2 zero3 flash failed in 1 of 3 experiments: rank 1 died" in told(studied)
-    found = next(each for each in results_of(studied) if each.parameters.zero_stage == 3)
-    assert found.rate is not None
-    assert len(found.rate.experiments) == 2
+    records = visits(layout(data=2), [0.1], counted)
+    (result,) = results_of(records)
+    assert result.memory == {"weights": 4e6, "activations": 1e6, "peak": 9e6}
+    assert result.rank_memory[1]["weights"] == 5e6
+    assert rows(found(records).tables[0])[0]["memory"] is None
 
 
 def test_a_visit_that_was_resumed_stands_for_the_one_that_failed(layout: Layout, visits: Visits) -> None:
     (result,) = results_of([*visits(layout(), [None]), *visits(layout(), [0.5])])
-    assert (result.outcome, result.failed, result.visits) == ("ok", 0, 1)
+    assert (len(result.timed), len(result.lost)) == (1, 0)
 
 
 @pytest.mark.parametrize(
-    ("slow", "fast", "sentence"),
+    ("slow", "fast", "claim"),
     [
-        ({"attention": "math"}, {}, "Flash attention trains 2.00 [2.00, 2.00] x as fast"),
-        (
-            {"data": 2, "zero_stage": 2},
-            {"data": 2, "zero_stage": 1},
-            "ZeRO 1 trains 2.00 [2.00, 2.00] x",
-        ),
-        (
-            {"data": 2, "zero_stage": 3},
-            {"data": 2, "zero_stage": 2},
-            "ZeRO 2 trains 2.00 [2.00, 2.00] x",
-        ),
-        ({"pipeline": 2}, {"data": 2}, "Data parallelism trains 2.00 [2.00, 2.00] x as fast as a pipeline"),
-        ({"checkpointing": Checkpointing("every")}, {}, "Keeping activations trains 2.00 [2.00, 2.00] x as fast"),
+        ({"attention": "math"}, {}, told.FLASH),
+        ({"data": 2, "zero_stage": 2}, {"data": 2, "zero_stage": 1}, told.ZERO_2),
+        ({"data": 2, "zero_stage": 3}, {"data": 2, "zero_stage": 2}, told.ZERO_3),
+        ({"pipeline": 2}, {"data": 2}, told.PIPELINE),
+        ({"checkpointing": Checkpointing("every")}, {}, told.CHECKPOINTING),
     ],
+    ids=lambda value: getattr(value, "text", ""),
 )
 def test_each_step_of_the_published_order_is_judged_by_the_pair_that_differs_in_it(
-    slow: dict[str, Any], fast: dict[str, Any], sentence: str, layout: Layout, visits: Visits
+    slow: dict[str, Any], fast: dict[str, Any], claim: Any, layout: Layout, visits: Visits
 ) -> None:
     """On a machine where it is so, and on one where it is the other way round."""
-    here = told([*visits(layout(**slow), [0.2, 0.2, 0.2]), *visits(layout(**fast), [0.1, 0.1, 0.1])])
-    assert sentence in here
-    assert "; claim holds (" in here
-    turned = told([*visits(layout(**slow), [0.1, 0.1, 0.1]), *visits(layout(**fast), [0.2, 0.2, 0.2])])
-    assert "0.50 [0.50, 0.50] x" in turned
-    assert "; claim does not hold here (" in turned
+    for slow_s, outcome, ratio in ((0.2, "holds", 2.0), (0.05, "does not hold here", 0.5)):
+        records = [*visits(layout(**slow), [slow_s] * 3), *visits(layout(**fast), [0.1] * 3)]
+        (verdict,) = found(records).verdicts
+        assert (verdict.claim, verdict.outcome) == (claim, outcome)
+        assert (verdict.measured.low, verdict.measured.value, verdict.measured.high) == pytest.approx((ratio,) * 3)
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "sentence"),
+    ("one", "other", "way", "ratio"),
     [
-        ({"data": 2, "zero_stage": 1}, {"data": 2}, "ZeRO 1 trains at 0.50 [0.50, 0.50] x the rate of DDP"),
-        ({"tensor": 2}, {"data": 2}, "Data parallelism trains 2.00 [2.00, 2.00] x as fast as tensor parallelism"),
-        ({"pipeline": 2}, {"pipeline": 2, "chunks": 2}, "The interleaved schedule trains 2.00 [2.00, 2.00] x as fast"),
+        ({"data": 2, "zero_stage": 1}, {"data": 2}, "ZeRO 1", 0.5),
+        ({"tensor": 2}, {"data": 2}, "data parallelism", 2.0),
+        ({"pipeline": 2}, {"pipeline": 2, "chunks": 2}, "the interleaved schedule", 2.0),
     ],
 )
 def test_what_nobody_claimed_is_told_without_a_verdict(
-    one: dict[str, Any], other: dict[str, Any], sentence: str, layout: Layout, visits: Visits
+    one: dict[str, Any], other: dict[str, Any], way: str, ratio: float, layout: Layout, visits: Visits
 ) -> None:
-    said = told([*visits(layout(**one), [0.2, 0.2]), *visits(layout(**other), [0.1, 0.1])])
-    assert sentence in said
-    assert all("claim" not in line for line in said.splitlines() if sentence in line)
+    findings = found([*visits(layout(**one), [0.2, 0.2]), *visits(layout(**other), [0.1, 0.1])])
+    assert findings.verdicts == []
+    compared = remark_with(findings, "way", "measured")
+    assert compared.values["way"] == way
+    assert value(compared, "measured") == pytest.approx(ratio)
+
+
+def test_several_pairs_that_differ_in_nothing_else_are_one_mean(layout: Layout, visits: Visits) -> None:
+    math_ways = [*visits(layout(attention="math"), [0.2] * 3), *visits(layout(data=2, attention="math"), [0.8] * 3)]
+    (verdict,) = found([*visits(layout(), [0.1] * 3), *visits(layout(data=2), [0.1] * 3), *math_ways]).verdicts
+    assert verdict.measured.value == pytest.approx(4.0)
+    assert verdict.told.values["pairs"] == 2
 
 
 def test_a_single_experiment_decides_nothing_and_has_no_error(layout: Layout, visits: Visits) -> None:
-    said = told([*visits(layout(attention="math"), [0.2]), *visits(layout(), [0.1])])
-    assert "undecided by one process, --experiments 3 has three" in said
-    assert "so that no error is known" in said
-    assert "nan" not in said
+    findings = found([*visits(layout(attention="math"), [0.2]), *visits(layout(), [0.1])])
+    (verdict,) = findings.verdicts
+    assert (verdict.outcome, verdict.remedy) == ("undecided", "--experiments 3 has three")
+    cautions = [each for each in findings.remarks if isinstance(each, Remark) and each.kind == "caution"]
+    assert len(cautions) == 1
+    (table,) = findings.tables
+    assert rows(table)[0]["± error"] is None
+    shown = [verdict.measured, remark_with(findings, "lead").values["lead"], rows(table)[0]["median"]]
+    assert not any(each.has_interval for each in shown)
+    assert math.isnan(bars_of(findings).bars[0].error)
 
 
 def predictor(factor: float) -> Any:
@@ -170,22 +212,65 @@ def predictor(factor: float) -> Any:
     return predict
 
 
-def test_predictions_stand_beside_each_row_and_are_judged_in_a_sentence(studied: list[Record]) -> None:
-    found = explain(studied, predictor(1.1))
-    said = "\n".join(found.sentences)
-    assert "Predicted against measured, 4 configurations: rank correlation 1.00 (Spearman)" in said
-    columns = found.tables[0].columns
-    row = found.tables[0].rows[0]
-    assert "predicted" in columns
-    assert row[columns.index("predicted MB")] == "1.00"
-    assert row[columns.index("predicted MB") + 1] == "-75.0 %"
-    panel = bars_of(found)
-    assert [math.isfinite(bar.mark) for bar in panel.bars] == [True, True, True, True, False]
-    assert "predicted" not in explain(studied).tables[0].columns
+def test_predictions_stand_beside_each_row_and_are_judged_in_a_remark(studied: list[Record]) -> None:
+    findings = found(studied, predictor(1.1))
+    law = remark_with(findings, "order")
+    assert (law.kind, law.values["configurations"]) == ("law", 4)
+    assert (value(law, "order"), value(law, "median"), value(law, "worst")) == pytest.approx((1.0, 0.1, 0.1))
+    row = rows(findings.tables[0])[0]
+    assert row["predicted"].value == pytest.approx(8 / 0.121)
+    assert row["predicted"].predicted
+    assert row["predicted memory"].predicted
+    assert (row["time off"].value, row["predicted memory"].value) == pytest.approx((0.1, 1e6))
+    assert row["memory off"].value == pytest.approx(-0.75)
+    assert [math.isfinite(bar.mark) for bar in bars_of(findings).bars] == [True, True, True, True, False]
+    assert rows(found(studied).tables[0])[0]["predicted"] is None
+
+
+def test_what_was_not_predicted_or_gave_no_time_is_not_compared(layout: Layout, visits: Visits) -> None:
+    known = {layout().case_id: Prediction(0.1), layout(pipeline=2).case_id: Prediction(0.1)}
+    records = [*visits(layout(), [0.2]), *visits(layout(pipeline=2), [None]), *visits(layout(data=2), [0.3])]
+    law = remark_with(found(records, lambda *_: known), "order")
+    assert (law.values["configurations"], value(law, "worst")) == (1, 0.5)
+    assert law.values["order"] is None
+    nothing = found(records, lambda *_: {})
+    assert all(each.kind != "law" for each in nothing.remarks if isinstance(each, Remark))
+
+
+COUNTED = {"weights": 100.0, "gradients": 100.0, "optimizer": 200.0, "activations": 50.0}
+LESS = {name: held / 2 for name, held in COUNTED.items()} | {"activations": 40.0}
+
+
+def test_memory_predicted_to_the_byte_is_exact() -> None:
+    assert set(memory_errors([(COUNTED, COUNTED), (LESS, LESS)]).values()) == {0.0}
+
+
+def test_the_worst_rank_of_each_part_counts() -> None:
+    worst = memory_errors([({**COUNTED, "activations": 52.0}, COUNTED), ({**LESS, "activations": 30.0}, LESS)])
+    assert worst == pytest.approx({"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0.25, ALL: 10 / 240})
+
+
+def test_bytes_predicted_where_none_are_have_no_bound() -> None:
+    worst = memory_errors([({"weights": 4.0, "gradients": 4.0}, {"weights": 4.0, "gradients": 0.0})])
+    assert math.isinf(worst["gradients"])
+    assert memory_errors([]) == {}
+
+
+def test_memory_errors_are_a_table_by_part(layout: Layout, visits: Visits) -> None:
+    counted = ranks(parameter_bytes=[100.0, 50.0], optimizer_bytes=[192.0, 96.0], counter_bytes=[8.0, 4.0])
+    law = Prediction(0.1, ({"weights": 100.0, "optimizer": 210.0}, {"weights": 50.0, "optimizer": 100.0}))
+    findings = found(visits(layout(data=2), [0.1], counted), lambda cases, _: {cases[0].case_id: law})
+    (table,) = [each for each in findings.tables if each.title == "Predicted memory"]
+    assert [(name, error.value) for name, error in table.rows] == [
+        ("weights", 0.0),
+        ("optimizer", pytest.approx(0.05)),
+        (ALL, pytest.approx(10 / 300)),
+    ]
+    assert value(remark_with(findings, "error"), "error") == pytest.approx(10 / 300)
 
 
 def test_the_bars_are_the_tables_rows_with_the_standard_error_and_the_reasons(studied: list[Record]) -> None:
-    panel = bars_of(explain(studied))
+    panel = bars_of(found(studied))
     assert [bar.name for bar in panel.bars][:2] == ["dp2 flash", "1 rank flash"]
     assert panel.bars[0].value == pytest.approx((80 + 8 / 0.11 + 8 / 0.12) / 3)
     assert panel.bars[0].error > 0
@@ -193,43 +278,94 @@ def test_the_bars_are_the_tables_rows_with_the_standard_error_and_the_reasons(st
     assert panel.bars[-1].note == "failed: rank 1 died"
 
 
-def test_configurations_of_two_batches_are_never_ranked_against_each_other(layout: Layout, visits: Visits) -> None:
-    records = [*visits(layout(), [0.1, 0.1]), *visits(layout(micro_batches=8), [0.1, 0.1])]
-    found = explain(records)
-    assert len(found.tables) == len(found.figures) == 2
-    assert len({figure.name for figure in found.figures}) == 2
-    assert "only configuration" in found.sentences[0]
+@pytest.mark.parametrize("other", [{"micro_batches": 8}, {"vocab": 1024}])
+def test_configurations_of_two_models_or_batches_are_never_ranked_against_each_other(
+    other: dict[str, Any], layout: Layout, visits: Visits
+) -> None:
+    findings = found([*visits(layout(), [0.1, 0.1]), *visits(layout(**other), [0.1, 0.1])])
+    assert len(findings.tables) == 2
+    assert [figure.name for figure in findings.figures] == ["study_1", "study_2"]
+    assert all("lead" not in each.values for each in findings.remarks if isinstance(each, Remark))
 
 
 def test_a_study_in_which_nothing_ran_still_says_why(layout: Layout, visits: Visits) -> None:
-    found = explain(visits(layout(), [None], outcome="unsupported", reason="no room\nat all " + "x" * 900))
-    assert found.sentences == ("1 of 1 configurations unsupported: 1 rank flash; the reasons are at the table's end.",)
-    (lost,) = found.tables
-    assert lost.rows[0][2].startswith("no room at all xxx")
-    assert len(lost.rows[0][2]) <= 160
-    assert found.figures == ()
+    findings = found(visits(layout(), [None], outcome="unsupported", reason="no room\nat all " + "xy " * 300))
+    assert value_of_lost(findings) == (1, 1, "1 rank flash")
+    (lost,) = findings.tables
+    assert lost.rows[0][1] == "unsupported"
+    assert lost.rows[0][-1].startswith("no room at all xy xy")
+    assert len(lost.rows[0][-1]) <= 160
+    assert findings.figures == ()
+
+
+def value_of_lost(findings: Findings) -> tuple[Any, ...]:
+    lost = remark_with(findings, "lost")
+    return lost.values["lost"], lost.values["configurations"], lost.values["names"]
 
 
 def test_a_study_without_records_says_nothing() -> None:
-    assert find_probe("study").findings([]) == Findings()
+    assert PROBE.findings([]) == Findings()
 
 
-def test_everything_is_json_without_a_nan(studied: list[Record]) -> None:
-    data = as_data(results_of(studied, predictor(0.9)))
-    again = json.loads(json.dumps(data, allow_nan=False))
-    assert again["configurations"][0]["name"] == "dp2 flash"
-    assert again["configurations"][-1]["reason"] == "rank 1 died"
-    assert again["agreement"]["median_error"] == pytest.approx(0.1)
-    assert again["configurations"][0]["samples_per_s"]["experiments"] == pytest.approx([80, 8 / 0.11, 8 / 0.12])
-    single = as_data(results_of(studied[:1]))["configurations"][0]
-    assert single["samples_per_s"]["standard_error"] is None
-
-
-def test_rates_of_a_gpu_are_set_beside_its_data_sheet(layout: Layout, visits: Visits) -> None:
+def test_rates_of_a_gpu_are_compared_with_its_data_sheet(layout: Layout, visits: Visits) -> None:
     case = layout("nccl", data=2, dtype="bfloat16")
     (result,) = results_of(visits(case, [1e-3], identity={"kind": "cuda", "model": "NVIDIA H100 80GB HBM3"}))
-    assert result.mfu is not None
-    assert result.flop_per_s is not None
     assert result.mfu == pytest.approx(result.flop_per_s / (2 * 989.4e12), rel=1e-3)
     (unknown,) = results_of(visits(case, [1e-3], identity={"kind": "cuda", "model": "a GPU of tomorrow"}))
     assert unknown.mfu is None
+
+
+def result_of(samples: int, experiments: Sequence[Sequence[float]]) -> Result:
+    """Of `samples` a step, the seconds of each experiment's steps."""
+    case = Case(OPERATOR, ParallelStepParameters(vocab=32, tied=False, batch=samples), "gloo")
+    made = partial(Record, "made-up", "timing", case.to_json(), case.case_id, position=0, started_at="", outcome="ok")
+    times = [Metric("s", *[1.0] * 5, list(steps)) for steps in experiments]
+    return Result(tuple(made(process=number, metrics={"time": time}) for number, time in enumerate(times)))
+
+
+def test_mean_and_standard_error_are_those_of_the_experiments_and_not_of_their_steps() -> None:
+    # Samples over time: 8 samples a step, 2 steps in 0.4 s, in 0.5 s and in 0.8 s.
+    result = result_of(8, [[0.1, 0.3], [0.25, 0.25], [0.4, 0.4]])
+    assert result.rates == pytest.approx([40.0, 32.0, 20.0])
+    assert result.rate == pytest.approx(92 / 3)
+    squares = (40 - 92 / 3) ** 2 + (32 - 92 / 3) ** 2 + (20 - 92 / 3) ** 2
+    assert result.error == pytest.approx(math.sqrt(squares / 2 / 3))
+    assert result_of(8, [[0.1, 0.1]]).error is None
+
+
+def test_the_median_is_of_each_experiments_usual_step_and_its_interval_says_how_sure_it_is() -> None:
+    median, confidence = result_of(10, [[0.1, 0.1, 9.0], [0.2, 0.2, 0.2], [0.5, 0.5, 0.5]]).median
+    assert (median.low, median.value, median.high) == pytest.approx((20.0, 50.0, 100.0))
+    assert confidence == pytest.approx(0.75)
+    _, of_six = result_of(1, [[0.1 + 0.01 * number] for number in range(6)]).median
+    assert of_six >= 0.95
+
+
+@pytest.mark.parametrize("steps", [[], [0.0], [0.1, 0.0], [-1.0]])
+def test_an_experiment_that_took_no_time_is_lost(steps: list[float]) -> None:
+    result = result_of(8, [steps, [0.5]])
+    assert ([each.process for each in result.timed], [each.process for each in result.lost]) == ([1], [0])
+    assert result.rate == 16
+
+
+@given(st.lists(st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=6), min_size=2, max_size=8), st.integers(1, 512))
+def test_the_mean_lies_between_the_experiments_and_the_median_within_its_interval(experiments, samples) -> None:
+    result = result_of(samples, experiments)
+    assert min(result.rates) * (1 - 1e-9) <= result.rate <= max(result.rates) * (1 + 1e-9)
+    assert result.median[0].low <= result.median[0].value <= result.median[0].high
+    assert len(result.rates) == len(experiments)
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=3, max_size=12))
+def test_the_rank_correlation_is_spearmans_with_ties_too(pairs) -> None:
+    predicted, measured = ([float(each) for each in side] for side in zip(*pairs, strict=True))
+    order = rank_correlation(predicted, measured)
+    if len(set(predicted)) > 1 and len(set(measured)) > 1:
+        assert order == pytest.approx(stats.spearmanr(predicted, measured).statistic, abs=1e-12)
+    else:
+        assert order is None
+
+
+def test_an_order_needs_three() -> None:
+    assert rank_correlation([3.0, 2.0, 1.0], [1.0, 2.0, 30.0]) == pytest.approx(-1.0)
+    assert rank_correlation([2.0, 1.0], [1.0, 2.0]) is None

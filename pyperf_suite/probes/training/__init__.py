@@ -1,1 +1,0 @@
-"""What guides claim about training throughput, each claim beside what was measured here."""

@@ -1,0 +1,86 @@
+"""A run's findings as one page of Markdown, to be read in a browser or pasted into a ticket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from pyperf_suite.printable import printable
+from pyperf_suite.render import text
+from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.cautions import cautions_of
+from pyperf_suite.spec.findings import Findings, Remark, Table, Verdict
+
+
+def page(
+    title: str,
+    findings: Mapping[str, Findings],
+    records: Sequence[Record],
+    pictures: Sequence[Path],
+    commands: Mapping[str, str] | None = None,
+    summary: Iterable[str] = (),
+) -> str:
+    """Remarks, tables and pictures of every probe; the pictures are named by their file alone, as they lie beside.
+
+    `commands` names for a probe what measures it again.
+    """
+    drawn = {picture.stem: picture.name for picture in pictures}
+    lines = [f"# {escape(title)}", ""]
+    lines += _listed(summary)
+    of_the_run, of_probes = cautions_of(records, findings)
+    lines += _listed(f"Caution: {text.sentence(each)}" for each in of_the_run)
+    for name, found in findings.items():
+        lines += [f"## {escape(name)}", ""]
+        if commands and name in commands:
+            lines += [f"    {printable(commands[name])}", ""]
+        lines += told(Findings(tuple(of_probes[name])) + found, drawn)
+    return "\n".join(lines)
+
+
+def told(found: Findings, drawn: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Remarks, the pictures that were drawn (file by figure's name), tables."""
+    lines = [*remarks(found.remarks), ""]
+    for figure in found.figures:
+        if figure.name in drawn:
+            lines += [f"![{escape(figure.title)}]({drawn[figure.name]})", ""]
+    for each in found.tables:
+        lines += [*table(each), ""]
+    return lines
+
+
+def remarks(of: Iterable[Remark | Verdict]) -> Iterator[str]:
+    """A list; the verdicts on one claim below it."""
+    for each in text.by_claim(of):
+        if isinstance(each, Remark):
+            kind = f"{each.kind.capitalize()}: " if each.kind else ""
+            yield f"- {escape(kind + text.sentence(each))}"
+        else:
+            claim, verdicts = each
+            yield f"- Claim: {escape(text.in_words(claim))}"
+            yield from (f"  - **{verdict.outcome}**: {escape(text.measured(verdict))}" for verdict in verdicts)
+
+
+def table(whole: Table) -> list[str]:
+    """Numbers to the right, words to the left."""
+    told = text.filled(whole)
+    lines = [f"**{escape(told.title)}**", ""] if told.title else []
+    rule = ("---:" if text.is_number(told, place) else "---" for place in range(len(told.columns)))
+    return [
+        *lines,
+        f"| {' | '.join(escape(text.heading(column)) for column in told.columns)} |",
+        f"| {' | '.join(rule)} |",
+        *(f"| {' | '.join(escape(text.cell(value)) for value in row)} |" for row in told.rows),
+    ]
+
+
+def escape(said: str) -> str:
+    """Plain text that Markdown or HTML would take for its own, on one line; what cannot be encoded is replaced."""
+    one_line = " ".join(printable(said).split())
+    harmless = one_line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return "".join(f"\\{character}" if character in "\\`*[]|#~" else character for character in harmless)
+
+
+def _listed(sentences: Iterable[str]) -> list[str]:
+    items = [f"- {escape(each)}" for each in sentences]
+    return [*items, ""] if items else []

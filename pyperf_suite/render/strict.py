@@ -1,0 +1,28 @@
+"""JSON for other programs: strict, whatever a producer put in."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pyperf_suite.printable import printable
+
+
+def dumps(value: Any, indent: int | None = 2) -> str:
+    """The text, in ASCII. What JSON has no number for (nan, infinity) is null."""
+    return json.dumps(plain(value), indent=indent, allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """The same with only what JSON has: numpy scalars become numbers, what is not finite null, all else its text."""
+    if isinstance(value, Mapping):
+        return {printable(str(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float) else printable(str(value))

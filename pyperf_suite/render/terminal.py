@@ -1,0 +1,200 @@
+"""Findings in a terminal: never wider than it, what makes them doubtful before them, the tables after the remarks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rich import markup
+from rich.console import Console
+
+from pyperf_suite.printable import printable
+from pyperf_suite.render import text
+from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.cautions import cautions_of
+from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict
+from pyperf_suite.spec.rows import grouped
+from pyperf_suite.spec.summary import Point
+
+# No line is broken and no column left out: for `--wide`, and where output goes into a file.
+WIDE = 100_000
+_GAP = "  "
+# Of a summary, its heading among them.
+MOST_LINES = 7
+# Verdicts of one outcome on one claim; findings.md and the page have all.
+_MOST_VERDICTS = 3
+# As narrow as a column of words becomes before columns are left out, and after.
+_NARROW, _NARROWEST = 24, 10
+_STYLES = {"holds": "green", "does not hold here": "red", "undecided": "yellow"}
+_POINTS = {"effect": "cyan", "fails": "red", "undecided": "yellow"}
+_KINDS = {"caution": "[yellow]caution[/yellow]", "predicted": "[magenta]predicted[/magenta]", "law": "[cyan]law[/cyan]"}
+
+
+def console_for(wide: bool = False) -> Console:
+    """Standard output, as wide as its terminal or as COLUMNS says; where neither is there, nothing is left out."""
+    console = Console()
+    return Console(width=WIDE) if wide or not (console.is_terminal or os.environ.get("COLUMNS")) else console
+
+
+def print_findings(console: Console, findings: Mapping[str, Findings], records: Sequence[Record]) -> None:
+    """What makes the run doubtful, then every probe's cautions, remarks, verdicts and tables."""
+    of_the_run, of_probes = cautions_of(records, findings)
+    for caution in of_the_run:
+        say(console, _KINDS["caution"], text.sentence(caution))
+    for name, found in findings.items():
+        console.print(f"\n[bold]{escape(name)}[/bold]")
+        print_told(console, Findings(tuple(of_probes[name])) + found)
+
+
+def print_summary(console: Console, points: Sequence[Point]) -> None:
+    """At most seven lines of the terminal: where points take several each, fewer of them, the weakest left out."""
+    shown = list(points)
+    many = len({point.probe for point in points if point.probe}) > 1
+
+    def said(point: Point) -> str:
+        return f"{point.probe}: {text.point(point)}" if many and point.probe else text.point(point)
+
+    while len(shown) > 1 and 1 + sum(len(_wrapped(console, "  •", said(each))) for each in shown) > MOST_LINES:
+        of_kind = grouped(shown, lambda point: point.kind)
+        shown.remove(max(of_kind.values(), key=len)[-1])
+    if shown:
+        console.print("[bold]Summary[/bold]")
+    for point in shown:
+        say(console, f"  [{_POINTS[point.kind]}]•[/]", said(point))
+
+
+def print_told(console: Console, found: Findings) -> None:
+    """Cautions, remarks, the verdicts on one claim below it, and tables."""
+    for each in text.by_claim(found.remarks):
+        if isinstance(each, Remark):
+            say(console, f"  {_KINDS.get(each.kind, '[cyan]•[/cyan]')}", text.sentence(each))
+        else:
+            _print_claim(console, *each)
+    for table in found.tables:
+        print_table(console, table)
+
+
+def _print_claim(console: Console, claim: Claim, verdicts: Sequence[Verdict]) -> None:
+    say(console, "  [cyan]•[/cyan]", f"Claim: {text.in_words(claim)}")
+    for outcome, held in grouped(verdicts, lambda verdict: verdict.outcome).items():
+        most = len(held) if console.width == WIDE or len(held) == _MOST_VERDICTS + 1 else _MOST_VERDICTS
+        for verdict in held[:most]:
+            say(console, f"      [{_STYLES[outcome]}]{outcome}:[/]", text.measured(verdict))
+        if held[most:]:
+            say(console, "      [dim]…[/]", f"{outcome} in {len(held) - most} more cases: --wide shows all")
+
+
+def print_places(console: Console, records_path: Path, written: Sequence[Path]) -> None:
+    """Where the records, the pictures and the texts of a run lie."""
+    console.print(f"\nrecords   {escape(str(records_path))}", highlight=False, soft_wrap=True)
+    for path in written:
+        kind = "picture" if path.suffix == ".png" else "text"
+        console.print(f"{kind:9} {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+def escape(said: str) -> str:
+    """Text for rich as it stands: neither rich nor the terminal finds an order in it."""
+    return markup.escape(printable(said))
+
+
+def note(console: Console, said: str) -> None:
+    """A sentence beside the findings."""
+    say(console, "[yellow]note[/yellow]", said)
+
+
+def say(console: Console, mark: str, said: str, style: str = "") -> None:
+    """The mark and the words in lines of the console's width; paragraphs of the words become one."""
+    first, *others = _wrapped(console, markup.render(mark).plain, said)
+    console.print(
+        f"{mark} " if mark else "", markup.escape(first), sep="", style=style, highlight=False, soft_wrap=True
+    )
+    for line in others:
+        console.print(markup.escape(line), style=style, highlight=False, soft_wrap=True)
+
+
+def _wrapped(console: Console, mark: str, said: str) -> list[str]:
+    """The words in lines, the first with room for the mark before it, the others set in."""
+    indent = " " * (len(mark) - len(mark.lstrip()) + 2)
+    lines = textwrap.wrap(
+        printable(said),
+        max(20, console.width),
+        initial_indent=" " * (len(mark) + 1 if mark else 0),
+        subsequent_indent=indent if mark else "",
+        break_on_hyphens=False,
+    )
+    return [lines[0].lstrip(), *lines[1:]] if lines else [""]
+
+
+def print_table(console: Console, table: Table) -> None:
+    """At most as wide as the console: words are broken into lines, then columns of least priority are left out."""
+    table = text.filled(table)
+    if not table.rows or not table.columns:
+        return
+    names = [printable(text.heading(column)) for column in table.columns]
+    cells = [[text.cell(value) for value in row] for row in table.rows]
+    numeric = [text.is_number(table, place) for place in range(len(names))]
+    widths = _widths(table, names, cells, numeric, console.width - len(_GAP))
+    for line in textwrap.wrap(printable(table.title), max(20, console.width - 2)):
+        console.print(f"{_GAP}[italic]{markup.escape(line)}[/italic]", highlight=False, soft_wrap=True)
+    for line in _lines(names, widths, numeric, bottom=True):
+        console.print(f"[bold]{markup.escape(line)}[/bold]", highlight=False, soft_wrap=True)
+    for row in cells:
+        for line in _lines(row, widths, numeric):
+            console.print(markup.escape(line), highlight=False, soft_wrap=True)
+    missing = [name for place, name in enumerate(names) if place not in widths]
+    if missing:
+        columns = "column is" if len(missing) == 1 else "columns are"
+        say(console, "  [dim]…[/dim]", f"{len(missing)} {columns} left out ({'; '.join(missing)}): --wide shows all")
+
+
+def _widths(
+    table: Table, names: Sequence[str], cells: Sequence[Sequence[str]], numeric: Sequence[bool], room: int
+) -> dict[int, int]:
+    """Columns that are shown, by place, and how wide each is; names of columns break at words, numbers never."""
+    needed = [max(len(row[place]) for row in cells) for place in range(len(names))]
+    wanted = [max(need, len(name)) for need, name in zip(needed, names, strict=True)]
+    words = [max(map(len, name.split()), default=0) for name in names]
+
+    def least(place: int, narrow: int) -> int:
+        own = needed[place] if numeric[place] else min(needed[place], narrow)
+        return max(own, words[place] if numeric[place] else min(words[place], narrow))
+
+    def total(widths: Mapping[int, int]) -> int:
+        return sum(widths.values()) + len(_GAP) * (len(widths) - 1)
+
+    # The first column says which row it is, and stays. Words break only once what may go first is gone.
+    order = sorted(range(1, len(names)), key=lambda place: (table.columns[place].priority, -place))
+    shown = {place: least(place, room) for place in range(len(names))}
+    for place in order:
+        if table.columns[place].priority > 0:
+            shown = {place: least(place, _NARROW) for place in shown}
+        if total(shown) <= room:
+            break
+        del shown[place]
+    while total(shown) > room and max(shown.values()) > _NARROWEST:
+        widest = max(shown, key=shown.__getitem__)
+        shown[widest] -= 1
+    for place in shown:
+        shown[place] = min(wanted[place], shown[place] + max(0, room - total(shown)))
+    return shown
+
+
+def _lines(
+    cells: Sequence[str], widths: Mapping[int, int], numeric: Sequence[bool], bottom: bool = False
+) -> Iterable[str]:
+    """One row, of as many lines as its longest cell needs."""
+    parts = {
+        place: textwrap.wrap(cells[place], width, break_on_hyphens=False) or [""] for place, width in widths.items()
+    }
+    height = max(map(len, parts.values()))
+    if bottom:
+        parts = {place: [""] * (height - len(lines)) + lines for place, lines in parts.items()}
+    for line in itertools.zip_longest(*parts.values(), fillvalue=""):
+        padded = (
+            part.rjust(width) if numeric[place] else part.ljust(width)
+            for part, (place, width) in zip(line, widths.items(), strict=True)
+        )
+        yield (_GAP + _GAP.join(padded)).rstrip()

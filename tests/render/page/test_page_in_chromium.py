@@ -1,0 +1,199 @@
+"""The page in a real browser: it renders without an error, answers to mouse and keyboard, and fits phone and paper."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pyperf_suite.render.page import draw_page
+from pyperf_suite.render.results import choose, read_results
+
+
+def chromium() -> ModuleType:
+    """The module beside this one that drives the browser."""
+    spec = importlib.util.spec_from_file_location("chromium", Path(__file__).with_name("chromium.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PROGRAM = next(filter(None, map(shutil.which, chromium().NAMES)), None)
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, a_history, hostile) -> Path:
+    """A report with charts of a history, heat maps, and hostile names wherever a record has one."""
+    results = tmp_path_factory.mktemp("hostile") / "bench_results"
+    a_history(results, probe=hostile, implementation=hostile, reason=hostile)
+    read = read_results(results)
+    path = results / "report.html"
+    path.write_text(draw_page(read, choose(read)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory) -> Iterator[Any]:
+    with chromium().Chromium(PROGRAM, tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture
+def opened(browser, page) -> Any:
+    """The browser with the page, light, on a desk."""
+    browser.size(1300, 900)
+    browser.prefer("light")
+    browser.open(page)
+    return browser
+
+
+def show(browser: Any, selector: str) -> None:
+    """Scroll there and wait until the picture is alive."""
+    browser.run(f"document.querySelector('{selector}').scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    browser.wait_for(f"!!document.querySelector('{selector} .live[data-ready]')")
+
+
+def test_every_figure_comes_to_life_without_an_error_and_nothing_is_fetched(opened, page):
+    count = opened.run("document.querySelectorAll('.picture').length")
+    assert count >= 4
+    for number in range(count):
+        opened.run(f"document.querySelectorAll('.picture')[{number}].scrollIntoView({{behavior: 'instant'}})")
+        opened.wait_for(f"!!document.querySelectorAll('.picture')[{number}].querySelector('.live[data-ready]')")
+    assert opened.console == []
+    assert {url.split(":")[0] for url in opened.requests} <= {"file", "data", "blob"}
+    assert [url for url in opened.requests if url.startswith("file")] == [page.as_uri()[:80]]
+
+
+def test_hostile_names_run_nothing_and_stand_in_the_page_as_they_are(opened, hostile):
+    assert opened.run("document.querySelectorAll('main script:not(.data), main img').length") == 0
+    assert "<script>alert(1)</script>" in opened.run("document.body.innerText")
+    show(opened, "figure .picture")
+    assert opened.console == []
+
+
+def test_pointing_at_a_value_shows_it_with_the_run(opened):
+    show(opened, "[id^=history] .picture")
+    spot = opened.run(
+        "(() => { const r = document.querySelector('[id^=history] .picture .points path').getBoundingClientRect();"
+        "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+    )
+    opened.point_at(spot[0] - 40, spot[1])
+    opened.point_at(*spot)
+    layer = "document.querySelector('[id^=history] .picture .hoverlayer').textContent"
+    opened.wait_for(f"{layer}.includes('202601')")
+    assert "median of a run" in opened.run(layer)
+
+
+def test_pointing_at_a_cell_shows_its_sizes_and_value(opened):
+    show(opened, "[id^=sizing] .picture")
+    spot = opened.run(
+        "(() => { const r = document.querySelector('[id^=sizing] .picture .heatmaplayer').getBoundingClientRect();"
+        "return [r.x + r.width * 0.03, r.y + r.height * 0.97]; })()"
+    )
+    opened.point_at(spot[0] + 5, spot[1] - 5)
+    opened.point_at(*spot)
+    told = opened.wait_for("document.querySelector('[id^=sizing] .picture .hoverlayer').textContent")
+    assert "heads" in told
+    assert "hidden" in told
+
+
+def test_a_series_is_hidden_and_shown_again_by_its_button(opened):
+    show(opened, "[id^=history] .picture")
+    visible = "document.querySelectorAll('[id^=history] figure:first-of-type .picture .scatterlayer .trace').length"
+    before = opened.run(visible)
+    for pressed, expected in (("false", before - 1), ("true", before)):
+        opened.run("document.querySelector('[id^=history] .series').click()")
+        assert opened.run("document.querySelector('[id^=history] .series').getAttribute('aria-pressed')") == pressed
+        opened.wait_for(f"{visible} === {expected}")
+
+
+def test_dark_and_light_follow_the_reader_and_then_the_button(opened, browser):
+    def paper() -> str:
+        return str(opened.run("getComputedStyle(document.body).backgroundColor"))
+
+    light = paper()
+    opened.prefer("dark")
+    dark = paper()
+    assert dark != light
+    opened.run("document.getElementById('theme').click()")
+    assert paper() == light
+    opened.run("document.getElementById('theme').click()")
+    assert paper() == dark
+    opened.run("localStorage.clear()")
+
+
+def test_the_keyboard_reaches_the_skip_link_first_and_then_every_control(opened):
+    opened.press("Tab")
+    assert opened.run("document.activeElement.className") == "skip"
+    opened.press("Enter")
+    assert opened.run("document.activeElement.id") == "content"
+    opened.run("document.querySelector('.series').focus()")
+    opened.press("Enter")
+    assert opened.run("document.activeElement.getAttribute('aria-pressed')") == "false"
+    unreachable = "[...document.querySelectorAll('button, summary, .table-frame')].filter((each) => each.tabIndex < 0)"
+    assert opened.run(f"{unreachable}.length") == 0
+
+
+def test_a_table_is_sorted_by_number_by_its_heading(opened):
+    column = "[...document.querySelector('#t table').tBodies[0].rows].map((row) => row.cells[2].textContent)"
+    opened.run("document.querySelector('[id^=history] details.values').id = 't'")
+    opened.run("document.querySelectorAll('#t .sort')[2].click()")
+    values = [float(value) for value in opened.run(column)]
+    assert values == sorted(values)
+    opened.run("document.querySelectorAll('#t .sort')[2].click()")
+    assert [float(value) for value in opened.run(column)] == values[::-1] != values
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(opened):
+    opened.size(390, 844, phone=True)
+    opened.open(Path(opened.run("decodeURI(location.pathname)")))
+    show(opened, "[id^=history] .picture")
+    assert opened.run("document.documentElement.scrollWidth") <= 390
+
+
+def test_on_paper_every_fold_is_open_and_the_page_is_light_until_it_is_printed(opened):
+    show(opened, "[id^=history] .picture")
+    opened.prefer("dark")
+    axis = "getComputedStyle(document.querySelector('[id^=history] .picture .xtick text')).fill"
+    dark = "rgb(154, 166, 184)"
+    opened.wait_for(f"{axis} === '{dark}'")
+    opened.prefer("dark", media="print")
+    opened.run("dispatchEvent(new Event('beforeprint'))")
+    assert opened.run("[...document.querySelectorAll('main details:not(.values)')].every((each) => each.open)")
+    opened.wait_for(f"{axis} !== '{dark}'")
+    assert opened.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    opened.prefer("dark")
+    opened.run("dispatchEvent(new Event('afterprint'))")
+    opened.wait_for(f"{axis} === '{dark}'")
+
+
+def test_a_figure_that_cannot_be_drawn_shows_its_values(opened, page):
+    source = "delete window.DecompressionStream"
+    script = opened.ask("Page.addScriptToEvaluateOnNewDocument", source=source)["identifier"]
+    try:
+        opened.open(page)
+        opened.wait_for("[...document.querySelectorAll('figure > .values')].every((each) => each.open)")
+        assert opened.run("[...document.querySelectorAll('.picture')].every((each) => !each.checkVisibility())")
+    finally:
+        opened.ask("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+
+
+def test_without_scripts_the_values_of_every_figure_are_there_as_tables(opened, page):
+    opened.ask("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        opened.open(page)
+        seen = "[...document.querySelectorAll('figure .values table')].every((each) => each.checkVisibility())"
+        assert opened.run(seen)
+        assert opened.run(
+            "[...document.querySelectorAll('.picture, .series')].every((each) => !each.checkVisibility())"
+        )
+    finally:
+        opened.ask("Emulation.setScriptExecutionDisabled", value=False)

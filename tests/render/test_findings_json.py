@@ -1,0 +1,199 @@
+"""findings.json has every value in base units, is documented field by field, and can be made again from the records."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pyperf_suite.cli import main
+from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.render.findings_json import as_text, document, findings_as_data
+from pyperf_suite.spec.discovery import find_probe
+from pyperf_suite.spec.findings import (
+    Bar,
+    Bars,
+    Claim,
+    Document,
+    Figure,
+    Findings,
+    Heading,
+    HeatMap,
+    Panel,
+    Series,
+    Table,
+    remark,
+)
+from pyperf_suite.spec.quantity import Quantity
+
+REPOSITORY = Path(__file__).parents[2]
+COMMITTED = REPOSITORY / "bench_results/cpu-intel-xeon-processor-2c/20261121T221320Z-9125"
+HOSTILE = "</script>\x1b]0;x\x07\u202e\ud800 {0} \"'"
+MADE_UP = Findings(
+    (
+        remark("{faster} as fast", effect="faster", faster=Ratio(2, 1.5, 2.5, 3)),
+        remark("nothing is known of {it}", it=None),
+        Claim("twice", "A Guide", 2.0).judge("{measured} as fast, {name}", Ratio(2, 1.5, 2.5, 3), name=HOSTILE),
+    ),
+    (Table("t", (Heading("case"), Heading("time", "ms")), ((HOSTILE, Quantity(1e-3, "ms", math.nan)), ("b", None))),),
+    (
+        Figure(
+            "f",
+            "Title",
+            "Caption",
+            (
+                (
+                    Panel("p", "N", "time", (Series("s", [1], [2e-3], "points", [1e-3], [3e-3]),), y_unit="ms"),
+                    HeatMap("m", "a", "b", "ratio", (1,), (2,), ((math.nan,),), here=(0, 0)),
+                    Bars("b", "rate", (Bar("one", math.nan, note="failed"),), "measured", unit="GB/s"),
+                ),
+            ),
+        ),
+    ),
+    (Document("known.txt", ""),),
+)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of a committed run, without what is derived from its records."""
+    folder = tmp_path_factory.mktemp("results") / COMMITTED.parent.name / COMMITTED.name
+    folder.mkdir(parents=True)
+    for name in ("records.jsonl", "run.json"):
+        shutil.copy(COMMITTED / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def committed(run: Path) -> dict[str, Any]:
+    done = invoke("findings", run.name, "--results", run.parents[1])
+    assert done.exit_code == 0, done.output
+    assert (run / "findings.json").read_text() == done.stdout
+    return json.loads(done.stdout, parse_constant=pytest.fail)  # type: ignore[no-any-return]
+
+
+def test_the_command_makes_the_same_document_again(run: Path, committed: dict[str, Any]) -> None:
+    first = (run / "findings.json").read_bytes()
+    (run / "findings.json").unlink()
+    assert invoke("findings", run).exit_code == 0
+    assert (run / "findings.json").read_bytes() == first
+    assert (committed["schema"], committed["version"]) == ("pyperf-suite findings", 1)
+    assert (committed["run_id"], committed["machine"]) == (run.name, run.parent.name)
+    assert (committed["profile"], committed["processes"]) == ("standard", 3)
+
+
+def test_every_cell_and_verdict_of_a_committed_run_is_in_it_in_base_units(run: Path, committed: dict[str, Any]) -> None:
+    from pyperf_suite.runner.results import open_run
+
+    records = [record for record in open_run(run).records() if record.probe == "optimizer"]
+    found = find_probe("optimizer").findings(records)
+    [told] = [probe for probe in committed["probes"] if probe["name"] == "optimizer"]
+    assert [each["measured"]["value"] for each in told["verdicts"]] == [each.measured.value for each in found.verdicts]
+    assert [each["outcome"] for each in told["verdicts"]] == [each.outcome for each in found.verdicts]
+    for table, held in zip(told["tables"], found.tables, strict=True):
+        cells = [cell for row in table["rows"] for cell in row]
+        values = [cell["value"] if isinstance(cell, dict) else cell for cell in cells]
+        assert values == [getattr(cell, "value", cell) for row in held.rows for cell in row]
+        times = [cell for cell in cells if isinstance(cell, dict) and cell["shown"] == "ms"]
+        assert all(0 < cell["value"] < 0.1 and cell["unit"] == "s" for cell in times)
+    assert {case["case_id"] for case in told["cases"]} == {each.case_id for each in records if each.outcome == "ok"}
+
+
+def test_a_summary_stands_at_the_head_with_what_fails(committed: dict[str, Any]) -> None:
+    kinds = [point["kind"] for point in committed["summary"]]
+    assert kinds == sorted(kinds, key=["effect", "fails", "undecided"].index)
+    assert 3 <= len(kinds) <= 7
+
+
+def test_hostile_text_and_numbers_that_are_none_leave_it_strict_json() -> None:
+    told = as_text(document("m", "r", {HOSTILE: HOSTILE}, {"optimizer": MADE_UP}, []))
+    assert told.isascii()
+    [probe] = json.loads(told, parse_constant=pytest.fail)["probes"]
+    assert probe["tables"][0]["rows"][0][1]["low"] is None
+    assert "\u202e" not in probe["verdicts"][0]["values"]["name"]
+    assert probe["figures"][0]["panels"][0][2]["bars"][0]["value"] is None
+
+
+def objects(told: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object of a document under the heading that the documentation has for its kind."""
+    yield "document", told
+    yield from (("point", each) for each in told["summary"])
+    yield from (("remark", each) for each in told["cautions"])
+    for probe in told["probes"]:
+        yield "probe", probe
+        yield from (("case", each) for each in probe["cases"])
+        yield from (("remark", each) for each in (*probe["cautions"], *probe["remarks"]))
+        for verdict in probe["verdicts"]:
+            yield from (("verdict", verdict), ("claim", verdict["claim"]), ("value", verdict["measured"]))
+        for table in probe["tables"]:
+            yield "table", table
+            yield from (("column", each) for each in table["columns"])
+            yield from (("value", cell) for row in table["rows"] for cell in row if isinstance(cell, dict))
+        for figure in probe["figures"]:
+            yield "figure", figure
+            for panel in (panel for row in figure["panels"] for panel in row):
+                yield panel["kind"], panel
+                yield from (("series", each) for each in panel.get("series", ()))
+                yield from (("bar", each) for each in panel.get("bars", ()))
+                yield from (("axis", panel[name]) for name in ("x", "y") if "values" not in panel.get(name, "values"))
+
+
+def test_the_documentation_lists_exactly_the_fields_that_there_are(committed: dict[str, Any]) -> None:
+    documented: dict[str, list[str]] = {}
+    for line in (REPOSITORY / "docs/findings.md").read_text().splitlines():
+        if line.startswith("## "):
+            documented[line[3:]] = []
+        elif found := re.match(r"\| `(\w+)` \|", line):
+            documented[list(documented)[-1]].append(found[1])
+    made_up = json.loads(as_text(document("m", "r", {}, {"optimizer": MADE_UP}, [])))
+    seen: dict[str, list[str]] = {}
+    for kind, held in (*objects(committed), *objects(made_up)):
+        assert seen.setdefault(kind, list(held)) == list(held)
+    assert seen == documented
+
+
+def test_the_five_lines_of_the_documentation_read_it(
+    run: Path, committed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [program] = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/findings.md").read_text(), re.DOTALL)
+    (run.parents[2] / "bench_results").symlink_to(run.parents[1])
+    monkeypatch.chdir(run.parents[2])
+    exec(program, {})
+    assert len(capsys.readouterr().out.splitlines()) == sum(len(probe["verdicts"]) for probe in committed["probes"])
+
+
+def test_a_command_that_measures_nothing_has_the_same_form_of_findings() -> None:
+    told = findings_as_data(MADE_UP)
+    assert told["remarks"][0]["values"]["faster"]["value"] == 2
+    assert told["documents"] == ["known.txt"]
+
+
+def test_a_run_that_there_is_not_is_answered_with_the_nearest(run: Path) -> None:
+    done = invoke("findings", run.name[:-1] + "0", "--results", run.parents[1])
+    assert done.exit_code == 2
+    assert run.name in done.output
+    assert invoke("findings", "latest", "--results", run.parents[1]).exit_code == 0
+
+
+@pytest.mark.filterwarnings("default")
+def test_damaged_records_are_named_and_passed_over(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "machine" / "run"
+    shutil.copytree(run, folder)
+    with (folder / "records.jsonl").open("a") as file:
+        file.write('{"torn": ')
+    (folder / "run.json").write_text("{torn")
+    done = invoke("findings", folder)
+    assert done.exit_code == 0
+    assert "is passed over" in done.stderr
+    assert json.loads((folder / "findings.json").read_text())["run"] == {}

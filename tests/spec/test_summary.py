@@ -1,0 +1,84 @@
+"""A summary has the largest certain effects first, then claims that fail, then what is undecided."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.spec.findings import Claim, Findings, Quantity, Remark, Verdict, remark
+from pyperf_suite.spec.summary import MOST_POINTS, certain_weight, summary_of
+
+TWICE = Claim("twice as fast", "A Guide", 1.9, 2.1)
+
+
+def effect(name: str, value: float, width: float = 0.01, processes: int = 3) -> Remark:
+    ratio = Ratio(value, value - width, value + width, processes)
+    return remark(f"{name} is {{faster}} as fast", effect="faster", faster=ratio)
+
+
+def judged(claim: Claim, value: float, processes: int = 3) -> Verdict:
+    return claim.judge("it is {measured}", Ratio(value, value - 0.05, value + 0.05, processes))
+
+
+def points(*remarks: Remark | Verdict) -> list[str]:
+    return [each.told.template if isinstance(each.told, Remark) else each.told.claim.text
+            for each in summary_of({"probe": Findings(remarks)})]  # fmt: skip
+
+
+def test_effects_are_weighed_by_what_of_them_is_certain_in_either_direction() -> None:
+    told = points(effect("wide", 4.0, 2.9), effect("slow", 0.4), effect("sure", 2.0), effect("noise", 1.5, 0.6))
+    assert [each.split()[0] for each in told] == ["slow", "sure", "wide"]
+
+
+def test_what_one_process_measured_stands_after_what_several_did() -> None:
+    assert points(effect("alone", 9.0, processes=1), effect("three", 1.1))[0].startswith("three")
+
+
+def test_of_one_template_the_largest_alone_is_told() -> None:
+    assert len(points(effect("a", 2.0), effect("a", 3.0), effect("b", 1.5))) == 2
+
+
+def test_neither_a_law_nor_a_prediction_is_an_effect() -> None:
+    law = remark("law {x}", kind="law", effect="x", x=Ratio(2, 1.9, 2.1, 3))
+    predicted = remark("it is {x}", effect="x", x=Quantity(2, "x", 1.9, 2.1, 3, predicted=True))
+    assert points(law, predicted) == []
+
+
+def test_claims_that_fail_come_before_open_ones_and_each_claim_once() -> None:
+    open_one = Claim("no slower", "A Guide", 1.0, 2.0).judge("it is {measured}", Ratio(1.0, 0.9, 1.1, 3))
+    told = points(open_one, judged(TWICE, 3.0), judged(TWICE, 5.0), effect("fast", 2.0))
+    assert told[:2] == ["fast is {faster} as fast", "twice as fast"]
+    assert "undecided" in told[2]
+
+
+def test_the_verdict_furthest_outside_speaks_for_its_claim() -> None:
+    near, far = judged(TWICE, 2.5), judged(TWICE, 9.0)
+    [point] = summary_of({"probe": Findings((near, far))})
+    assert point.told is far
+    assert (point.kind, point.probe) == ("fails", "probe")
+
+
+def test_what_would_decide_is_said_with_how_many_claims_it_would() -> None:
+    other = Claim("as fast", "A Guide", 1.9, 2.1)
+    *_, point = summary_of({"probe": Findings((judged(TWICE, 2, 1), judged(other, 2, 1)))})
+    assert isinstance(point.told, Remark)
+    assert point.told.values["count"] == 2
+    assert "--profile standard" in str(point.told.values["remedy"])
+
+
+def test_there_are_at_most_seven_points_however_much_was_found() -> None:
+    failing = [judged(Claim(f"claim {n}", "A Guide", 1.9, 2.1), 4.0) for n in range(9)]
+    told = summary_of({"probe": Findings((*failing, *(effect(f"e{n}", 2 + n) for n in range(20))))})
+    assert len(told) == MOST_POINTS
+    assert [each.told.values for each in told if isinstance(each.told, Remark) and "count" in each.told.values] == [
+        {"count": 7}
+    ]
+
+
+@pytest.mark.parametrize("quantity", [Quantity(8.0, "B"), Quantity(0.02, "%"), Quantity(float("nan"), "x")])
+def test_only_ratios_and_changes_have_a_weight(quantity: Quantity) -> None:
+    assert certain_weight(quantity) == 0.0
+
+
+def test_a_change_weighs_as_much_as_the_ratio_it_is() -> None:
+    assert certain_weight(Quantity(1.0, "+%", 0.5, 1.5, 3)) == certain_weight(Quantity(2.0, "x", 1.5, 2.5, 3))
