@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.hardware import cpu
@@ -26,7 +27,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Within, crossed
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity, quantity
+from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by
 from pyperf_suite.spec.sources import TRANSFORMERS
 
@@ -44,7 +45,7 @@ TWICE = 2
 
 @dataclass(frozen=True)
 class BackwardAxes:
-    """What the probe varies; by default on one core, whose passes disturb each other least, and exceeding its caches.
+    """What the probe varies, as on one core, whose passes disturb each other least.
 
     Linear layers go from `hidden` to `ffn` features, activations and the copy beside them have `ffn`, norms and
     attention `hidden`; convolutions have `channels` and images of `seq` pixels. `phase` is crossed with the layers that
@@ -64,44 +65,40 @@ class BackwardAxes:
 
 
 def axes(profile: str, device: Device) -> BackwardAxes:
-    """Two layers in the quick profile; more batches, dtypes and all cores in the full one."""
+    """On a CPU layers that exceed one core's caches; on a GPU those of a model of 7 to 8 billion parameters."""
     quick = BackwardAxes()
     if device.kind == "cuda":
-        # A layer of a model with 7 to 8 billion parameters, on one sequence.
-        sizes = {"batch": 1, "seq": 4096, "hidden": 4096, "ffn": 14336, "channels": 512, "heads": 32}
-        quick = BackwardAxes(**{name: (size,) for name, size in sizes.items()}, dtype=("bfloat16",))  # type: ignore
+        large = replace(quick, batch=(1,), seq=(4096,), hidden=(4096,), ffn=(14336,), channels=(512,), heads=(32,))
+        quick = replace(large, dtype=("bfloat16",))
         standard = replace(quick, layer=LAYERS, phase=PASSES)
         full = replace(standard, batch=(1, 2, 4), dtype=("bfloat16", "float16", "tfloat32", "float32"))
     else:
         layers = ("linear", "conv", "layer_norm", "relu", "gelu", "attention", "copy")
         standard = replace(quick, layer=layers, phase=PASSES)
         workers = tuple(sorted({1, cpu.detect().usable_cores}))
-        full = replace(standard, layer=LAYERS, batch=(1, 4, 16), dtype=("float32", "bfloat16"), workers=workers)
+        many = replace(standard, layer=LAYERS, batch=(1, 4, 16), dtype=("float32", "bfloat16"))
+        full = replace(many, workers=workers)
     return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: BackwardAxes) -> Iterator[Case]:
     """Every layer in every pass that it has, at each size."""
-    names = ("layer", "batch", "seq", "hidden", "ffn", "channels", "heads", "dtype", "workers")
-    for size in crossed(axes, *names):
-        layer, ffn, channels = size["layer"], size.pop("ffn"), size.pop("channels")
-        if layer != "attention":
-            size["heads"] = 1
-        if layer == "linear":
-            size["out"] = ffn
-        elif layer == "conv":
-            size["hidden"] = channels
+    sizes = ("batch", "seq", "hidden", "ffn", "channels", "heads", "dtype", "workers")
+    for chosen in crossed(axes, "layer", *sizes, "phase"):
+        layer, ffn, channels = chosen["layer"], chosen.pop("ffn"), chosen.pop("channels")
+        if layer == "conv":
+            chosen["hidden"] = channels
         elif layer in (*ACTIVATIONS, "copy"):
-            size["hidden"] = ffn
-        for phase in axes.phase:
-            if phase in passes_of(layer):
-                yield Case("layer_pass", LayerPassParameters(**size, phase=phase), "torch")
+            chosen["hidden"] = ffn
+        chosen |= {"out": ffn if layer == "linear" else 0, "heads": chosen["heads"] if layer == "attention" else 1}
+        if chosen["phase"] in passes_of(layer):
+            yield Case("layer_pass", LayerPassParameters(**chosen), "torch")
 
 
 def analyse(rows: Rows) -> Findings:
     """Norms and attention, of which no guide claims any; how often products exceed twice the time; and figures."""
     backward = rows.where(lambda row: row.of_forward is not None, phase="backward")
-    ratios = [quantity(row.of_forward) for row in backward if row.layer in WITH_PRODUCT]
+    ratios = [row.of_forward for row in backward if row.layer in WITH_PRODUCT]
     how_often = remark(
         "Backward takes more than {twice} times as long as forward, beyond the interval, in {longer} of {all} products",
         twice=TWICE,
@@ -111,22 +108,25 @@ def analyse(rows: Rows) -> Findings:
     return findings(
         (beside_its_work(row) for row in backward if row.layer not in (*WITH_PRODUCT, *ACTIVATIONS)),
         how_often if len(ratios) > 1 else None,
-        (over_tokens(group) for group in grouped(backward, lambda row: (row.dtype, row.workers)).values()),
+        (over_tokens(group) for group in grouped(backward, attrgetter("dtype", "workers")).values()),
     )
 
 
 def beside_its_work(row: Row) -> Remark:
     """The time of backward over forward's, and how many times the bytes and FLOPs it has."""
     forward = row.like(phase="forward") or row
-    template = "{name} ({where}): backward takes {of_forward} the time of forward, for {bytes} the bytes"
-    template += " and {flops} the FLOPs" if forward.flop else ""
-    flops = Quantity(row.flop / (forward.flop or 1), "x")
-    return row.remark(template, effect="of_forward", bytes=Quantity(row.moved / forward.moved, "x"), flops=flops)
+    return row.remark(
+        "{name} ({where}): backward takes {of_forward} the time of forward, for {bytes} the bytes"
+        + (" and {flop} the FLOPs" if forward.flop else ""),
+        effect="of_forward",
+        bytes=Quantity(row.moved / forward.moved, "x"),
+        flop=Quantity(row.flop / (forward.flop or 1), "x"),
+    )
 
 
 def over_tokens(rows: Sequence[Row]) -> Figure | None:
     """Backward's time over forward's by batch, a series a layer, where enough batches were measured."""
-    drawn = tuple(curve for curve in series_by("name", rows, "tokens", "of_forward") if len(set(curve.x)) > 2)
+    drawn = tuple(each for each in series_by("name", rows, "tokens", "of_forward") if len(set(each.x)) > 2)
     dtype, workers = rows[0].dtype, rows[0].workers
     title = f"Backward beside forward, {dtype}, {workers} worker{'s' if workers > 1 else ''}"
     panel = Panel(title, "tokens", "time of backward / time of forward", drawn, y_unit="x")
@@ -153,20 +153,16 @@ def of_forward(row: Row) -> Ratio | None:
     return None if forward is None or forward is row else forward.faster_than(row)
 
 
+def of(phase: str, name: str) -> Callable[[Row], Any]:
+    """What that pass of a row's layer has by a name, None where it was not measured."""
+    return lambda row: getattr(row.like(phase=phase), name, None)
+
+
 def of_copy(row: Row) -> Ratio | None:
     """Bytes a second over those of a copy of as many elements."""
     copy = row.like(layer="copy", phase="forward", out=0, heads=1)
     ratio = None if copy is None or copy is row else row.faster_than(copy)
     return ratio if ratio is None or copy is None else ratio * (row.moved / copy.moved)
-
-
-def by_phase(name: str, value: str, unit: str, phases: Sequence[str] = BOTH, priority: int = 1) -> list[Column]:
-    """A column for each pass of a row's layer, with what that pass has by that name."""
-
-    def of(phase: str) -> Callable[[Row], Any]:
-        return lambda row: getattr(found, value) if (found := row.like(phase=phase)) else None
-
-    return [Column(name.format(phase=phase), of(phase), unit, priority) for phase in phases]
 
 
 PROBE = Probe(
@@ -180,14 +176,11 @@ PROBE = Probe(
         "name": name,
         "where": where,
         "of_forward": of_forward,
-        # Compulsory bytes of a pass.
+        # Compulsory bytes of the pass, and those of an activation's input, its result and its gradient.
         "moved": lambda row: work(row.parameters).bytes,
-        "bandwidth": lambda row: row.moved / row.seconds,
-        # Of its products, where it has some.
-        "rate": lambda row: row.flop_per_s if row.flop else None,
-        # Bytes of an activation's input, which are those of its result and of its gradient.
         "tensor": lambda row: row.tokens * row.hidden * row.element_bytes,
-        "kept": lambda row: row.seen.get("saved"),
+        "bandwidth": lambda row: row.moved / row.seconds,
+        "rate": lambda row: row.flop_per_s if row.flop else None,
     },
     order=lambda row: (
         LAYERS.index(row.layer),
@@ -202,17 +195,17 @@ PROBE = Probe(
         ),
         RowClaim(
             BANDWIDTH_BOUND,
-            "{name} ({where}), {phase}: {moved} move at {measured} the rate of a copy",
+            "{name} ({where}), {phase}: {bytes} move at {measured} the rate of a copy",
             ratio=of_copy,
             where=lambda row: row.layer in ACTIVATIONS,
-            values={"moved": lambda row: Quantity(row.moved, "MB")},
+            values={"bytes": lambda row: Quantity(row.moved, "MB")},
         ),
         RowClaim(
             READS_MORE,
-            "{name} ({where}) reads {tensor} in forward and {measured} as much in backward",
-            ratio=lambda row: 1 + row.kept / row.tensor if row.kept is not None else None,
+            "{name} ({where}) reads {bytes} in forward and {measured} as much in backward",
+            ratio=lambda row: (row.saved + row.tensor) / row.tensor if "saved" in row.seen else None,
             where=lambda row: row.layer in ACTIVATIONS and row.phase == "forward",
-            values={"tensor": lambda row: Quantity(row.tensor, "MB")},
+            values={"bytes": lambda row: Quantity(row.tensor, "MB")},
         ),
     ),
     tables=(
@@ -221,12 +214,13 @@ PROBE = Probe(
             (
                 Column("layer", "name", priority=2),
                 Column("on", "where", priority=0),
-                *by_phase("{phase} time", "seconds", "us", PASSES),
-                *by_phase("{phase} / forward", "of_forward", "x", ("backward",), priority=2),
-                *by_phase("{phase} / forward", "of_forward", "x", ("dgrad", "wgrad"), priority=0),
-                *by_phase("{phase} rate", "rate", "TFLOP/s"),
-                *by_phase("{phase} bandwidth", "bandwidth", "GB/s"),
-                *by_phase("kept", "kept", "MB", ("forward",), priority=0),
+                *(Column(f"{phase} time", of(phase, "seconds"), "us") for phase in PASSES),
+                Column("backward / forward", of("backward", "of_forward"), "x", 2),
+                Column("dgrad / forward", of("dgrad", "of_forward"), "x", 0),
+                Column("wgrad / forward", of("wgrad", "of_forward"), "x", 0),
+                *(Column(f"{each} rate", of(each, "rate"), "TFLOP/s") for each in BOTH),
+                *(Column(f"{each} bandwidth", of(each, "bandwidth"), "GB/s") for each in BOTH),
+                Column("kept", of("forward", "saved"), "MB", 0),
             ),
             where=lambda row: row.rows.alike(row, "phase")[0] is row,
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import UserError
@@ -23,7 +24,7 @@ from pyperf_suite.spec.axes import OneOf, Within, crossed
 from pyperf_suite.spec.findings import Claim, Findings, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity, quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped
+from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.spec.sources import BIGSCIENCE
 
 FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSCIENCE, 0.9, 1.1)
@@ -34,13 +35,13 @@ SHEET = {"float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "
 
 @dataclass(frozen=True)
 class BlockAxes:
-    """What the probe varies, by default a small block; `model` "gpt" has `layers` and a vocabulary.
+    """What the probe varies, as on a CPU; `model` "block" is one layer, "gpt" has `layers` and a vocabulary.
 
     Steps are held against square products of these edges, the fastest of which is what the machine can multiply (MAMF).
     """
 
-    workers: tuple[int, ...]
-    model: Annotated[tuple[str, ...], OneOf(MODELS)] = ("block",)
+    workers: tuple[int, ...] = (1,)
+    model: Annotated[tuple[str, ...], OneOf(MODELS)] = MODELS[:1]
     compiled: Annotated[tuple[str, ...], OneOf(("no", "yes"))] = ("no",)
     checkpointing: tuple[Checkpointing, ...] = (Checkpointing(),)
     precision: tuple[str, ...] = ("float32",)
@@ -58,14 +59,13 @@ class BlockAxes:
 def axes(profile: str, device: Device) -> BlockAxes:
     """A small block on a CPU; on a GPU one of hidden 4096, and torch.compile beside eager."""
     gpu = device.kind == "cuda"
-    quick = BlockAxes(workers=(1 if gpu else cpu.detect().usable_cores,))
+    quick = BlockAxes() if gpu else BlockAxes(workers=(cpu.detect().usable_cores,))
     if gpu:
-        sizes = {"edge": 8192, "hidden": 4096, "heads": 32, "layers": 4, "seq": 2048, "batch": 4, "vocab": 50304}
-        lone: dict[str, Any] = {name: (size,) for name, size in sizes.items()}
-        quick = replace(quick, precision=("bfloat16",), library=("cublas",), **lone)
-    standard = replace(quick, model=MODELS, checkpointing=(Checkpointing(), Checkpointing("every")), part=BLOCK_PARTS)
-    full = replace(standard, compiled=("no", "yes"))
-    return {"quick": quick, "standard": full if gpu else standard, "full": full}[profile]
+        large = replace(quick, hidden=(4096,), heads=(32,), layers=(4,), seq=(2048,), batch=(4,), vocab=(50304,))
+        quick = replace(large, precision=("bfloat16",), edge=(8192,), library=("cublas",))
+    every = replace(quick, model=MODELS, checkpointing=(Checkpointing(), Checkpointing("every")), part=BLOCK_PARTS)
+    full = replace(every, compiled=("no", "yes"))
+    return {"quick": quick, "standard": full if gpu else every, "full": full}[profile]
 
 
 def sweep(axes: BlockAxes) -> Iterator[Case]:
@@ -91,39 +91,34 @@ def sweep(axes: BlockAxes) -> Iterator[Case]:
 
 def shapes(axes: BlockAxes, model: str) -> Iterator[TransformerShape]:
     """Blocks or GPTs of every size, which keep all that backward needs."""
-    for size in crossed(axes, "hidden", "heads", "layers", "seq", "batch", "vocab"):
-        yield TransformerShape(**size if model == "gpt" else size | {"layers": 1, "vocab": 0})
+    for sizes in crossed(axes, "hidden", "heads", "layers", "seq", "batch", "vocab"):
+        yield TransformerShape(**sizes if model == "gpt" else sizes | {"layers": 1, "vocab": 0})
 
 
 def analyse(rows: Rows) -> Findings:
     """How much of the machine's products steps reach, what compiling gives, and where a block's forward spends time."""
     steps = rows.where(is_step)
-    held = grouped(steps.where(lambda row: row.mfu), lambda row: row.best_product.reading.case).values()
     return findings(
-        (reached(max(alike, key=lambda row: row.mfu.value)) for alike in held),
+        (utilization(row) for row in steps if row.mfu),
         (
             row.remark("Compiled, {step} is {faster} as fast", effect="faster", faster=faster)
             for row in steps
-            if row.compiled and (faster := row.against(compiled=False)) is not None
+            if row.compiled and (faster := row.against(compiled=False))
         ),
         (time_by_part(parts) for parts in rows.where(operator="block_part").groups("part") if len(parts) > 1),
     )
 
 
-def reached(row: Row) -> Remark:
-    """The most of a product's rate."""
-    return row.remark(
-        "At most {mfu} (MFU) of the {product} of a product of {edge} cubed are reached, by a step of {step}",
-        mfu=quantity(row.mfu, "%"),
-        product=row.best_product.throughput,
-        edge=row.best_product.m,
-    )
+def utilization(row: Row) -> Remark:
+    """MFU, and the rate that it is a share of."""
+    told = "A step of {step} reaches {mfu} (MFU) of the {throughput} of a product of {m} cubed"
+    return row.best.remark(told, step=row.step, mfu=quantity(row.mfu, "%"))
 
 
 def time_by_part(parts: Rows) -> Remark:
     """Which parts a block's forward spends its time in."""
     whole = sum(row.seconds for row in parts)
-    slowest = max(parts, key=lambda row: row.seconds)
+    slowest = max(parts, key=attrgetter("seconds"))
     return slowest.remark(
         "In forward of {step} products take {products} of the time, {part} alone {slowest}",
         products=Quantity(sum(row.seconds for row in parts if row.product) / whole, "%"),
@@ -136,6 +131,11 @@ def is_step(row: Row) -> bool:
     return bool(row.operator == "training_step")
 
 
+def precision(row: Row) -> str:
+    """Of a step or a part."""
+    return str(row.precision if is_step(row) else row.dtype)
+
+
 def in_words(row: Row) -> str:
     """`a GPT of 2 layers and 1024 tokens of vocabulary, hidden 256, 2 x 128, checkpointing every:1, float32`."""
     what = f"{row.layers} blocks" if row.layers > 1 else "a block"
@@ -143,27 +143,26 @@ def in_words(row: Row) -> str:
         what = f"a GPT of {row.layers} layers and {row.vocab} tokens of vocabulary"
     dropped = f", checkpointing {row.checkpointing}" if row.checkpointing.kind != "none" else ""
     compiled = ", compiled" if is_step(row) and row.compiled else ""
-    return f"{what}, hidden {row.hidden}, {row.batch} x {row.seq}{dropped}, {row.precision}{compiled}"
+    return f"{what}, hidden {row.hidden}, {row.batch} x {row.seq}{dropped}, {precision(row)}{compiled}"
 
 
 def best_product(row: Row) -> Row | None:
     """The fastest product of its type in this run."""
-    products = row.rows.where(operator="matmul", dtype=row.precision.removeprefix("autocast_"))
+    products = row.rows.where(operator="matmul", dtype=precision(row).removeprefix("autocast_"))
     return max(products, key=lambda each: each.flop_per_s, default=None)
 
 
 def share_of_product(row: Row, flop: float) -> Ratio | None:
     """The share of the best product's rate that these FLOPs are done at, each process against its own."""
-    product = row.best_product
-    ratio = product and row.faster_than(product)
-    return ratio and ratio * (flop / product.flop)
+    ratio = row.faster_than(row.best) if row.best else None
+    return ratio and ratio * (flop / row.best.flop)
 
 
 def share_of_data_sheet(row: Row) -> float | None:
     """The share of what a GPU's data sheet promises, None on a CPU and of a GPU that the catalogue lacks."""
-    gpus = [each.details["gpu"] for each in row.rows if "gpu" in each.details]
+    gpus = [each.kernel["details"]["gpu"] for each in row.rows if "gpu" in each.kernel.get("details", {})]
     try:
-        peak = find_gpu(gpus[0]).peak(SHEET[row.precision.removeprefix("autocast_")]) if gpus else None
+        peak = find_gpu(gpus[0]).peak(SHEET[precision(row).removeprefix("autocast_")]) if gpus else None
     except UserError:
         return None
     return row.asked / row.seconds / peak if peak else None
@@ -174,10 +173,10 @@ def roof(row: Row) -> tuple[float, str]:
 
     The best bandwidth is that of the block's part without products that moves its bytes fastest.
     """
-    parts, product = row.rows.alike(row, "part"), row.best_product
+    parts = row.rows.alike(row, "part")
     plain = [each for each in parts if not each.flop] or parts
     moving = row.moved / max(each.moved / each.seconds for each in plain)
-    computing = row.flop / product.flop_per_s if product is not None else 0.0
+    computing = row.flop / row.best.flop_per_s if row.best else 0.0
     return (computing, "arithmetic") if computing >= moving else (moving, "bytes")
 
 
@@ -196,14 +195,12 @@ PROBE = Probe(
     sweep=sweep,
     computed={
         "step": in_words,
-        "precision": lambda row: row.dtype,
-        "best_product": best_product,
-        # FLOPs of a step by each way of counting; the guide's formula takes the parameters that torch counts.
-        "guides": lambda row: guides_flop(row.parameters, int(row.details["parameters"])),
+        "best": best_product,
+        "guides": lambda row: guides_flop(row.parameters, int(row.kernel["details"]["parameters"])),
         "asked": lambda row: asked_flop(row.parameters),
         "computed": lambda row: computed_flop(row.parameters),
         "mfu": lambda row: share_of_product(row, row.asked),
-        # Bytes that a part reads and writes at least.
+        # What a part reads and writes at least.
         "moved": lambda row: BlockPart().work(row.parameters).bytes,
     },
     order=order,
