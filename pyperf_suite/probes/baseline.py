@@ -15,7 +15,7 @@ from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes._products import CHOSEN, ProductAxes, library_of, on_gpu, relative_rate
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import Shape
+from pyperf_suite.spec.axes import Shape, parsed
 from pyperf_suite.spec.findings import Findings, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.quantity import Quantity
@@ -28,18 +28,15 @@ CLUSTERED = ("cuda_sm90",)
 HOPPER_TILES = ("128x256x64:c2", "128x256x64:s3:c2", "256x128x64:c1x2", "128x256x64", "128x128x64")
 
 
-def _shapes(text: str) -> tuple[Shape, ...]:
-    return tuple(Shape.parse(word) for word in text.split())
-
-
 # Squares, and the products of transformer layers: tokens x out x in, for fprop and for its narrow relatives.
-QUICK_SHAPES = _shapes("256x256x256 512x512x512 1024x1024x1024 512x2048x512")
-LARGER_SHAPES = _shapes("2048x2048x2048 4096x4096x4096 256x4096x1024 1024x4096x1024 2048x1024x4096")
+QUICK_SHAPES = parsed(Shape, "256x256x256 512x512x512 1024x1024x1024 512x2048x512")
+LARGER_SHAPES = parsed(Shape, "2048x2048x2048 4096x4096x4096 256x4096x1024 1024x4096x1024 2048x1024x4096")
 # The products by which GPU kernels are judged here: squares, and layers of models with 4096 and 8192 hidden dimensions
 # from many tokens down to few.
-GPU_SHAPES = _shapes(
+GPU_SHAPES = parsed(
+    Shape,
     "4096x4096x4096 8192x8192x8192 16384x4096x4096 4096x14336x4096 8192x28672x8192 2048x4096x4096 512x8192x8192 "
-    "128x8192x8192"
+    "128x8192x8192",
 )
 
 

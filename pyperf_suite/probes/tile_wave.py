@@ -168,12 +168,6 @@ class Cliff(Pair):
         before, after = library_of(self.row), library_of(self.beside)
         return Quantity(after.seconds / before.seconds - 1, "+%") if before and after else None
 
-    @property
-    def tile_of_library(self) -> str | None:
-        """Which tile the library chose beyond the edge, where its record tells."""
-        library = library_of(self.beside)
-        return "x".join(map(str, library.details.get("tile", ()))) or None if library else None
-
 
 def cliffs_of(sweep: Sweep) -> list[Cliff]:
     """Every tile edge that was measured on both sides, the far side within a small part of a tile."""
@@ -270,6 +264,10 @@ def _largest(sweep: Sweep) -> Cliff | None:
     return max(cliffs_of(sweep), key=lambda cliff: cliff.cost.value, default=None)
 
 
+def _tile_of(library: Row | None) -> str | None:
+    return "x".join(map(str, library.details.get("tile", ()))) or None if library else None
+
+
 def _inside_a_wave(sweep: Sweep) -> float | None:
     inside = [cliff.cost.value for cliff in cliffs_of(sweep) if cliff.opens == "a tile"]
     return statistics.median(inside) if inside else None
@@ -297,7 +295,7 @@ CLIFF_COLUMNS = (
     Column("rate before", "row.flop_per_s", "TFLOP/s"),
     Column("rate after", "beside.flop_per_s", "TFLOP/s"),
     Column("costs the library", "cost_to_library", "+%"),
-    Column("in tiles of", "tile_of_library", priority=0),
+    Column("in tiles of", lambda cliff: _tile_of(library_of(cliff.beside)), priority=0),
 )
 
 

@@ -105,6 +105,11 @@ def check_axes(axes: Any) -> None:
                 limit.check(name, value)
 
 
+def parsed(kind: Any, text: str) -> tuple[Any, ...]:
+    """Values of an axis as a person writes them, with blanks between: `parsed(Shape, "64x64x64 128x64x32")`."""
+    return tuple(map(kind.parse, text.split()))
+
+
 def crossed(axes: Any, *names: str) -> Iterator[dict[str, Any]]:
     """Every combination of the values of these axes, or of all, by the names of the axes."""
     names = names or tuple(vars(axes))
