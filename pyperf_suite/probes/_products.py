@@ -73,16 +73,11 @@ class Sweep:
         return max(self.rows.values(), key=lambda row: row.flop_per_s)
 
     @property
-    def is_library(self) -> bool:
-        """Whether tile and order are a library's choice."""
-        return bool(self.base.schedule.policy == "library")
-
-    @property
     def setting(self) -> str:
         """Who multiplies and how, whatever the shape: `native data_parallel@2, float32, TN`."""
         row = self.base
         mode = "" if row.mode == "burst" else row.mode
-        how = (mode, row.implementation, row.tile, "" if self.is_library else row.schedule)
+        how = (mode, row.implementation, row.tile, "" if row.schedule.policy == "library" else row.schedule)
         return f"{' '.join(str(word) for word in how if word)}, {row.dtype}, {row.layout}"
 
     @property

@@ -37,7 +37,7 @@ def analyse(rows: Rows) -> Findings:
     classes = [*classes_of(sweeps)]
     pads = sorted((pad for sweep in sweeps for pad in pads_of(sweep)), key=lambda pad: pad.known_as is None)
     # A person pads for the library: kernels of ours have rows of their own only where they were measured alone.
-    of_library = [pad for pad in pads if pad.sweep.is_library]
+    of_library = [pad for pad in pads if pad.row.schedule.policy == "library"]
     edges = sorted((edge for sweep in sweeps for edge in edges_of(sweep) if is_found(edge)), key=jump, reverse=True)
     defiances = defiances_of(sweeps)
     return findings(
