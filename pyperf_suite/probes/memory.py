@@ -128,8 +128,7 @@ def law(row: Row, **changed: int) -> float:
 
 def of_formula(row: Row) -> float:
     """Activations as a multiple of Korthikanti's formula, which is for 16 bits."""
-    plain = row.attention == "explicit" and row.checkpointing == NONE
-    recompute: Recompute = "nothing" if plain else FORMULA_OF[row.checkpointing.kind]
+    recompute: Recompute = "nothing" if row.is_explicit else FORMULA_OF[row.checkpointing.kind]
     return row.activations / float(activation_bytes(row.dimensions, row.batch, row.seq, recompute=recompute))
 
 
@@ -137,12 +136,6 @@ def kept(row: Row, policy: Checkpointing) -> float | None:
     """Activations under a policy, as a share of those that there are without."""
     under = row.like(checkpointing=policy)
     return None if under is None else under.activations / row.activations
-
-
-def is_whole(row: Row) -> bool:
-    """Whether the formula is made for it: a GPT in 16 bits with dropout, scores written out, nothing dropped."""
-    is_plain = row.attention == "explicit" and row.checkpointing == NONE and not row.gated
-    return bool(is_plain and row.dropout and row.element != "float32")
 
 
 def first(is_wanted: Callable[[Row], bool]) -> Callable[[Row], bool]:
@@ -277,6 +270,8 @@ PROBE = Probe(
         "model": model,
         "configuration": lambda row: f"{row.model}, {row.batch} x {row.seq}",
         "together": lambda row: sum(row.seen[part] for part in PARTS),
+        # Scores are written out, and kept.
+        "is_explicit": lambda row: row.attention == "explicit" and row.checkpointing == NONE,
         "law_off": lambda row: law(row) / row.activations - 1,
         "path": lambda row: row.kernel["path"],
     },
@@ -304,7 +299,8 @@ PROBE = Probe(
             FORMULA,
             "With scores written out and dropout, activations on a {path} take {measured} the formula: {configuration}",
             ratio=of_formula,
-            where=first(is_whole),
+            # What it is made for: a GPT in 16 bits with dropout and nothing dropped.
+            where=first(lambda row: row.is_explicit and row.dropout and row.element != "float32" and not row.gated),
         ),
         RowClaim(
             RULE,
