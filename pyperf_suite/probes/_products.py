@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
@@ -14,8 +14,9 @@ from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.dtypes import ELEMENT_TYPES
 from pyperf_suite.spec.axes import OneOf, Within
-from pyperf_suite.spec.findings import Series
 from pyperf_suite.spec.rows import Row, Rows
+
+Pairs = TypeVar("Pairs", bound="Pair")
 
 # A tile that our kernel chooses for the product.
 CHOSEN = "chosen"
@@ -67,16 +68,16 @@ class Sweep:
         return next(iter(self.rows.values()))
 
     @property
-    def is_library(self) -> bool:
-        """Whether tile and order are a library's choice."""
-        return bool(self.base.schedule.policy == "library")
+    def fastest(self) -> Row:
+        """The one with the most FLOP a second."""
+        return max(self.rows.values(), key=lambda row: row.flop_per_s)
 
     @property
     def setting(self) -> str:
         """Who multiplies and how, whatever the shape: `native data_parallel@2, float32, TN`."""
         row = self.base
         mode = "" if row.mode == "burst" else row.mode
-        how = (mode, row.implementation, row.tile, "" if self.is_library else row.schedule)
+        how = (mode, row.implementation, row.tile, "" if row.schedule.policy == "library" else row.schedule)
         return f"{' '.join(str(word) for word in how if word)}, {row.dtype}, {row.layout}"
 
     @property
@@ -100,27 +101,28 @@ class Pair:
     gain: Ratio
 
     @property
+    def row(self) -> Row:
+        """Of the first size."""
+        return self.sweep.rows[self.size]
+
+    @property
+    def beside(self) -> Row:
+        """Of the other size."""
+        return self.sweep.rows[self.other]
+
+    @property
     def rate(self) -> Ratio:
         """Throughput at the size over that at the other."""
         return self.gain.inverse * (self.size / self.other)
+
+    @classmethod
+    def each(cls: type[Pairs], sweep: Sweep, sizes: Iterable[tuple[int, int]]) -> list[Pairs]:
+        """Two sizes at a time, but for those that no process measured both of."""
+        gains = [(size, other, sweep.rows[other].faster_than(sweep.rows[size])) for size, other in sizes]
+        return [cls(sweep, size, other, gain) for size, other, gain in gains if gain is not None]
 
 
 def sweeps_along(along: str, rows: Rows, fewest: int = 2) -> list[Sweep]:
     """Sweeps of at least so many sizes."""
     groups = (sorted(group, key=operator.attrgetter(along)) for group in rows.groups(along))
     return [Sweep(along, {getattr(row, along): row for row in group}) for group in groups if len(group) >= fewest]
-
-
-def pair(sweep: Sweep, size: int, other: int) -> Pair | None:
-    """Two sizes of a sweep; None where no process measured both."""
-    gain = sweep.rows[other].faster_than(sweep.rows[size])
-    return Pair(sweep, size, other, gain) if gain is not None else None
-
-
-def series(label: str, rows: Mapping[int, Row], style: str = "points", as_rate: bool = True) -> Series:
-    """FLOP/s, or seconds, over size; points have their intervals."""
-    if as_rate:
-        y, low, high = ([row.flop / getattr(row, name) for row in rows.values()] for name in ("seconds", "high", "low"))
-    else:
-        y, low, high = ([getattr(row, name) for row in rows.values()] for name in ("seconds", "low", "high"))
-    return Series(label, list(rows), y, style, *((low, high) if style == "points" else ()))

@@ -5,9 +5,9 @@ Products are compared with twice their forward's FLOPs, activations with a copy 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.hardware import cpu
@@ -24,11 +24,11 @@ from pyperf_suite.operators.training.layers import (
     work,
 )
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import OneOf, Within
+from pyperf_suite.spec.axes import OneOf, Within, crossed
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity, quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by
 from pyperf_suite.spec.sources import TRANSFORMERS
 
 # "About 2 x" begins a tenth below it, as the guide's sentence gives one digit; "sometimes more" has no end.
@@ -45,77 +45,60 @@ TWICE = 2
 
 @dataclass(frozen=True)
 class BackwardAxes:
-    """What the probe varies; by default a layer of a model with 7 to 8 billion parameters, on one sequence.
+    """What the probe varies, as on one core, whose passes disturb each other least.
 
     Linear layers go from `hidden` to `ffn` features, activations and the copy beside them have `ffn`, norms and
     attention `hidden`; convolutions have `channels` and images of `seq` pixels. `phase` is crossed with the layers that
     have it.
     """
 
-    layer: Annotated[tuple[str, ...], OneOf(LAYERS)] = LAYERS
-    phase: Annotated[tuple[str, ...], OneOf(PASSES)] = PASSES
-    batch: Annotated[tuple[int, ...], Within(1)] = (1,)
-    seq: Annotated[tuple[int, ...], Within(1)] = (4096,)
-    hidden: Annotated[tuple[int, ...], Within(1)] = (4096,)
-    ffn: Annotated[tuple[int, ...], Within(1)] = (14336,)
-    channels: Annotated[tuple[int, ...], Within(1)] = (512,)
-    heads: Annotated[tuple[int, ...], Within(1)] = (32,)
-    dtype: Annotated[tuple[str, ...], OneOf(DTYPES)] = ("bfloat16",)
+    layer: Annotated[tuple[str, ...], OneOf(LAYERS)] = ("linear", "gelu")
+    phase: Annotated[tuple[str, ...], OneOf(PASSES)] = BOTH
+    batch: Annotated[tuple[int, ...], Within(1)] = (4,)
+    seq: Annotated[tuple[int, ...], Within(1)] = (256,)
+    hidden: Annotated[tuple[int, ...], Within(1)] = (256,)
+    ffn: Annotated[tuple[int, ...], Within(1)] = (1024,)
+    channels: Annotated[tuple[int, ...], Within(1)] = (128,)
+    heads: Annotated[tuple[int, ...], Within(1)] = (4,)
+    dtype: Annotated[tuple[str, ...], OneOf(DTYPES)] = ("float32",)
     workers: Annotated[tuple[int, ...], Within(1)] = (1,)
 
 
-# Layers that exceed a core's caches; on one core, whose passes disturb each other least.
-ON_A_CORE = BackwardAxes(
-    layer=("linear", "conv", "layer_norm", "relu", "gelu", "attention", "copy"),
-    batch=(4,),
-    seq=(256,),
-    hidden=(256,),
-    ffn=(1024,),
-    channels=(128,),
-    heads=(4,),
-    dtype=("float32",),
-)
-
-
 def axes(profile: str, device: Device) -> BackwardAxes:
-    """Two layers in the quick profile; more batches, dtypes and all cores in the full one."""
-    gpu = device.kind == "cuda"
-    standard = BackwardAxes() if gpu else ON_A_CORE
-    if profile == "quick":
-        return replace(standard, layer=("linear", "gelu"), phase=BOTH)
-    if profile == "standard":
-        return standard
-    if gpu:
-        return replace(standard, batch=(1, 2, 4), dtype=("bfloat16", "float16", "tfloat32", "float32"))
-    workers = tuple(sorted({1, cpu.detect().usable_cores}))
-    return replace(standard, layer=LAYERS, batch=(1, 4, 16), dtype=("float32", "bfloat16"), workers=workers)
+    """On a CPU layers that exceed one core's caches; on a GPU those of a model of 7 to 8 billion parameters."""
+    quick = BackwardAxes()
+    if device.kind == "cuda":
+        large = replace(quick, batch=(1,), seq=(4096,), hidden=(4096,), ffn=(14336,), channels=(512,), heads=(32,))
+        quick = replace(large, dtype=("bfloat16",))
+        standard = replace(quick, layer=LAYERS, phase=PASSES)
+        full = replace(standard, batch=(1, 2, 4), dtype=("bfloat16", "float16", "tfloat32", "float32"))
+    else:
+        layers = ("linear", "conv", "layer_norm", "relu", "gelu", "attention", "copy")
+        standard = replace(quick, layer=layers, phase=PASSES)
+        workers = tuple(sorted({1, cpu.detect().usable_cores}))
+        many = replace(standard, layer=LAYERS, batch=(1, 4, 16), dtype=("float32", "bfloat16"))
+        full = replace(many, workers=workers)
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: BackwardAxes) -> Iterator[Case]:
     """Every layer in every pass that it has, at each size."""
-    sizes = itertools.product(
-        axes.batch, axes.seq, axes.hidden, axes.ffn, axes.channels, axes.heads, axes.dtype, axes.workers
-    )
-    for layer, (batch, seq, hidden, ffn, channels, heads, dtype, workers) in itertools.product(axes.layer, sizes):
-        parameters = LayerPassParameters(
-            layer=layer,
-            batch=batch,
-            seq=seq,
-            hidden=channels if layer == "conv" else ffn if layer in (*ACTIVATIONS, "copy") else hidden,
-            out=ffn if layer == "linear" else 0,
-            heads=heads if layer == "attention" else 1,
-            dtype=dtype,
-            workers=workers,
-        )
-        for phase in axes.phase:
-            if phase in passes_of(layer):
-                yield Case("layer_pass", replace(parameters, phase=phase), "torch")
+    sizes = ("batch", "seq", "hidden", "ffn", "channels", "heads", "dtype", "workers")
+    for chosen in crossed(axes, "layer", *sizes, "phase"):
+        layer, ffn, channels = chosen["layer"], chosen.pop("ffn"), chosen.pop("channels")
+        if layer == "conv":
+            chosen["hidden"] = channels
+        elif layer in (*ACTIVATIONS, "copy"):
+            chosen["hidden"] = ffn
+        chosen |= {"out": ffn if layer == "linear" else 0, "heads": chosen["heads"] if layer == "attention" else 1}
+        if chosen["phase"] in passes_of(layer):
+            yield Case("layer_pass", LayerPassParameters(**chosen), "torch")
 
 
 def analyse(rows: Rows) -> Findings:
     """Norms and attention, of which no guide claims any; how often products exceed twice the time; and figures."""
-    backward = rows.where(lambda row: of_forward(row) is not None, phase="backward")
-    ratios = [quantity(of_forward(row)) for row in backward if row.layer in WITH_PRODUCT]
+    backward = rows.where(lambda row: row.of_forward is not None, phase="backward")
+    ratios = [row.of_forward for row in backward if row.layer in WITH_PRODUCT]
     how_often = remark(
         "Backward takes more than {twice} times as long as forward, beyond the interval, in {longer} of {all} products",
         twice=TWICE,
@@ -125,25 +108,25 @@ def analyse(rows: Rows) -> Findings:
     return findings(
         (beside_its_work(row) for row in backward if row.layer not in (*WITH_PRODUCT, *ACTIVATIONS)),
         how_often if len(ratios) > 1 else None,
-        (over_tokens(group) for group in grouped(backward, lambda row: (row.dtype, row.workers)).values()),
+        (over_tokens(group) for group in grouped(backward, attrgetter("dtype", "workers")).values()),
     )
 
 
 def beside_its_work(row: Row) -> Remark:
     """The time of backward over forward's, and how many times the bytes and FLOPs it has."""
     forward = row.like(phase="forward") or row
-    template = "{layer} ({where}): backward takes {time} the time of forward, for {bytes} the bytes"
-    work_of: dict[str, Any] = {"bytes": Quantity(moved(row) / moved(forward), "x")}
-    if forward.flop:
-        template += " and {flop} the FLOPs"
-        work_of["flop"] = Quantity(row.flop / forward.flop, "x")
-    return remark(template, effect="time", layer=name(row), where=where(row), time=of_forward(row), **work_of)
+    return row.remark(
+        "{name} ({where}): backward takes {of_forward} the time of forward, for {bytes} the bytes"
+        + (" and {flop} the FLOPs" if forward.flop else ""),
+        effect="of_forward",
+        bytes=Quantity(row.moved / forward.moved, "x"),
+        flop=Quantity(row.flop / (forward.flop or 1), "x"),
+    )
 
 
 def over_tokens(rows: Sequence[Row]) -> Figure | None:
     """Backward's time over forward's by batch, a series a layer, where enough batches were measured."""
-    curves = [series(label, group, lambda row: row.tokens, of_forward) for label, group in grouped(rows, name).items()]
-    drawn = tuple(curve for curve in curves if len(set(curve.x)) > 2)
+    drawn = tuple(each for each in series_by("name", rows, "tokens", "of_forward") if len(set(each.x)) > 2)
     dtype, workers = rows[0].dtype, rows[0].workers
     title = f"Backward beside forward, {dtype}, {workers} worker{'s' if workers > 1 else ''}"
     panel = Panel(title, "tokens", "time of backward / time of forward", drawn, y_unit="x")
@@ -170,34 +153,18 @@ def of_forward(row: Row) -> Ratio | None:
     return None if forward is None or forward is row else forward.faster_than(row)
 
 
-def moved(row: Row) -> int:
-    """Compulsory bytes of a pass."""
-    return work(row.parameters).bytes
-
-
-def rate(row: Row) -> float | None:
-    """FLOP/s of its products, None where it has none."""
-    return row.flop_per_s if row.flop else None
-
-
-def of(phase: str, value: Callable[[Row], Any]) -> Callable[[Row], Any]:
-    """What that pass of a row's layer has, None where it was not measured."""
-    return lambda row: value(found) if (found := row.like(phase=phase)) is not None else None
+def of(phase: str, name: str) -> Callable[[Row], Any]:
+    """What that pass of a row's layer has by a name, None where it was not measured."""
+    return lambda row: getattr(row.like(phase=phase), name, None)
 
 
 def of_copy(row: Row) -> Ratio | None:
     """Bytes a second over those of a copy of as many elements."""
     copy = row.like(layer="copy", phase="forward", out=0, heads=1)
     ratio = None if copy is None or copy is row else row.faster_than(copy)
-    return ratio if ratio is None or copy is None else ratio * (moved(row) / moved(copy))
+    return ratio if ratio is None or copy is None else ratio * (row.moved / copy.moved)
 
 
-def tensor(row: Row) -> int:
-    """Bytes of an activation's input, which are those of its result and of its gradient."""
-    return int(row.tokens * row.hidden * row.element_bytes)
-
-
-WHAT: dict[str, Callable[[Row], Any]] = {"name": name, "where": where}
 PROBE = Probe(
     name="backward",
     question="How long does backward take compared with forward, and what bounds each layer?",
@@ -205,6 +172,16 @@ PROBE = Probe(
     title="Training: backward passes",
     axes=axes,
     sweep=sweep,
+    computed={
+        "name": name,
+        "where": where,
+        "of_forward": of_forward,
+        # Compulsory bytes of the pass, and those of an activation's input, its result and its gradient.
+        "moved": lambda row: work(row.parameters).bytes,
+        "tensor": lambda row: row.tokens * row.hidden * row.element_bytes,
+        "bandwidth": lambda row: row.moved / row.seconds,
+        "rate": lambda row: row.flop_per_s if row.flop else None,
+    },
     order=lambda row: (
         LAYERS.index(row.layer),
         *(row.dtype, row.workers, row.hidden, row.features, row.batch, row.seq, PASSES.index(row.phase)),
@@ -215,36 +192,35 @@ PROBE = Probe(
             "{name} ({where}): backward takes {measured} the time of forward",
             ratio=of_forward,
             where=lambda row: row.layer in WITH_PRODUCT and row.phase == "backward",
-            values=WHAT,
         ),
         RowClaim(
             BANDWIDTH_BOUND,
-            "{name} ({where}), {phase}: {moved} move at {measured} the rate of a copy",
+            "{name} ({where}), {phase}: {bytes} move at {measured} the rate of a copy",
             ratio=of_copy,
             where=lambda row: row.layer in ACTIVATIONS,
-            values=WHAT | {"moved": lambda row: Quantity(moved(row), "MB")},
+            values={"bytes": lambda row: Quantity(row.moved, "MB")},
         ),
         RowClaim(
             READS_MORE,
-            "{name} ({where}) reads {tensor} in forward and {measured} as much in backward",
-            ratio=lambda row: (row.seen["saved"] + tensor(row)) / tensor(row) if "saved" in row.seen else None,
+            "{name} ({where}) reads {bytes} in forward and {measured} as much in backward",
+            ratio=lambda row: (row.saved + row.tensor) / row.tensor if "saved" in row.seen else None,
             where=lambda row: row.layer in ACTIVATIONS and row.phase == "forward",
-            values=WHAT | {"tensor": lambda row: Quantity(tensor(row), "MB")},
+            values={"bytes": lambda row: Quantity(row.tensor, "MB")},
         ),
     ),
     tables=(
         RowTable(
             "Passes of single layers",
             (
-                Column("layer", name, priority=2),
-                Column("on", where, priority=0),
-                *(Column(f"{phase} time", of(phase, lambda row: row.seconds), "us") for phase in PASSES),
-                Column("backward / forward", of("backward", of_forward), "x", 2),
-                Column("dgrad / forward", of("dgrad", of_forward), "x", 0),
-                Column("wgrad / forward", of("wgrad", of_forward), "x", 0),
-                *(Column(f"{each} rate", of(each, rate), "TFLOP/s") for each in BOTH),
-                *(Column(f"{each} bandwidth", of(each, lambda row: moved(row) / row.seconds), "GB/s") for each in BOTH),
-                Column("kept", of("forward", lambda row: row.seen.get("saved")), "MB", 0),
+                Column("layer", "name", priority=2),
+                Column("on", "where", priority=0),
+                *(Column(f"{phase} time", of(phase, "seconds"), "us") for phase in PASSES),
+                Column("backward / forward", of("backward", "of_forward"), "x", 2),
+                Column("dgrad / forward", of("dgrad", "of_forward"), "x", 0),
+                Column("wgrad / forward", of("wgrad", "of_forward"), "x", 0),
+                *(Column(f"{each} rate", of(each, "rate"), "TFLOP/s") for each in BOTH),
+                *(Column(f"{each} bandwidth", of(each, "bandwidth"), "GB/s") for each in BOTH),
+                Column("kept", of("forward", "saved"), "MB", 0),
             ),
             where=lambda row: row.rows.alike(row, "phase")[0] is row,
         ),

@@ -15,8 +15,8 @@ from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes._products import CHOSEN, ProductAxes, library_of, on_gpu, relative_rate
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import Shape
-from pyperf_suite.spec.findings import Findings, Remark, findings, remark
+from pyperf_suite.spec.axes import Shape, parsed
+from pyperf_suite.spec.findings import Findings, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup
@@ -28,18 +28,15 @@ CLUSTERED = ("cuda_sm90",)
 HOPPER_TILES = ("128x256x64:c2", "128x256x64:s3:c2", "256x128x64:c1x2", "128x256x64", "128x128x64")
 
 
-def _shapes(text: str) -> tuple[Shape, ...]:
-    return tuple(Shape.parse(word) for word in text.split())
-
-
 # Squares, and the products of transformer layers: tokens x out x in, for fprop and for its narrow relatives.
-QUICK_SHAPES = _shapes("256x256x256 512x512x512 1024x1024x1024 512x2048x512")
-LARGER_SHAPES = _shapes("2048x2048x2048 4096x4096x4096 256x4096x1024 1024x4096x1024 2048x1024x4096")
+QUICK_SHAPES = parsed(Shape, "256x256x256 512x512x512 1024x1024x1024 512x2048x512")
+LARGER_SHAPES = parsed(Shape, "2048x2048x2048 4096x4096x4096 256x4096x1024 1024x4096x1024 2048x1024x4096")
 # The products by which GPU kernels are judged here: squares, and layers of models with 4096 and 8192 hidden dimensions
 # from many tokens down to few.
-GPU_SHAPES = _shapes(
+GPU_SHAPES = parsed(
+    Shape,
     "4096x4096x4096 8192x8192x8192 16384x4096x4096 4096x14336x4096 8192x28672x8192 2048x4096x4096 512x8192x8192 "
-    "128x8192x8192"
+    "128x8192x8192",
 )
 
 
@@ -58,24 +55,18 @@ class BaselineAxes(ProductAxes):
 
 def axes(profile: str, device: Device) -> BaselineAxes:
     """Squares and transformer-like shapes, on one core and on all, or on a whole GPU."""
-    return (_on_gpu(device) if device.kind == "cuda" else _on_cpu())[profile]
-
-
-def _on_cpu() -> dict[str, BaselineAxes]:
-    quick = BaselineAxes(workers=tuple(dict.fromkeys((1, cpu.detect().usable_cores))))
-    shapes = QUICK_SHAPES + LARGER_SHAPES
-    standard = replace(quick, shape=shapes, layout=("NN", "TN"), dtype=("float32", "bfloat16"))
-    return {"quick": quick, "standard": standard, "full": standard}
-
-
-def _on_gpu(device: Device) -> dict[str, BaselineAxes]:
-    own, shared = on_gpu(device)
-    tiles = HOPPER_TILES if own in CLUSTERED else ("128x128x32",)
-    quick = BaselineAxes(**shared, shape=GPU_SHAPES[:1], layout=("TN",), tile=tiles, schedule=("persistent",))
-    quick = replace(quick, implementation=(own, "triton"))
-    standard = replace(quick, shape=GPU_SHAPES, schedule=("data_parallel", "persistent", "stream_k"))
-    full = replace(standard, layout=("TN", "NN", "NT"), dtype=("bfloat16", "float16"), mode=("burst", "sustained"))
-    return {"quick": quick, "standard": standard, "full": full}
+    if device.kind == "cuda":
+        own, shared = on_gpu(device)
+        tiles = HOPPER_TILES if own in CLUSTERED else ("128x128x32",)
+        quick = BaselineAxes(**shared, shape=GPU_SHAPES[:1], layout=("TN",), tile=tiles, schedule=("persistent",))
+        quick = replace(quick, implementation=(own, "triton"))
+        standard = replace(quick, shape=GPU_SHAPES, schedule=("data_parallel", "persistent", "stream_k"))
+        full = replace(standard, layout=("TN", "NN", "NT"), dtype=("bfloat16", "float16"), mode=("burst", "sustained"))
+    else:
+        quick = BaselineAxes(workers=tuple(dict.fromkeys((1, cpu.detect().usable_cores))))
+        shapes = QUICK_SHAPES + LARGER_SHAPES
+        full = standard = replace(quick, shape=shapes, layout=("NN", "TN"), dtype=("float32", "bfloat16"))
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: BaselineAxes) -> Iterator[Case]:
@@ -129,16 +120,13 @@ def _mean(what: str, base: Callable[[Row], Row | None], rows: Sequence[Row], eff
     if mean is None:
         return None
     ratios = [other.seconds / ours.seconds for other, ours in pairs]
-    return remark(
-        "Our {kernel} {dtype} matmul runs at {mean} {what} (workers={workers}, mode={mode}; geometric mean of "
+    return rows[0].remark(
+        "Our {implementation} {dtype} matmul runs at {mean} {what} (workers={workers}, mode={mode}; geometric mean of "
         "{products} products, each between {least} and {most})",
         effect=effect,
-        kernel=rows[0].implementation,
-        dtype=rows[0].dtype,
         mean=mean,
         what=what,
         workers=rows[0].schedule.workers,
-        mode=rows[0].mode,
         products=len(pairs),
         least=Quantity(min(ratios), "x"),
         most=Quantity(max(ratios), "x"),
@@ -158,12 +146,12 @@ PROBE = Probe(
             "Our matmul beside the library's",
             (
                 Column("M x N x K", lambda row: str(Shape(row.m, row.n, row.k)), priority=2),
-                Column("layout", lambda row: row.layout),
-                Column("dtype", lambda row: row.dtype),
-                Column("schedule", lambda row: str(row.schedule), priority=0),
-                Column("kernel", lambda row: row.implementation),
-                Column("tile", lambda row: str(row.kernel["details"].get("tile", "")), priority=0),
-                Column("ours", lambda row: row.flop_per_s, "TFLOP/s"),
+                Column("layout"),
+                Column("dtype"),
+                Column("schedule", priority=0),
+                Column("kernel", "implementation"),
+                Column("tile", lambda row: str(row.details.get("tile", "")), priority=0),
+                Column("ours", "flop_per_s", "TFLOP/s"),
                 Column("the library's", lambda row: row.flop_per_s / relative_rate(row), "TFLOP/s"),
                 Column("ours / the library's", relative_rate, "x", priority=2),
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import UserError
@@ -19,7 +20,7 @@ from pyperf_suite.operators.training.shape import Checkpointing, TransformerShap
 from pyperf_suite.operators.training.step_flop import asked_flop, computed_flop, guides_flop
 from pyperf_suite.operators.training.training_step import TrainingStepParameters
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import OneOf, Within
+from pyperf_suite.spec.axes import OneOf, Within, crossed
 from pyperf_suite.spec.findings import Claim, Findings, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity, quantity
@@ -39,12 +40,12 @@ class BlockAxes:
     Steps are held against square products of these edges, the fastest of which is what the machine can multiply (MAMF).
     """
 
-    workers: tuple[int, ...]
-    model: Annotated[tuple[str, ...], OneOf(MODELS)] = MODELS
+    workers: tuple[int, ...] = (1,)
+    model: Annotated[tuple[str, ...], OneOf(MODELS)] = MODELS[:1]
     compiled: Annotated[tuple[str, ...], OneOf(("no", "yes"))] = ("no",)
-    checkpointing: tuple[Checkpointing, ...] = (Checkpointing(), Checkpointing("every"))
+    checkpointing: tuple[Checkpointing, ...] = (Checkpointing(),)
     precision: tuple[str, ...] = ("float32",)
-    part: Annotated[tuple[str, ...], OneOf(BLOCK_PARTS)] = BLOCK_PARTS
+    part: Annotated[tuple[str, ...], OneOf(BLOCK_PARTS)] = ()
     edge: tuple[int, ...] = (1024,)
     library: tuple[str, ...] = ("torch",)
     hidden: tuple[int, ...] = (256,)
@@ -58,23 +59,13 @@ class BlockAxes:
 def axes(profile: str, device: Device) -> BlockAxes:
     """A small block on a CPU; on a GPU one of hidden 4096, and torch.compile beside eager."""
     gpu = device.kind == "cuda"
-    axes = BlockAxes(workers=(cpu.detect().usable_cores,))
+    quick = BlockAxes() if gpu else BlockAxes(workers=(cpu.detect().usable_cores,))
     if gpu:
-        axes = BlockAxes(
-            workers=(1,),
-            precision=("bfloat16",),
-            edge=(8192,),
-            library=("cublas",),
-            hidden=(4096,),
-            heads=(32,),
-            layers=(4,),
-            seq=(2048,),
-            batch=(4,),
-            vocab=(50304,),
-        )
-    if profile == "quick":
-        return replace(axes, model=MODELS[:1], checkpointing=(Checkpointing(),), part=())
-    return replace(axes, compiled=("no", "yes")) if gpu or profile == "full" else axes
+        large = replace(quick, hidden=(4096,), heads=(32,), layers=(4,), seq=(2048,), batch=(4,), vocab=(50304,))
+        quick = replace(large, precision=("bfloat16",), edge=(8192,), library=("cublas",))
+    every = replace(quick, model=MODELS, checkpointing=(Checkpointing(), Checkpointing("every")), part=BLOCK_PARTS)
+    full = replace(every, compiled=("no", "yes"))
+    return {"quick": quick, "standard": full if gpu else every, "full": full}[profile]
 
 
 def sweep(axes: BlockAxes) -> Iterator[Case]:
@@ -100,45 +91,36 @@ def sweep(axes: BlockAxes) -> Iterator[Case]:
 
 def shapes(axes: BlockAxes, model: str) -> Iterator[TransformerShape]:
     """Blocks or GPTs of every size, which keep all that backward needs."""
-    sizes = (axes.hidden, axes.heads, axes.layers, axes.seq, axes.batch, axes.vocab)
-    for hidden, heads, layers, seq, batch, vocab in itertools.product(*sizes):
-        shape = TransformerShape(hidden=hidden, heads=heads, layers=1, seq=seq, batch=batch)
-        yield replace(shape, layers=layers, vocab=vocab) if model == "gpt" else shape
+    for sizes in crossed(axes, "hidden", "heads", "layers", "seq", "batch", "vocab"):
+        yield TransformerShape(**sizes if model == "gpt" else sizes | {"layers": 1, "vocab": 0})
 
 
 def analyse(rows: Rows) -> Findings:
     """How much of the machine's products steps reach, what compiling gives, and where a block's forward spends time."""
     steps = rows.where(is_step)
     return findings(
-        (utilization(row) for row in steps),
+        (utilization(row) for row in steps if row.mfu),
         (
-            row.remark("Compiled, {step} is {faster} as fast", effect="faster", faster=faster, step=in_words(row))
+            row.remark("Compiled, {step} is {faster} as fast", effect="faster", faster=faster)
             for row in steps
-            if row.compiled and (faster := row.against(compiled=False)) is not None
+            if row.compiled and (faster := row.against(compiled=False))
         ),
         (time_by_part(parts) for parts in rows.where(operator="block_part").groups("part") if len(parts) > 1),
     )
 
 
-def utilization(row: Row) -> Remark | None:
-    """MFU, and the rate that it is a share of; None where no product was measured."""
-    product, mfu = best_product(row), share_of_product(row, asked_flop(row.parameters))
-    if product is None or mfu is None:
-        return None
-    return product.remark(
-        "A step of {step} reaches {mfu} (MFU) of the {throughput} of a product of {m} cubed",
-        step=in_words(row),
-        mfu=quantity(mfu, "%"),
-    )
+def utilization(row: Row) -> Remark:
+    """MFU, and the rate that it is a share of."""
+    told = "A step of {step} reaches {mfu} (MFU) of the {throughput} of a product of {m} cubed"
+    return row.best.remark(told, step=row.step, mfu=quantity(row.mfu, "%"))
 
 
 def time_by_part(parts: Rows) -> Remark:
     """Which parts a block's forward spends its time in."""
     whole = sum(row.seconds for row in parts)
-    slowest = max(parts, key=lambda row: row.seconds)
+    slowest = max(parts, key=attrgetter("seconds"))
     return slowest.remark(
-        "In forward of {block} products take {products} of the time, {part} alone {slowest}",
-        block=in_words(slowest),
+        "In forward of {step} products take {products} of the time, {part} alone {slowest}",
         products=Quantity(sum(row.seconds for row in parts if row.product) / whole, "%"),
         slowest=Quantity(slowest.seconds / whole, "%"),
     )
@@ -172,9 +154,8 @@ def best_product(row: Row) -> Row | None:
 
 def share_of_product(row: Row, flop: float) -> Ratio | None:
     """The share of the best product's rate that these FLOPs are done at, each process against its own."""
-    product = best_product(row)
-    ratio = None if product is None else row.faster_than(product)
-    return None if ratio is None or product is None else ratio * (flop / product.flop)
+    ratio = row.faster_than(row.best) if row.best else None
+    return ratio and ratio * (flop / row.best.flop)
 
 
 def share_of_data_sheet(row: Row) -> float | None:
@@ -184,17 +165,7 @@ def share_of_data_sheet(row: Row) -> float | None:
         peak = find_gpu(gpus[0]).peak(SHEET[precision(row).removeprefix("autocast_")]) if gpus else None
     except UserError:
         return None
-    return asked_flop(row.parameters) / row.seconds / peak if peak else None
-
-
-def by_guide(row: Row) -> float:
-    """FLOPs by the guide's formula, of the parameters that torch counts."""
-    return guides_flop(row.parameters, int(row.kernel["details"]["parameters"]))
-
-
-def moved(row: Row) -> int:
-    """Bytes that a part reads and writes at least."""
-    return BlockPart().work(row.parameters).bytes
+    return row.asked / row.seconds / peak if peak else None
 
 
 def roof(row: Row) -> tuple[float, str]:
@@ -202,10 +173,10 @@ def roof(row: Row) -> tuple[float, str]:
 
     The best bandwidth is that of the block's part without products that moves its bytes fastest.
     """
-    parts, product = row.rows.alike(row, "part"), best_product(row)
+    parts = row.rows.alike(row, "part")
     plain = [each for each in parts if not each.flop] or parts
-    moving = moved(row) / max(moved(each) / each.seconds for each in plain)
-    computing = row.flop / product.flop_per_s if product is not None else 0.0
+    moving = row.moved / max(each.moved / each.seconds for each in plain)
+    computing = row.flop / row.best.flop_per_s if row.best else 0.0
     return (computing, "arithmetic") if computing >= moving else (moving, "bytes")
 
 
@@ -222,29 +193,38 @@ PROBE = Probe(
     title="Training: a step and its parts",
     axes=axes,
     sweep=sweep,
+    computed={
+        "step": in_words,
+        "best": best_product,
+        "guides": lambda row: guides_flop(row.parameters, int(row.kernel["details"]["parameters"])),
+        "asked": lambda row: asked_flop(row.parameters),
+        "computed": lambda row: computed_flop(row.parameters),
+        "mfu": lambda row: share_of_product(row, row.asked),
+        # What a part reads and writes at least.
+        "moved": lambda row: BlockPart().work(row.parameters).bytes,
+    },
     order=order,
     claims=(
         RowClaim(
             FORMULA,
             "The guide's formula counts {measured} the FLOPs that are computed for {step}",
-            ratio=lambda row: by_guide(row) / computed_flop(row.parameters),
+            ratio=lambda row: row.guides / row.computed,
             # FLOPs are the same in any precision, compiled or not: the formula is judged once.
             where=lambda row: is_step(row) and row.rows.alike(row, "precision", "compiled")[0] is row,
-            values={"step": in_words},
         ),
     ),
     tables=(
         RowTable(
             "Steps of training",
             (
-                Column("step", in_words, priority=2),
+                Column("step", priority=2),
                 Column("time", "seconds", "ms", 2),
                 Column("tokens", lambda row: row.tokens / row.seconds, "/s"),
-                Column("by the guide", lambda row: by_guide(row) / row.seconds, "TFLOP/s", 0),
-                Column("the model's", lambda row: asked_flop(row.parameters) / row.seconds, "TFLOP/s"),
-                Column("computed", lambda row: computed_flop(row.parameters) / row.seconds, "TFLOP/s", 0),
-                Column("MFU", lambda row: share_of_product(row, asked_flop(row.parameters)), "%", 2),
-                Column("HFU", lambda row: share_of_product(row, computed_flop(row.parameters)), "%"),
+                Column("by the guide", lambda row: row.guides / row.seconds, "TFLOP/s", 0),
+                Column("the model's", lambda row: row.asked / row.seconds, "TFLOP/s"),
+                Column("computed", lambda row: row.computed / row.seconds, "TFLOP/s", 0),
+                Column("MFU", "mfu", "%", 2),
+                Column("HFU", lambda row: share_of_product(row, row.computed), "%"),
                 Column("MFU by data sheet", share_of_data_sheet, "%", 0),
             ),
             where=is_step,
@@ -253,12 +233,12 @@ PROBE = Probe(
             "Roofline of a block's parts in forward, operands warm; roofs are this run's best product and best "
             "bandwidth",
             (
-                Column("block", in_words, priority=0),
+                Column("block", "step", priority=0),
                 Column("part", priority=2),
                 Column("time", "seconds", "us", 2),
-                Column("FLOP/byte", lambda row: row.flop / moved(row)),
+                Column("FLOP/byte", lambda row: row.flop / row.moved),
                 Column("rate", "flop_per_s", "GFLOP/s"),
-                Column("bandwidth", lambda row: moved(row) / row.seconds, "GB/s"),
+                Column("bandwidth", lambda row: row.moved / row.seconds, "GB/s"),
                 Column("bound by", lambda row: roof(row)[1]),
                 Column("of its roof", lambda row: roof(row)[0] / row.seconds, "%", 2),
             ),

@@ -7,7 +7,6 @@ look, and what is looked at decides.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,11 +20,11 @@ from pyperf_suite.operators.training.checkpointed_step import CheckpointedStepPa
 from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.axes import Within
+from pyperf_suite.spec.axes import Within, crossed
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, all_observed, grouped, series, table
+from pyperf_suite.spec.rows import Column, Row, Rows, all_observed, series_by, table
 from pyperf_suite.spec.sources import BEKMAN
 
 COSTS = Claim("dropping what blocks made costs 20-25 % of throughput", BEKMAN, 0.75, 0.80)
@@ -36,7 +35,12 @@ CONTEXT_BYTES = 1 << 30
 
 TRAINS = (
     "Checkpointing {checkpointing} trains at {measured} the rate without ({by_flop} by FLOPs alone) and keeps {kept} "
-    "of {whole} for backward, batch {batch} ({model})"
+    "of {kept_without} for backward, batch {batch} ({model})"
+)
+
+TRAINS_MORE = (
+    "Checkpointing {checkpointing} with batch {batch} trains {measured} the tokens a second of none with batch {plain} "
+    "({model})"
 )
 
 NONE, SELECTIVE, BLOCK, *_ = POLICIES = tuple(map(Checkpointing.parse, ("none", "selective", "every:1", "every:2")))
@@ -77,13 +81,12 @@ def axes(profile: str, device: Device) -> CheckpointingAxes:
         large = replace(standard, hidden=(256,), layers=(8,), seq=(128,), budget_mb=(200,))
         full = replace(large, batch=(1, 2, 4), checkpointing=policies)
     quick = replace(standard, checkpointing=(NONE, BLOCK), layers=(2,), budget_mb=(0,))
-    return {"quick": quick, "standard": standard}.get(profile, full)
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: CheckpointingAxes) -> Iterator[Case]:
     """Each policy at each batch of each transformer; the search adds its own (see `follow_up`)."""
-    for values in itertools.product(*vars(axes).values()):
-        named: dict[str, Any] = dict(zip(vars(axes), values, strict=True))
+    for named in crossed(axes):
         budget = named.pop("budget_mb") * 1_000_000
         yield Case("checkpointed_step", CheckpointedStepParameters(**named, budget_bytes=budget), "torch")
 
@@ -106,27 +109,23 @@ class Search:
         return max(self.fits, default=0)
 
     @property
-    def above(self) -> list[int]:
-        """Batches known not to fit, above those that do, the smallest first."""
-        return sorted(batch for batch in self.too_large if batch > self.largest)
-
-    @property
     def is_settled(self) -> bool:
         """Whether the batch after the largest one is known not to fit."""
-        return self.above[:1] == [self.largest + 1]
+        return self.largest + 1 in self.too_large
 
     @property
     def next_batch(self) -> int | None:
         """The batch to try next; None where nothing is left to learn."""
-        if self.broken or self.is_settled or not (self.fits or self.too_large):
+        above = sorted(batch for batch in self.too_large if batch > self.largest)
+        if self.broken or self.is_settled or not (self.fits or above):
             return None
         if not self.fits:
-            return self.above[0] // 2
-        if not self.above or self._predicted < self.above[0]:
+            return above[0] // 2
+        if not above or self._predicted < above[0]:
             return max(self._predicted, self.largest + 1)
         # The line promised too much: steps down that double, and halves where these would go below what fits.
-        down = self.above[0] - 2 ** (len(self.above) - 1)
-        return down if down > self.largest else (self.largest + self.above[0]) // 2
+        down = above[0] - 2 ** (len(above) - 1)
+        return down if down > self.largest else (self.largest + above[0]) // 2
 
     @property
     def _predicted(self) -> int:
@@ -159,35 +158,38 @@ def searches(records: Sequence[Record]) -> list[Search]:
 
 def follow_up(records: Sequence[Record]) -> list[Case]:
     """For each policy the batch to try next, until one is known to fit and the next one not to."""
-    return [
-        Case("checkpointed_step", replace(search.parameters, batch=search.next_batch), "torch")
-        for search in searches(records)
-        if search.next_batch is not None
-    ]
+    tried = [replace(each.parameters, batch=batch) for each in searches(records) if (batch := each.next_batch)]
+    return [Case("checkpointed_step", parameters, "torch") for parameters in tried]
 
 
-def transformer(row: Row | CheckpointedStepParameters) -> str:
+def model(row: Row | CheckpointedStepParameters) -> str:
     """`4 blocks of 128, seq 64, float32`."""
     return f"{row.layers} blocks of {row.hidden}, seq {row.seq}, {row.precision}"
 
 
 def _order(row: Row | CheckpointedStepParameters) -> tuple[Any, ...]:
-    return (transformer(row), row.vocab, row.checkpointing != NONE, str(row.checkpointing), row.batch)
+    return (model(row), row.vocab, row.checkpointing != NONE, str(row.checkpointing), row.batch)
 
 
-def rate(row: Row) -> Quantity:
-    """Tokens a second."""
-    found: Quantity = row.reading.per_second(row.tokens, "/s")
-    return found
+def by_flop(row: Row) -> Quantity:
+    """The rate relative to none if only FLOPs cost time: what blocks drop is computed twice, the rest is no product."""
+    again: Recompute = "layers" if row.checkpointing.kind == "every" else "nothing"
+    size = (row.dimensions, row.batch, row.seq)
+    return Quantity(model_flop(*size) / hardware_flop(*size, again), "x", predicted=True)
+
+
+def is_told(row: Row) -> bool:
+    """Whether both it and none were measured at no larger batch."""
+    return row is next((each for each in reversed(row.rows.alike(row, "batch")) if each.relative), None)
 
 
 def analyse(rows: Rows) -> Findings:
-    """The cost at the same batch, the largest batches, whether they repay it, and what to do."""
+    """What other policies cost, the largest batches, whether they repay it, and what to do."""
     found = searches(rows.records)
     after = {replace(each.parameters, batch=batch - 1): "does not fit" for each in found for batch in each.too_large}
     settled = (rows.first(parameters=replace(each.parameters, batch=each.largest)) for each in found if each.is_settled)
     return findings(
-        (_cost(group) for group in rows.groups("batch")),
+        (_cost(row) for row in rows.where(is_told)),
         (_repaid(group) for group in Rows(filter(None, settled)).groups("batch", "checkpointing")),
         table("Largest batch that fits", LARGEST, found),
         table(
@@ -200,45 +202,29 @@ def analyse(rows: Rows) -> Findings:
 
 
 LARGEST = (
-    Column("model", lambda search: transformer(search.parameters), priority=0),
+    Column("model", lambda search: model(search.parameters), priority=0),
     Column("budget", lambda search: search.parameters.budget_bytes, "MB"),
     Column("checkpointing", lambda search: str(search.parameters.checkpointing), priority=2),
     Column("largest batch", lambda search: search.largest or None, "count", priority=2),
     Column("the next one", lambda search: "does not fit" if search.is_settled else None),
 )
 STEPS = (
-    Column("model", transformer, priority=0),
+    Column("model", priority=0),
     Column("checkpointing", priority=2),
     Column("batch", priority=2),
     Column("time", "seconds", "ms"),
-    Column("tokens", lambda row: rate(row).value, "/s", priority=2),
-    Column("relative to none", lambda row: row.against(checkpointing=NONE), "x"),
-    Column("kept", lambda row: row.seen["kept"], "MB"),
-    Column("peak", lambda row: row.seen["peak"], "MB", priority=2),
+    Column("tokens", lambda row: row.rate.value, "/s", priority=2),
+    Column("relative to none", "relative", "x"),
+    Column("kept", unit="MB"),
+    Column("peak", unit="MB", priority=2),
 )
 
 
-def _cost(rows: Rows) -> Iterator[Remark | Verdict]:
-    """A policy compared with none at the largest batch that both were measured at."""
-    shared = [row for row in rows if row.against(checkpointing=NONE) is not None]
-    plain = shared[-1].like(checkpointing=NONE) if shared else None
-    faster = shared[-1].faster_than(plain) if plain else None
-    if plain is None or faster is None:
-        return
-    row = shared[-1]
-    # By FLOPs alone blocks are computed twice; what selective computes again is no product.
-    again: Recompute = "layers" if row.checkpointing.kind == "every" else "nothing"
-    size = (row.dimensions, row.batch, row.seq)
-    told: dict[str, Any] = {
-        "by_flop": Quantity(model_flop(*size) / hardware_flop(*size, again), "x", predicted=True),
-        "kept": Quantity(row.seen["kept"], "MB"),
-        "whole": Quantity(plain.seen["kept"], "MB"),
-        "model": transformer(row),
-    }
+def _cost(row: Row) -> Remark | Verdict:
+    """The guide speaks of all that blocks made."""
     if row.checkpointing.kind == "every":
-        yield row.judge(COSTS, TRAINS, faster, **told)
-    else:
-        yield row.remark(TRAINS, effect="measured", measured=faster, **told)
+        return row.judge(COSTS, TRAINS, row.relative)
+    return row.remark(TRAINS, effect="measured", measured=row.relative)
 
 
 def _repaid(rows: Rows) -> Iterator[Remark | Verdict]:
@@ -246,44 +232,25 @@ def _repaid(rows: Rows) -> Iterator[Remark | Verdict]:
     plain = rows.first(checkpointing=NONE)
     if plain is None:
         return
-    compared = [
-        (faster * (row.batch / plain.batch), row)
-        for row in rows
-        if row is not plain and (faster := row.faster_than(plain)) is not None
-    ]
+    others = ((row.faster_than(plain), row) for row in rows if row is not plain)
+    compared = [(faster * (row.batch / plain.batch), row) for faster, row in others if faster]
     if not compared:
         return
     ratio, best = max(compared, key=lambda each: each[0].value)
-    yield best.judge(
-        REPAYS,
-        "Checkpointing {checkpointing} with batch {batch} trains {measured} the tokens a second of none with batch "
-        "{plain} ({model})",
-        ratio,
-        plain=plain.batch,
-        model=transformer(plain),
-    )
+    yield best.judge(REPAYS, TRAINS_MORE, ratio, plain=plain.batch)
     if ratio.low > 1 or ratio.high < 1:
         yield (best if ratio.low > 1 else plain).remark(
             "Fastest within {budget}: checkpointing {checkpointing} with batch {batch} ({model})",
             budget=Quantity(plain.budget_bytes, "MB"),
-            model=transformer(plain),
         )
 
 
 def _figure(number: int, rows: Rows) -> Figure | None:
     """Throughput over the most that a step holds: one would be up and to the left."""
-    policies = grouped(rows, lambda row: str(row.checkpointing))
-    lines = [series(label, group, lambda row: row.seen["peak"], rate) for label, group in policies.items()]
+    lines = series_by("checkpointing", rows, "peak", "rate")
     budget = rows[0].budget_bytes
-    panel = Panel(
-        title=transformer(rows[0]),
-        x_label="held at most",
-        y_label="tokens",
-        series=tuple(lines),
-        strong_edges=(budget,) if budget else (),
-        x_unit="MB",
-        y_unit="/s",
-    )
+    edges = (budget,) if budget else ()
+    panel = Panel(rows[0].model, "held at most", "tokens", lines, edges, x_unit="MB", y_unit="/s")
     caption = "A point a batch, the larger to the right; bars span the processes. Line: the budget."
     title = "Throughput over memory by checkpointing"
     return Figure(f"checkpointing_{number}", title, caption, ((panel,),)) if len(lines) > 1 else None
@@ -296,8 +263,17 @@ PROBE = Probe(
     title="Training: checkpointing",
     axes=axes,
     sweep=sweep,
+    computed={
+        "model": model,
+        "rate": lambda row: row.per_second(row.tokens, "/s"),
+        "relative": lambda row: row.against(checkpointing=NONE),
+        "by_flop": by_flop,
+        "kept": lambda row: Quantity(row.seen["kept"], "MB"),
+        "none": lambda row: row.like(checkpointing=NONE),
+        "kept_without": lambda row: row.none.kept,
+    },
     order=_order,
     analyse=analyse,
     follow_up=follow_up,
-    group=lambda case: f"checkpointing {transformer(case.parameters)}",
+    group=lambda case: f"checkpointing {model(case.parameters)}",
 )

@@ -5,10 +5,11 @@ Steady state and the begin of an epoch, where workers start, are told apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import median, mode
-from typing import Annotated, Any
+from typing import Annotated
 
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
@@ -17,7 +18,7 @@ from pyperf_suite.operators.training.data_files import KINDS
 from pyperf_suite.operators.training.input_pipeline import MODELS, MOST_LOADERS, STARTS, InputPipelineParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Verdict, findings, remark
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Verdict, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series
@@ -56,8 +57,8 @@ class InputPipelineAxes:
     first kind of data and 4 loaders, or the nearest number below; those of model and step_us with no loaders as well.
     """
 
-    data: Annotated[tuple[str, ...], OneOf(KINDS)]
-    loaders: tuple[int, ...]
+    data: Annotated[tuple[str, ...], OneOf(KINDS)] = ("text",)
+    loaders: tuple[int, ...] = (0,)
     prefetch: tuple[int, ...] = (2,)
     workers: Annotated[tuple[str, ...], OneOf(KEPT)] = ("kept",)
     copy: Annotated[tuple[str, ...], OneOf(COPIES)] = ("pageable",)
@@ -71,30 +72,17 @@ class InputPipelineAxes:
 def axes(profile: str, device: Device) -> InputPipelineAxes:
     """Loaders up to the cores, and past them in the full profile; pinned copies on a GPU."""
     cores = cpu.detect().usable_cores
-    quick = InputPipelineAxes(data=("text",), loaders=(0, min(2, cores)))
-    if profile == "quick":
-        return quick
+    few, most = min(cores, 16), min(cores, MOST_CORES)
+    quick = InputPipelineAxes(loaders=(0, min(2, cores)))
     # One loader for each core up to four, as the guide has it, else by powers of two.
-    powers = tuple(2**power for power in range(10) if 2**power <= min(cores, 16))
-    standard = replace(
-        quick,
-        loaders=tuple(sorted({0, *powers, min(cores, 16)})),
-        prefetch=(2, 8),
-        workers=KEPT,
-        copy=COPIES if device.kind == "cuda" else ("pageable",),
-        model=MODELS,
-    )
-    if profile == "standard":
-        return standard
-    return replace(
-        standard,
-        data=tuple(KINDS),
-        loaders=tuple(sorted({0, 1, 2, 3, 4, *powers, min(cores, MOST_CORES), 2 * min(cores, MOST_CORES)})),
-        prefetch=(2, 1, 4, 8),
-        start=("fork", "spawn"),
-        step_us=(5000, 1000, 20000),
-        batch=(8, 32),
-    )
+    powers = {2**power for power in range(10) if 2**power <= few}
+    settings = replace(quick, prefetch=(2, 8), workers=KEPT, model=MODELS)
+    copies = COPIES if device.kind == "cuda" else COPIES[:1]
+    standard = replace(settings, copy=copies, loaders=tuple(sorted({0, *powers, few})))
+    large = replace(standard, data=tuple(KINDS), prefetch=(2, 1, 4, 8), start=("fork", "spawn"), batch=(8, 32))
+    loaders = tuple(sorted({0, 1, 2, 3, 4, *powers, most, 2 * most}))
+    full = replace(large, loaders=loaders, step_us=(5000, 1000, 20000))
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: InputPipelineAxes) -> Iterator[Case]:
@@ -139,52 +127,46 @@ def with_loaders(task: Rows) -> Iterator[Remark | Verdict]:
     if not fed:
         return
     best, plain = fastest(fed), [row for row in fed if is_plain(row)]
-    if alone is not None and (faster := best.faster_than(alone)) is not None:
-        yield WORKERS_HELP.judge("Feeding {task}, {how} is {measured} as fast as none", faster, **words(best))
+    if alone is not None and (faster := best.faster_than(alone)):
+        yield best.judge(WORKERS_HELP, "Feeding {task}, {how} is {measured} as fast as none", faster)
     if len(plain) > 1:
-        most = max(plain, key=lambda row: row.loaders)
+        most = max(plain, key=attrgetter("loaders"))
         fewer = fastest(row for row in plain if row is not most)
-        if (ratio := most.faster_than(fewer)) is not None:
-            template = "Feeding {task}, {most} loaders are {measured} as fast as {fewer}"
-            yield MORE_DO_NOT.judge(template, ratio, most=most.loaders, fewer=fewer.loaders, **words(most))
+        if ratio := most.faster_than(fewer):
+            template = "Feeding {task}, {loaders} loaders are {measured} as fast as {fewer}"
+            yield most.judge(MORE_DO_NOT, template, ratio, fewer=fewer.loaders)
     for row in fed:
-        faster = row.against(prefetch=USUAL.prefetch)
-        if faster is not None:
+        if faster := row.against(prefetch=USUAL.prefetch):
             template = "Feeding {task}, prefetching {prefetch} batches a loader is {faster} as fast as {usual}"
-            yield row.remark(template, effect="faster", faster=faster, usual=USUAL.prefetch, **words(row))
-    law = law_of(best)
-    if law is not None:
-        yield remark(
+            yield row.remark(template, effect="faster", faster=faster, usual=USUAL.prefetch)
+    if best.law:
+        yield best.remark(
             "The slowest stage, from what loading takes alone, is {error} off in the median ({task}; settings with "
             "loaders: {settings})",
             kind="law",
-            error=Quantity(median(abs(law.seconds(row.loaders) / iteration_s(row) - 1) for row in fed), "%"),
+            error=Quantity(median(abs(row.bound / row.iteration - 1) for row in fed), "%"),
             settings=len(fed),
-            **words(best),
         )
 
 
 def what_binds(best: Row) -> Iterator[Remark]:
     """How long the model waits with the best setting, and what keeps it from being faster by the law."""
-    waits, law = best.seen["starved"], law_of(best)
-    yield remark(
-        "Fed by {how}, the model waits {waits} of the time ({task})", waits=Quantity(waits, "%"), **words(best)
-    )
-    if waits <= FED or law is None:
+    yield best.remark("Fed by {how}, the model waits {waits} of the time ({task})", waits=Quantity(best.starved, "%"))
+    if best.starved <= FED or not best.law:
         return
-    stage, enough = law.binds(best.loaders), law.enough(MOST_LOADERS)
-    if stage == "the model":
-        template = "With {how}, the model should bind: handing batches over or other work takes the rest ({task})"
+    enough = best.law.enough(MOST_LOADERS)
+    if best.binds == "the model":
+        template = "With {how}, {binds} should bind: handing batches over or other work takes the rest ({task})"
     elif enough:
-        template = "With {how}, what binds is {stage}; loaders needed: {enough} ({task})"
+        template = "With {how}, what binds is {binds}; loaders needed: {enough} ({task})"
     else:
-        template = "With {how}, what binds is {stage}; no number of loaders would do on {cores} cores ({task})"
-    yield remark(template, kind="predicted", stage=stage, enough=enough, cores=law.cores, **words(best))
+        template = "With {how}, what binds is {binds}; no number of loaders would do on {cores} cores ({task})"
+    yield best.remark(template, kind="predicted", enough=enough, cores=best.law.cores)
 
 
 def fastest(rows: Iterable[Row]) -> Row:
     """The one with the shortest iteration."""
-    return min(rows, key=lambda row: row.seconds)
+    return min(rows, key=attrgetter("seconds"))
 
 
 def law_of(row: Row) -> InputPipeline | None:
@@ -196,28 +178,22 @@ def law_of(row: Row) -> InputPipeline | None:
     return None
 
 
-def by_law(value: Callable[[InputPipeline, int], Any]) -> Callable[[Row], Any]:
-    """What the law says of a row, None where there is no law."""
-    return lambda row: None if (law := law_of(row)) is None else value(law, row.loaders)
-
-
 def rate_by_loaders(task: Rows) -> Figure | None:
     """Iterations a second over loaders, and the law's bound."""
     plain = {row.loaders: row for row in task if not row.loaders or is_plain(row)}
     if len(plain) < FEWEST_OF_A_FIGURE:
         return None
     taken = [plain[count] for count in sorted(plain)]
-    law = law_of(taken[0])
-    drawn = [series("measured", taken, lambda row: row.loaders, lambda row: row.per_second(row.iterations, "/s"))]
-    if law is not None:
+    first, law = taken[0], taken[0].law
+    drawn = [series("measured", taken, attrgetter("loaders"), lambda row: row.per_second(row.iterations, "/s"))]
+    if law:
         span = list(range(max(plain) + 1))
         drawn.append(Series("law: the slowest stage", span, [1 / law.seconds(number) for number in span], "line"))
-    p = taken[0].parameters
     return Figure(
-        f"input_pipeline_{p.data}_{p.model}_{p.step_us}us_b{p.batch}",
+        f"input_pipeline_{first.data}_{first.model}_{first.step_us}us_b{first.batch}",
         "Iterations a second by number of loaders",
         "Points: measured, bars span the processes; line: no iteration is shorter than its slowest stage.",
-        ((Panel(in_words(taken[0]), "loaders", "iterations/s", tuple(drawn), y_unit="/s"),),),
+        ((Panel(first.task, "loaders", "iterations/s", tuple(drawn), y_unit="/s"),),),
     )
 
 
@@ -232,26 +208,11 @@ def is_plain(row: Row) -> bool:
     return not settings(row) and row.prefetch == shared
 
 
-def iteration_s(row: Row) -> float:
-    """Seconds of one iteration: of as many as were timed at once, the mean."""
-    return float(row.seconds / row.iterations)
-
-
-def words(row: Row) -> dict[str, Any]:
-    """Its task and settings."""
-    return {"task": in_words(row), "how": how(row)}
-
-
-def step(row: Row) -> str:
-    """`5 ms`."""
-    return f"{row.step_us / 1000:g} ms"
-
-
 def in_words(row: Row) -> str:
     """`8 texts and a step of 5 ms on a device of its own`."""
     files = {"text": "texts", "jpeg": "JPEG pictures"}[row.data]
     where = "a device of its own" if row.model == "device" else "a core of the host"
-    return f"{row.batch} {files} and a step of {step(row)} on {where}"
+    return f"{row.batch} {files} and a step of {row.step_us / 1000:g} ms on {where}"
 
 
 def settings(row: Row) -> str:
@@ -274,6 +235,15 @@ PROBE = Probe(
     title="Training: input pipeline",
     axes=axes,
     sweep=sweep,
+    computed={
+        "task": in_words,
+        "how": how,
+        "law": law_of,
+        "bound": lambda row: row.law and row.law.seconds(row.loaders),
+        "binds": lambda row: row.law and row.law.binds(row.loaders),
+        # Of as many iterations as were timed at once, the mean.
+        "iteration": lambda row: row.seconds / row.iterations,
+    },
     order=lambda row: (
         *(row.data != USUAL.data, row.data, row.model, row.step_us, row.batch, row.files, row.iterations),
         *(row.loaders, row.pinned, not row.persistent, row.start, row.prefetch),
@@ -284,7 +254,6 @@ PROBE = Probe(
             "Feeding {task}, pinned memory and copies that the host does not wait for are {measured} as fast",
             ratio=lambda row: row.against(pinned=False),
             where=lambda row: row.pinned,
-            values={"task": in_words},
         ),
     ),
     tables=(
@@ -292,19 +261,19 @@ PROBE = Probe(
             "Iterations by settings of the loader",
             (
                 Column("data", lambda row: f"{row.batch} {row.data}", priority=0),
-                Column("model", lambda row: f"{step(row)}, {row.model}"),
+                Column("model", lambda row: f"{row.step_us / 1000:g} ms, {row.model}"),
                 Column("loaders", priority=2),
                 Column("prefetch", lambda row: row.prefetch if row.loaders else None, priority=2),
                 Column("settings", lambda row: settings(row) or None, priority=2),
-                Column("iteration", iteration_s, "ms", 2),
+                Column("iteration", unit="ms", priority=2),
                 Column("from", lambda row: row.low / row.iterations, "ms", 0),
                 Column("to", lambda row: row.high / row.iterations, "ms", 0),
-                Column("waiting", lambda row: row.seen["starved"], "%", 2),
-                Column("law", by_law(InputPipeline.seconds), "ms", predicted=True),
-                Column("binds", by_law(InputPipeline.binds)),
-                Column("first batch", lambda row: row.seen["first_batch"], "ms"),
-                Column("in iterations", lambda row: row.seen["first_batch"] / iteration_s(row), priority=0),
-                Column("next epoch", lambda row: row.seen["next_epoch"], "ms"),
+                Column("waiting", "starved", "%", 2),
+                Column("law", "bound", "ms", predicted=True),
+                Column("binds"),
+                Column("first batch", "first_batch", "ms"),
+                Column("in iterations", lambda row: row.first_batch / row.iteration, priority=0),
+                Column("next epoch", "next_epoch", "ms"),
             ),
             where=is_complete,
         ),

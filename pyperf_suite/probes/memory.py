@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from pyperf_suite.laws.transformer import Sharding
 from pyperf_suite.operators.training.saved_memory import TrainingMemoryParameters
 from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import OneOf
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Series, Table, findings, remark
+from pyperf_suite.spec.axes import OneOf, crossed
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Series, Table, findings
 from pyperf_suite.spec.probe import Probe, RowClaim
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
@@ -59,13 +59,7 @@ LINE_POINTS = 33
 BLOCKS = ("gpt", "llama")
 NONE = Checkpointing()
 POLICIES = tuple(map(Checkpointing.parse, ("none", "every:1", "every:2", "selective")))
-PARTS = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "AdamW",
-    "activations": "activations",
-    "weight_copies": "casts",
-}
+PARTS = ("weights", "gradients", "optimizer", "activations", "weight_copies")
 
 
 @dataclass(frozen=True)
@@ -101,27 +95,16 @@ def axes(profile: str, device: Device) -> MemoryAxes:
 
 def sweep(axes: MemoryAxes) -> Iterator[Case]:
     """The crossed ones at the first of each other, then every other value of those, one at a time."""
-    for implementation, parameters in itertools.product(axes.implementation, _swept(axes)):
-        yield Case("training_memory", parameters, implementation)
-
-
-def _swept(axes: MemoryAxes) -> Iterator[TrainingMemoryParameters]:
     varied = ("precision", "batch", "seq", "kv_heads", "hidden", "heads", "layers", "vocab")
-    crossed = itertools.product(axes.block, axes.attention, axes.dropout, axes.checkpointing)
-    for block, attention, dropout, checkpointing in crossed:
-        first = TrainingMemoryParameters(
-            gated=block == "llama",
-            attention=attention,
-            dropout=dropout,
-            checkpointing=checkpointing,
-            **{name: getattr(axes, name)[0] for name in varied},
-        )
-        yield first
-        if (attention, dropout, checkpointing) == (axes.attention[0], axes.dropout[0], axes.checkpointing[0]):
-            for name in varied:
-                for value in getattr(axes, name)[1:]:
-                    changed: dict[str, Any] = {name: value}
-                    yield replace(first, **changed)
+    for how in crossed(axes, "implementation", "block", "attention", "dropout", "checkpointing"):
+        first = {name: values[0] for name, values in vars(axes).items()}
+        changes: list[dict[str, Any]] = [{}]
+        if all(how[name] == first[name] for name in ("attention", "dropout", "checkpointing")):
+            changes += [{name: value} for name in varied for value in getattr(axes, name)[1:]]
+        for changed in changes:
+            chosen = first | how | changed
+            implementation, gated = chosen.pop("implementation"), chosen.pop("block") == "llama"
+            yield Case("training_memory", TrainingMemoryParameters(**chosen, gated=gated), implementation)
 
 
 def model(row: Row) -> str:
@@ -137,44 +120,22 @@ def model(row: Row) -> str:
     return ", ".join(filter(None, words))
 
 
-def name(row: Row) -> str:
-    """The model, then sequences and tokens of each: `gpt, sdpa, bfloat16, 2 x 64`."""
-    return f"{model(row)}, {row.batch} x {row.seq}"
-
-
-def together(row: Row) -> float:
-    """Bytes of weights, gradients, AdamW's state and activations, casts of weights among them."""
-    return sum(row.seen[part] for part in PARTS)
-
-
 def law(row: Row, **changed: int) -> float:
     """Bytes of activations by the law of what torch keeps, with other sizes if asked."""
     p = replace(row.parameters, **changed)
     return kept_bytes(p.dimensions, p.batch, p.seq, p.keeping(row.kernel["path"])).total
 
 
-def law_error(row: Row) -> float:
-    """The law's activations compared with those counted, as a change."""
-    return law(row) / row.seen["activations"] - 1
-
-
 def of_formula(row: Row) -> float:
     """Activations as a multiple of Korthikanti's formula, which is for 16 bits."""
-    plain = row.attention == "explicit" and row.checkpointing == NONE
-    recompute: Recompute = "nothing" if plain else FORMULA_OF[row.checkpointing.kind]
-    return row.seen["activations"] / float(activation_bytes(row.dimensions, row.batch, row.seq, recompute=recompute))
+    recompute: Recompute = "nothing" if row.is_explicit else FORMULA_OF[row.checkpointing.kind]
+    return row.activations / float(activation_bytes(row.dimensions, row.batch, row.seq, recompute=recompute))
 
 
-def kept_of_all(row: Row, policy: Checkpointing) -> float | None:
+def kept(row: Row, policy: Checkpointing) -> float | None:
     """Activations under a policy, as a share of those that there are without."""
-    kept = row.like(checkpointing=policy)
-    return None if kept is None else kept.seen["activations"] / row.seen["activations"]
-
-
-def is_whole(row: Row) -> bool:
-    """Whether the formula is made for it: a GPT in 16 bits with dropout, scores written out, nothing dropped."""
-    is_plain = row.attention == "explicit" and row.checkpointing == NONE and not row.gated
-    return bool(is_plain and row.dropout and row.element != "float32")
+    under = row.like(checkpointing=policy)
+    return None if under is None else under.activations / row.activations
 
 
 def first(is_wanted: Callable[[Row], bool]) -> Callable[[Row], bool]:
@@ -184,29 +145,28 @@ def first(is_wanted: Callable[[Row], bool]) -> Callable[[Row], bool]:
 
 def share_of(*parts: str) -> Callable[[Row], Quantity]:
     """Bytes of these parts among all of them."""
-    return lambda row: Quantity(sum(row.seen[part] for part in parts) / together(row), "%")
+    return lambda row: Quantity(sum(row.seen[part] for part in parts) / row.together, "%")
 
 
 def analyse(rows: Rows) -> Findings:
     """The law's error, what was counted, tables that the law alone says, and activations by batch and sequence."""
     if not rows:
         return Findings()
-    worst = max(rows, key=lambda row: abs(law_error(row)))
+    worst = max(rows, key=lambda row: abs(row.law_off))
     plain = rows.where(checkpointing=NONE, dropout=0.0)
     return findings(
-        remark(
+        worst.remark(
             "The law of what torch keeps for backward is at most {error} off what was counted in {configurations} "
-            "configurations (furthest in {worst})",
+            "configurations (furthest in {configuration})",
             kind="law",
-            error=Quantity(abs(law_error(worst)), "%"),
+            error=Quantity(abs(worst.law_off), "%"),
             configurations=len(rows),
-            worst=name(worst),
         ),
         table("Bytes of a training step, counted", COUNTED, rows),
         table(
             "Activations kept under checkpointing, logits and loss included",
             KEPT,
-            [row for row in plain if any(kept_of_all(row, policy) for policy in POLICIES[1:])],
+            [row for row in plain if any(kept(row, policy) for policy in POLICIES[1:])],
         ),
         _tables_by_law(),
         _figure(rows),
@@ -214,67 +174,68 @@ def analyse(rows: Rows) -> Findings:
 
 
 COUNTED = (
-    Column("configuration", name, priority=2),
-    *(Column(title, lambda row, part=part: row.seen[part], "MB") for part, title in PARTS.items()),  # type: ignore[misc]
-    Column("law off", law_error, "+%", priority=0),
+    Column("configuration", priority=2),
+    Column("weights", lambda row: row.seen["weights"], "MB"),
+    Column("gradients", unit="MB"),
+    Column("AdamW", "optimizer", "MB"),
+    Column("activations", unit="MB"),
+    Column("casts", "weight_copies", "MB"),
+    Column("law off", "law_off", "+%", priority=0),
     Column("of the 16-bit formula", of_formula, "x", priority=0),
-    Column("peak", lambda row: row.seen["peak"], "MB", priority=2),
+    Column("peak", unit="MB", priority=2),
 )
 KEPT = (
-    Column("configuration", name, priority=2),
-    *(Column(str(each), partial(kept_of_all, policy=each), "%") for each in POLICIES[1:]),
+    Column("configuration", priority=2),
+    *(Column(str(each), partial(kept, policy=each), "%") for each in POLICIES[1:]),
 )
 
 
 def _tables_by_law() -> Iterator[Table]:
     """Where the rule of 75 % breaks; what each rank needs by stage of ZeRO, and by what tensor parallelism cuts."""
 
-    def sequences(known: ModelDimensions, kind: str) -> float:
-        kept = kept_bytes(known, 1, KNOWN_SEQ, Keeping(2, 2, checkpointing=kind, device="cuda")).total
-        return LEFT_BYTES_A_PARAMETER * known.parameters / kept
+    def sequences(item: tuple[str, ModelDimensions], kind: str) -> float:
+        kept = kept_bytes(item[1], 1, KNOWN_SEQ, Keeping(2, 2, checkpointing=kind, device="cuda")).total
+        return LEFT_BYTES_A_PARAMETER * item[1].parameters / kept
 
-    memory = Column("memory", lambda item: BYTES_A_PARAMETER * item[1].parameters / SHARE, "GB", predicted=True)
+    def need(**how: Any) -> dict[str, Any]:
+        needed = training_memory(KNOWN[SHARED], 1, KNOWN_SEQ, **how)
+        return {part: float(getattr(needed, part)) for part in NEEDS}
+
     yield table(
         f"By the law, sequences of {KNOWN_SEQ} that fit beside parameters x 18 = 75 % of the memory (bfloat16, GPU)",
         (
-            Column("model", lambda item: item[0]),
-            memory,
-            Column("nothing dropped", lambda item: sequences(item[1], "none"), predicted=True),
-            Column("selective", lambda item: sequences(item[1], "selective"), predicted=True),
-            Column("every layer", lambda item: sequences(item[1], "every"), predicted=True),
+            Column("model", itemgetter(0)),
+            Column("memory", lambda item: BYTES_A_PARAMETER * item[1].parameters / SHARE, "GB", predicted=True),
+            Column("nothing dropped", partial(sequences, kind="none"), predicted=True),
+            Column("selective", partial(sequences, kind="selective"), predicted=True),
+            Column("every layer", partial(sequences, kind="every"), predicted=True),
         ),
         KNOWN.items(),
     )
-    need = partial(training_memory, KNOWN[SHARED], 1, KNOWN_SEQ)
-    parts = [Column(title, partial(need_of, part=part), "GB", predicted=True) for part, title in NEEDS.items()]
+    parts = [Column(title, part, "GB", predicted=True) for part, title in NEEDS.items()]
     yield table(
         f"By the law, GB a rank of {RANKS} for {SHARED}, one sequence of {KNOWN_SEQ}",
-        (Column("ZeRO stage", lambda item: item[0]), *parts),
-        [(stage, need(data_ranks=RANKS, zero_stage=stage)) for stage in range(LAST_STAGE + 1)],
+        (Column("ZeRO stage"), *parts),
+        [{"ZeRO stage": stage} | need(data_ranks=RANKS, zero_stage=stage) for stage in range(LAST_STAGE + 1)],
     )
+    names = ("TP", "sequence parallel", "computed again")
     cuts = itertools.product((Sharding(), Sharding(RANKS), Sharding(RANKS, sequence_parallel=True)), RECOMPUTED)
     yield table(
         f"By the law, GB a rank for {SHARED} cut over tensor-parallel ranks (TP), one sequence of {KNOWN_SEQ}",
-        (
-            Column("TP", lambda item: item[0].tensor),
-            Column("sequence parallel", lambda item: "yes" if item[0].sequence_parallel else "no"),
-            Column("computed again", lambda item: RECOMPUTED[item[1]]),
-            *parts,
-        ),
-        [(cut, again, need(cut, recompute=again)) for cut, again in cuts],
+        (*map(Column, names), *parts),
+        [
+            dict(zip(names, (cut.tensor, "yes" if cut.sequence_parallel else "no", RECOMPUTED[again]), strict=True))
+            | need(sharding=cut, recompute=again)
+            for cut, again in cuts
+        ],
     )
-
-
-def need_of(item: tuple[Any, ...], part: str) -> float:
-    """Bytes of one part of the need that stands last."""
-    return float(getattr(item[-1], part))
 
 
 def _figure(rows: Rows) -> Figure | None:
     """Activations by batch and by sequence, of the GPT and the Llama of which the most sizes were counted."""
     drawn = [
         max(map(_panels, group), key=lambda panels: sum(len(panel.series[1].x) for panel in panels))
-        for group in grouped(rows, lambda row: row.gated).values()
+        for group in grouped(rows, attrgetter("gated")).values()
     ]
     caption = "Points: bytes that were counted. Line: the law of what torch keeps, nothing fitted."
     figure = Figure("memory_activations", "Activations kept for backward", caption, tuple(filter(None, drawn)))
@@ -284,17 +245,17 @@ def _figure(rows: Rows) -> Figure | None:
 def _panels(row: Row) -> tuple[Panel, ...]:
     """Those that differ in batch alone, those that differ in sequence alone, and the law between them."""
     panels = []
-    for axis, label, title in (
-        ("batch", "batch", f"{model(row)}, seq {row.seq}"),
-        ("seq", "tokens a sequence", f"{model(row)}, batch {row.batch}"),
+    for axis, label, at in (
+        ("batch", "batch", f"seq {row.seq}"),
+        ("seq", "tokens a sequence", f"batch {row.batch}"),
     ):
         alike = sorted(row.rows.alike(row, axis), key=attrgetter(axis))
         if len(alike) > 1:
             ends = getattr(alike[0], axis), getattr(alike[-1], axis)
             between = np.unique(np.linspace(*ends, LINE_POINTS).round().astype(int)).tolist()
             line = Series("law", between, [law(row, **{axis: size}) for size in between], "line")
-            counted = series("counted", alike, attrgetter(axis), lambda each: each.seen["activations"])
-            panels.append(Panel(title, label, "activations", (line, counted), y_unit="MB"))
+            counted = series("counted", alike, attrgetter(axis), attrgetter("activations"))
+            panels.append(Panel(f"{row.model}, {at}", label, "activations", (line, counted), y_unit="MB"))
     return tuple(panels)
 
 
@@ -305,6 +266,15 @@ PROBE = Probe(
     title="Training: memory",
     axes=axes,
     sweep=sweep,
+    computed={
+        "model": model,
+        "configuration": lambda row: f"{row.model}, {row.batch} x {row.seq}",
+        "together": lambda row: sum(row.seen[part] for part in PARTS),
+        # Scores are written out, and kept.
+        "is_explicit": lambda row: row.attention == "explicit" and row.checkpointing == NONE,
+        "law_off": lambda row: law(row) / row.activations - 1,
+        "path": lambda row: row.kernel["path"],
+    },
     order=lambda row: (
         *(row.gated, row.attention != "sdpa", row.dropout, row.checkpointing != NONE, str(row.checkpointing)),
         *(row.precision, row.kv_heads, row.hidden, row.layers, row.seq, row.batch),
@@ -313,39 +283,31 @@ PROBE = Probe(
         RowClaim(
             EIGHTEEN,
             "Weights in both precisions, gradients and AdamW's state take {measured} a parameter ({configuration})",
-            ratio=lambda row: (together(row) - row.seen["activations"]) / row.seen["parameters"],
+            ratio=lambda row: (row.together - row.activations) / row.seen["parameters"],
             where=first(lambda row: row.precision.startswith("autocast")),
-            values={"configuration": name},
             unit="B",
         ),
         RowClaim(
             ANATOMY,
             "The peak of a step is {measured} the sum of weights ({weights}), gradients ({gradients}), AdamW's state "
             "({optimizer}) and activations ({activations}): {configuration}",
-            ratio=lambda row: row.seen["peak"] / together(row),
+            ratio=lambda row: row.peak / row.together,
             where=first(lambda row: row.checkpointing == NONE),
-            values={
-                "configuration": name,
-                "weights": share_of("weights", "weight_copies"),
-                "gradients": share_of("gradients"),
-                "optimizer": share_of("optimizer"),
-                "activations": share_of("activations"),
-            },
+            values={part: share_of(part) for part in PARTS} | {"weights": share_of("weights", "weight_copies")},
         ),
         RowClaim(
             FORMULA,
             "With scores written out and dropout, activations on a {path} take {measured} the formula: {configuration}",
             ratio=of_formula,
-            where=first(is_whole),
-            values={"configuration": name, "path": lambda row: row.kernel["path"]},
+            # What it is made for: a GPT in 16 bits with dropout and nothing dropped.
+            where=first(lambda row: row.is_explicit and row.dropout and row.element != "float32" and not row.gated),
         ),
         RowClaim(
             RULE,
             "Where parameters x 18 fill 75 % of a memory, activations of {tokens} tokens take {measured} the rest "
             "({configuration})",
-            ratio=lambda row: row.seen["activations"] / (LEFT_BYTES_A_PARAMETER * row.seen["parameters"]),
+            ratio=lambda row: row.activations / (LEFT_BYTES_A_PARAMETER * row.seen["parameters"]),
             where=first(lambda row: row.checkpointing == NONE),
-            values={"configuration": name},
         ),
     ),
     analyse=analyse,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -22,8 +22,8 @@ from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.spec.sources import BEKMAN, TRANSFORMERS
 
-WAYS = ("loop", "foreach", "fused")
-LOW_MEMORY = ("bitsandbytes_8bit", "torchao_8bit")
+WAYS = ("loop", "foreach", "fused", "bitsandbytes_8bit", "torchao_8bit")
+LOW_MEMORY = WAYS[3:]
 
 # "Significantly" is the guide's word; a quarter is what this probe takes it for.
 MANY_SMALL = Claim(
@@ -34,41 +34,30 @@ ADAMW_STATE = Claim("AdamW's moments take 8 bytes a parameter", BEKMAN, 7.99, 8.
 # Below so many elements a tensor is small: a matrix of 256 x 256.
 SMALL_ELEMENTS = 1 << 16
 
-# The same total in few large tensors and in many small ones.
-CPU_SETS = (TensorSet(4, 1024, 512), TensorSet(512, 64, 64))
-GPU_SETS = (TensorSet(4, 4096, 4096), TensorSet(1024, 256, 256))
+# The same total in few large tensors, in some between, in many small ones and in the most.
+CPU_SETS = (TensorSet(4, 1024, 512), TensorSet(32, 256, 256), TensorSet(512, 64, 64), TensorSet(8192, 16, 16))
+GPU_SETS = (TensorSet(4, 4096, 4096), TensorSet(64, 1024, 1024), TensorSet(1024, 256, 256), TensorSet(16384, 64, 64))
 
 
 @dataclass(frozen=True)
 class OptimizerAxes:
     """What the probe varies; AdamW alone is tried in 8 bits, and Adafactor has no fused way."""
 
-    optimizer: Annotated[tuple[str, ...], OneOf(OPTIMIZERS)]
-    implementation: Annotated[tuple[str, ...], OneOf((*WAYS, *LOW_MEMORY))]
-    tensors: tuple[TensorSet, ...]
-    dtype: tuple[str, ...]
-    workers: Annotated[tuple[int, ...], Within(1)]
+    optimizer: Annotated[tuple[str, ...], OneOf(OPTIMIZERS)] = ("AdamW",)
+    implementation: Annotated[tuple[str, ...], OneOf(WAYS)] = WAYS[:3]
+    tensors: tuple[TensorSet, ...] = CPU_SETS[2:3]
+    dtype: tuple[str, ...] = ("float32",)
+    workers: Annotated[tuple[int, ...], Within(1)] = (1,)
 
 
 def axes(profile: str, device: Device) -> OptimizerAxes:
     """Two million elements on a CPU, 64 million on a GPU."""
     gpu = device.kind == "cuda"
     sets = GPU_SETS if gpu else CPU_SETS
-    quick = OptimizerAxes(
-        optimizer=("AdamW",),
-        implementation=WAYS,
-        tensors=sets[1:],
-        dtype=("float32",),
-        workers=(1 if gpu else cpu.detect().usable_cores,),
-    )
-    if profile == "quick":
-        return quick
-    standard = replace(quick, optimizer=OPTIMIZERS, implementation=(*WAYS, *LOW_MEMORY), tensors=sets)
-    if profile == "standard":
-        return standard
-    smallest = TensorSet(16384, 64, 64) if gpu else TensorSet(8192, 16, 16)
-    between = TensorSet(64, 1024, 1024) if gpu else TensorSet(32, 256, 256)
-    return replace(standard, tensors=(sets[0], between, sets[1], smallest), dtype=("float32", "bfloat16"))
+    quick = OptimizerAxes(tensors=sets[2:3], workers=(1 if gpu else cpu.detect().usable_cores,))
+    standard = replace(quick, optimizer=OPTIMIZERS, implementation=WAYS, tensors=sets[:3:2])
+    full = replace(standard, tensors=sets, dtype=("float32", "bfloat16"))
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: OptimizerAxes) -> Iterator[Case]:
@@ -81,39 +70,23 @@ def sweep(axes: OptimizerAxes) -> Iterator[Case]:
 
 
 def analyse(rows: Rows) -> Findings:
-    """What is left of the ways' speed on few large tensors, where no guide claims any."""
+    """What is left of each way's speed on few large tensors, where no guide claims any."""
+    large = rows.where(lambda row: row.tensors.elements_each > SMALL_ELEMENTS)
     return findings(
-        row.remark(
-            "{implementation} {optimizer} is {faster} as fast as the loop on {tensors} in {dtype}",
+        group[0].remark(
+            "On large tensors of {dtype} {implementation} is {faster} as fast as the loop (mean of {updates} updates)",
             effect="faster",
             faster=faster,
-            tensors=in_words(row),
+            updates=len(group),
         )
-        for row in rows
-        if not is_many_small(row) and (faster := row.against(implementation="loop")) is not None
+        for group in large.groups("optimizer", "tensors")
+        if (faster := group.against(implementation="loop"))
     )
-
-
-def is_many_small(row: Row) -> bool:
-    """Whether the guide speaks of it."""
-    return row.implementation in WAYS and row.tensors.elements_each <= SMALL_ELEMENTS and row.tensors.tensors > 1
-
-
-def in_words(row: Row) -> str:
-    """`512 tensors of 64 x 64`."""
-    return f"{row.tensors.tensors} tensors of {row.tensors.rows} x {row.tensors.columns}"
 
 
 def rate(row: Row) -> float | None:
     """Bytes that have to be moved once, a second; of 8-bit states less is moved, so nothing is said."""
-    if row.implementation in LOW_MEMORY:
-        return None
-    return OptimizerUpdate().work(row.parameters).bytes / row.seconds
-
-
-def per_element(metric: str) -> Callable[[Row], float | None]:
-    """Bytes of what was observed by that name, by parameter of the model."""
-    return lambda row: row.seen[metric] / row.tensors.elements if metric in row.seen else None
+    return OptimizerUpdate().work(row.parameters).bytes / row.seconds if row.is_plain else None
 
 
 PROBE = Probe(
@@ -123,26 +96,26 @@ PROBE = Probe(
     title="Training: optimizers",
     axes=axes,
     sweep=sweep,
-    order=lambda row: (
-        row.dtype,
-        OPTIMIZERS.index(row.optimizer),
-        row.tensors.elements_each,
-        (*WAYS, *LOW_MEMORY).index(row.implementation),
-    ),
+    computed={
+        "is_plain": lambda row: row.implementation not in LOW_MEMORY,
+        "gain": lambda row: row.against(implementation="loop"),
+        "in_words": lambda row: f"{row.tensors.tensors} tensors of {row.tensors.rows} x {row.tensors.columns}",
+        "state_each": lambda row: row.state / row.tensors.elements,
+        "passing_each": lambda row: row.passing / row.tensors.elements if "passing" in row.seen else None,
+    },
+    order=lambda row: (row.dtype, row.optimizer, row.tensors.elements_each, WAYS.index(row.implementation)),
     claims=(
         RowClaim(
             MANY_SMALL,
             "{implementation} {optimizer} is {measured} as fast as the loop on {in_words} in {dtype}",
-            ratio=lambda row: row.against(implementation="loop"),
-            where=is_many_small,
-            values={"in_words": in_words},
+            ratio=lambda row: row.gain,
+            where=lambda row: row.is_plain and row.tensors.tensors > 1 and row.tensors.elements_each <= SMALL_ELEMENTS,
         ),
         RowClaim(
             ADAMW_STATE,
             "AdamW keeps {measured} of state a parameter, on {in_words} by {implementation}",
-            ratio=per_element("state"),
-            where=lambda row: (row.optimizer, row.dtype) == ("AdamW", "float32") and row.implementation in WAYS,
-            values={"in_words": in_words},
+            ratio=lambda row: row.state_each,
+            where=lambda row: row.is_plain and (row.optimizer, row.dtype) == ("AdamW", "float32"),
             unit="B",
         ),
     ),
@@ -152,13 +125,13 @@ PROBE = Probe(
             (
                 Column("optimizer"),
                 Column("way", "implementation"),
-                Column("tensors", lambda row: str(row.tensors)),
+                Column("tensors"),
                 Column("dtype", priority=0),
                 Column("time", "seconds", "ms"),
                 Column("rate", rate, "GB/s"),
-                Column("beside the loop", lambda row: row.against(implementation="loop"), "x"),
-                Column("state a parameter", per_element("state"), "B"),
-                Column("passing a parameter", per_element("passing"), "B", priority=0),
+                Column("beside the loop", "gain", "x"),
+                Column("state a parameter", "state_each", "B"),
+                Column("passing a parameter", "passing_each", "B", priority=0),
             ),
         ),
     ),

@@ -13,7 +13,7 @@ from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.overlap import RUNS, OverlapParameters
 from pyperf_suite.ranks.environment import ranks_here, require_launched
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, size_name
+from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, size_name, sizes
 from pyperf_suite.spec.findings import Claim, Findings, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
@@ -29,33 +29,31 @@ HIDES = Claim("communication that is shorter than compute costs nothing", BEKMAN
 
 @dataclass(frozen=True)
 class OverlapAxes:
-    """What the probe varies: products of `size`³ beside all_reduces of `message` bytes, in every `run`."""
+    """What the probe varies: products of `size`³ beside all_reduces of `message` bytes, in every `run`.
 
-    implementation: tuple[str, ...]
+    On a CPU core a product takes some 10 ms, and its message about as long over gloo's TCP.
+    """
+
     ranks: tuple[int, ...]
-    size: tuple[int, ...]
-    message: tuple[Sizes, ...]
+    implementation: tuple[str, ...] = ("gloo",)
+    size: tuple[int, ...] = (768,)
+    message: tuple[Sizes, ...] = sizes("4MiB")
     dtype: tuple[str, ...] = ("float32",)
-    run: tuple[str, ...] = RUNS
+    run: tuple[str, ...] = ("in_turn", "together")
     peer_to_peer: tuple[Flag, ...] = (YES,)
 
 
 def axes(profile: str, device: Device) -> OverlapAxes:
-    """Products of some 10 ms on a CPU core; on GPUs those of large layers beside a bucket and beside a model."""
-    gpu = device.kind == "cuda"
-    if gpu:
-        messages = (Sizes.parse("25MiB"), Sizes.parse("400MiB"))
-        standard = OverlapAxes(("nccl",), ranks_here((len(gpus()),)), (8192,), messages, ("bfloat16",))
+    """On GPUs the products of large layers, beside a bucket of gradients and beside a model's."""
+    if device.kind == "cpu":
+        quick = OverlapAxes(ranks_here((2,)))
+        standard = replace(quick, run=RUNS)
+        full = replace(standard, ranks=ranks_here((2, 4)), size=(768, 1024), message=sizes("1MiB..16MiB:4"))
     else:
-        # A message that takes about as long as the product over gloo's TCP.
-        standard = OverlapAxes(("gloo",), ranks_here((2,)), (768,), (Sizes.parse("4MiB"),))
-    if profile == "quick":
-        return replace(standard, message=standard.message[:1], run=("in_turn", "together"))
-    if profile == "standard":
-        return standard
-    if gpu:
-        return replace(standard, size=(4096, 8192), message=(Sizes(2**20, 2**30, 4),))
-    return replace(standard, ranks=ranks_here((2, 4)), size=(768, 1024), message=(Sizes(2**20, 2**24, 4),))
+        quick = OverlapAxes(ranks_here((len(gpus()),)), ("nccl",), (8192,), sizes("25MiB"), ("bfloat16",))
+        standard = replace(quick, run=RUNS, message=sizes("25MiB", "400MiB"))
+        full = replace(standard, size=(4096, 8192), message=sizes("1MiB..1GiB:4"))
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: OverlapAxes) -> Iterator[Case]:
@@ -81,12 +79,7 @@ def seconds(run: str) -> Callable[[Row], float | None]:
 
 def longer_beside(run: str) -> Callable[[Row], Ratio | None]:
     """Its time while the other goes on over its time alone."""
-
-    def longer(row: Row) -> Ratio | None:
-        alone, beside = row.like(run=run), row.like(run=f"{run}_beside")
-        return alone.faster_than(beside) if alone and beside else None
-
-    return longer
+    return lambda row: alone.against(run=f"{run}_beside") if (alone := row.like(run=run)) else None
 
 
 def hidden(row: Row) -> Quantity | None:
@@ -97,10 +90,8 @@ def hidden(row: Row) -> Quantity | None:
     """
     runs = [found.by_process for name in RUNS[:4] if (found := row.like(run=name))]
     processes = set.intersection(*map(set, runs)) if len(runs) == 4 else set()
-    shares = []
-    for process in processes:
-        product, all_reduce, in_turn, together = (run[process] for run in runs)
-        shares.append((in_turn - together) / min(product, all_reduce))
+    times = [[run[process] for run in runs] for process in processes]
+    shares = [(in_turn - together) / min(product, all_reduce) for product, all_reduce, in_turn, together in times]
     return Quantity(statistics.median(shares), "%", min(shares), max(shares), len(shares)) if shares else None
 
 
@@ -118,21 +109,15 @@ def over_product(row: Row) -> Ratio | None:
 
 def of_nccl(name: str) -> Callable[[Row], int | None]:
     """What a run recorded of NCCL's kernel, its blocks or the GPU's multiprocessors."""
-
-    def largest(row: Row) -> int | None:
-        found = [run.kernel.get("details", {}).get(name) for run in row.rows.alike(row, "run")]
-        return max(filter(None, found), default=None)
-
-    return largest
+    return lambda row: max((run.details.get(name) or 0 for run in row.rows.alike(row, "run")), default=0) or None
 
 
 def analyse(rows: Rows) -> Findings:
     """What the product and the all_reduce cost each other."""
-    told = "{what}: the {run} takes {longer} as long as alone"
     return findings(
-        row.remark(told, effect="longer", what=what(row), longer=longer)
-        for row in rows
-        if row.run in ("product", "all_reduce") and (longer := longer_beside(row.run)(row)) is not None
+        row.remark("{what}: the {run} takes {longer} as long as alone", effect="longer", what=what(row), longer=longer)
+        for row in rows.where(lambda row: row.run in ("product", "all_reduce"))
+        if (longer := longer_beside(row.run)(row))
     )
 
 

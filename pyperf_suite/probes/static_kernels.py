@@ -41,14 +41,12 @@ def sweep(axes: StaticKernelsAxes) -> Iterator[Case]:
 
 def analyse(rows: Rows) -> Findings:
     """Which kernels touch local memory, and which has the most registers."""
-    spilling = rows.where(lambda row: row.seen["instructions_LDL"] + row.seen["instructions_STL"] > 0)
-    most = max(rows, key=lambda row: row.seen["registers"], default=None)
-    if most is None:
-        return Findings()
+    spilling = rows.where(lambda row: row.instructions_LDL + row.instructions_STL > 0)
+    most = max(rows, key=lambda row: row.registers, default=None)
     return findings(
-        remark("{spilling} of {all} kernels use local memory", spilling=len(spilling), all=len(rows)),
+        most and remark("{spilling} of {all} kernels use local memory", spilling=len(spilling), all=len(rows)),
         (row.remark("{kernel} for {target} uses local memory") for row in spilling),
-        most.remark("Most registers: {most} a thread in {kernel} for {target}", most=count("registers")(most)),
+        most and most.remark("Most registers: {most} a thread in {kernel} for {target}", most=round(most.registers)),
     )
 
 
@@ -78,10 +76,10 @@ PROBE = Probe(
                 Column("kernel", priority=2),
                 Column("target", priority=2),
                 Column("registers", count("registers"), priority=2),
-                Column("local memory", count("local_memory"), "B", 2),
-                Column("shared memory", count("dynamic_shared_memory"), "B"),
+                Column("local memory", "local_memory", "B", 2),
+                Column("shared memory", "dynamic_shared_memory", "B"),
                 Column("blocks/SM", count("resident_blocks")),
-                Column("code", count("code"), "B", 0),
+                Column("code", unit="B", priority=0),
                 Column("tensor core", instructions("HMMA", "HGMMA", "QGMMA", "UTCMMA")),
                 Column("copies", instructions("LDGSTS", "UTMALDG"), priority=0),
                 Column("instructions", count("instructions_all"), priority=0),

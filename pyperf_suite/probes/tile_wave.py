@@ -20,23 +20,13 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.staircase import JudgedLaw, judged_by_waves
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path, tile_count, wave_count
 from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.probes._products import (
-    Pair,
-    ProductAxes,
-    Sweep,
-    library_of,
-    on_gpu,
-    pair,
-    relative_rate,
-    series,
-    sweeps_along,
-)
+from pyperf_suite.probes._products import Pair, ProductAxes, Sweep, library_of, on_gpu, relative_rate, sweeps_along
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Within
-from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, findings, remark
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, findings, remark_on
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, table
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
 
@@ -72,21 +62,11 @@ class TileWaveAxes(ProductAxes):
 
 def axes(profile: str, device: Device) -> TileWaveAxes:
     """One tile along N in the quick profile; several tiles, dtypes and both directions in the others."""
-    return (_on_gpu(device) if device.kind == "cuda" else _on_cpu())[profile]
-
-
-def _on_cpu() -> dict[str, TileWaveAxes]:
-    quick = TileWaveAxes((cpu.detect().usable_cores,))
-    standard = replace(quick, tile=(Tile(64, 128, 256), *quick.tile), along=("n", "m"), offset=(-1, 0, 1))
-    full = replace(standard, tile=(*standard.tile, Tile(192, 256, 256)), dtype=("float32", "bfloat16"))
-    return {"quick": quick, "standard": standard, "full": full}
-
-
-def _on_gpu(device: Device) -> dict[str, TileWaveAxes]:
-    """As many rows of tiles as divide the multiprocessors, so that columns of tiles meet the edges of waves.
-
-    A single row would read its operands at the speed of memory and show that instead.
-    """
+    if device.kind != "cuda":
+        quick = TileWaveAxes((cpu.detect().usable_cores,))
+        standard = replace(quick, tile=(Tile(64, 128, 256), *quick.tile), along=("n", "m"), offset=(-1, 0, 1))
+        full = replace(standard, tile=(*standard.tile, Tile(192, 256, 256)), dtype=("float32", "bfloat16"))
+        return {"quick": quick, "standard": standard, "full": full}[profile]
     own, shared = on_gpu(device)
     (multiprocessors,) = shared["workers"]
     k_step = 64 if own == "cuda_sm90" else 32
@@ -96,6 +76,8 @@ def _on_gpu(device: Device) -> dict[str, TileWaveAxes]:
         schedule=("data_parallel", "stream_k"),
         k=(2048,),
         layout=("TN",),
+        # A single row of tiles would read its operands at the speed of memory and show that instead. So many rows as
+        # divide the multiprocessors, so that columns of tiles meet the edges of waves.
         across=(max(rows for rows in range(1, MOST_ROWS_ACROSS + 1) if multiprocessors % rows == 0),),
         waves=(2,),
         offset=(0, TMA_STEP),
@@ -116,7 +98,7 @@ def _on_gpu(device: Device) -> dict[str, TileWaveAxes]:
         along=("n", "m"),
         dtype=("bfloat16", "float16"),
     )
-    return {"quick": quick, "standard": standard, "full": full}
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: TileWaveAxes) -> Iterator[Case]:
@@ -160,33 +142,38 @@ def sweeps_of(rows: Rows) -> list[Sweep]:
     return [*sweeps_along("m", rows, FEWEST_SIZES), *sweeps_along("n", rows, FEWEST_SIZES)]
 
 
-def cliffs_of(sweep: Sweep) -> list[Pair]:
+@dataclass(frozen=True)
+class Cliff(Pair):
+    """A step over an edge of tiles."""
+
+    @property
+    def step(self) -> str:
+        """From which size to which."""
+        return f"{self.size} -> {self.other}"
+
+    @property
+    def cost(self) -> Quantity:
+        """How much more time it takes."""
+        gain = self.gain.inverse
+        return Quantity(gain.value - 1, "+%", gain.low - 1, gain.high - 1, gain.processes)
+
+    @property
+    def opens(self) -> str:
+        """What the next tile opens: a wave, where those before the edge fill their last one."""
+        return "a wave" if fills_wave(self.row, self.row.m, self.row.n) else "a tile"
+
+    @property
+    def cost_to_library(self) -> Quantity | None:
+        """How much more time the same step takes the library."""
+        before, after = library_of(self.row), library_of(self.beside)
+        return Quantity(after.seconds / before.seconds - 1, "+%") if before and after else None
+
+
+def cliffs_of(sweep: Sweep) -> list[Cliff]:
     """Every tile edge that was measured on both sides, the far side within a small part of a tile."""
     width = getattr(sweep.base.tile, sweep.along)
-    steps = (
-        pair(sweep, size, after)
-        for size, after in itertools.pairwise(sweep.rows)
-        if size % width == 0 and after - size <= width // WIDEST_STEP_SHARE
-    )
-    return list(filter(None, steps))
-
-
-def cost(cliff: Pair) -> Quantity:
-    """How much more time the step takes."""
-    gain = cliff.gain.inverse
-    return Quantity(gain.value - 1, "+%", gain.low - 1, gain.high - 1, gain.processes)
-
-
-def cost_to_library(cliff: Pair) -> float | None:
-    """How much more time the same step takes the library."""
-    before, after = (library_of(cliff.sweep.rows[size]) for size in (cliff.size, cliff.other))
-    return after.seconds / before.seconds - 1 if before and after else None
-
-
-def opens_wave(cliff: Pair) -> bool:
-    """Whether the tiles before the edge fill their last wave."""
-    before = cliff.sweep.rows[cliff.size]
-    return bool(fills_wave(before, before.m, before.n))
+    steps = itertools.pairwise(sweep.rows)
+    return Cliff.each(sweep, (s for s in steps if s[0] % width == 0 and s[1] - s[0] <= width // WIDEST_STEP_SHARE))
 
 
 def in_slots(row: Row) -> Schedule:
@@ -196,7 +183,7 @@ def in_slots(row: Row) -> Schedule:
     on one, which the record tells; elsewhere they are the workers asked for, as far as there are slots for them.
     """
     schedule: Schedule = row.schedule
-    slots = row.kernel.get("details", {}).get("slots")
+    slots = row.details.get("slots")
     if not slots:
         return schedule
     handed_out = schedule.policy in ("data_parallel", "split_k")
@@ -222,13 +209,14 @@ def analyse(rows: Rows) -> Findings:
     sweeps: list[Sweep] = []
     parts: list[Remark | Figure | None] = []
     for setting in settings_of(rows):
-        own = sweeps_of(setting)
-        law = fit(setting)
+        own, law = sweeps_of(setting), fit(setting)
         sweeps += own
-        parts += [_first_wave(sweep) for sweep in own]
-        for in_direction in grouped(own, lambda sweep: sweep.along).values():
-            parts += [_of_library(in_direction[0]), _figure(in_direction, law)]
-        parts.append(_law(setting[0], law))
+        first = [next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None) for sweep in own]
+        # A wave that costs less than nothing says how noisy the machine was; the table has it.
+        parts += [remark_on(cliff, WAVE, effect="cost") for cliff in first if cliff and cliff.gain.value < 1]
+        for alike in grouped(own, lambda sweep: sweep.along).values():
+            parts += [_of_library(alike[0]), _figure(alike, law)]
+        parts.append(_law(setting[0], law) if law else None)
     cliffs = [cliff for sweep in sweeps for cliff in cliffs_of(sweep)]
     return findings(
         parts,
@@ -237,52 +225,32 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
-def _first_wave(sweep: Sweep) -> Remark | None:
-    cliff = next(filter(opens_wave, cliffs_of(sweep)), None)
-    # A wave that costs less than nothing says how noisy the machine was; the table has it.
-    if cliff is None or cliff.gain.value >= 1:
-        return None
-    return remark(
-        "{setting}, {shape}: opening a wave costs {cost} time at {along} = {step}",
-        effect="cost",
-        setting=sweep.setting,
-        shape=sweep.shape,
-        cost=cost(cliff),
-        along=sweep.name,
-        step=_step(cliff),
-    )
+WAVE = "{sweep.setting}, {sweep.shape}: opening a wave costs {cost} time at {sweep.name} = {step}"
 
 
 def _of_library(sweep: Sweep) -> Remark | None:
-    costs = {_step(cliff): extra for cliff in cliffs_of(sweep) if (extra := cost_to_library(cliff)) is not None}
+    costs = [(cost.value, cliff.step) for cliff in cliffs_of(sweep) if (cost := cliff.cost_to_library)]
     library = library_of(sweep.base)
     if not costs or library is None:
         return None
-    step = max(costs, key=lambda step: costs[step])
-    return remark(
-        "{library} on the same shapes, {dtype}, {workers} workers: a step over those edges costs at most {most} time, "
-        "at {along} = {step}, and {median} at the median",
-        library=library.implementation,
-        dtype=library.dtype,
+    most, step = max(costs)
+    return library.remark(
+        "{implementation} on the same shapes, {dtype}, {workers} workers: a step over those edges costs at most {most} "
+        "time, at {along} = {step}, and {median} at the median",
         workers=library.schedule.workers,
-        most=Quantity(costs[step], "+%"),
+        most=Quantity(most, "+%"),
         along=sweep.name,
         step=step,
-        median=Quantity(statistics.median(costs.values()), "+%"),
+        median=Quantity(statistics.median(cost for cost, _ in costs), "+%"),
     )
 
 
-def _law(row: Row, found: JudgedLaw | None) -> Remark | None:
-    if found is None:
-        return None
-    return remark(
-        "Law for {kernel}, tile {tile}, {dtype}, K = {k}: time = {overhead} + waves x {step}; fitted to {fitted} cases "
-        "with an odd number of waves, it misses the {held_out} others by {error} (median; worst {worst})",
+def _law(row: Row, found: JudgedLaw) -> Remark:
+    return row.remark(
+        "Law for {implementation}, tile {tile}, {dtype}, K = {k}: time = {overhead} + waves x {step}; fitted to "
+        "{fitted} cases with an odd number of waves, it misses the {held_out} others by {error} (median; worst "
+        "{worst})",
         kind="law",
-        kernel=row.implementation,
-        tile=row.tile,
-        dtype=row.dtype,
-        k=row.k,
         overhead=Quantity(found.law.overhead_s, "us", predicted=True),
         step=Quantity(found.law.tile_seconds(row.k), "us", predicted=True),
         fitted=found.fitted_on,
@@ -292,52 +260,42 @@ def _law(row: Row, found: JudgedLaw | None) -> Remark | None:
     )
 
 
-def _step(cliff: Pair) -> str:
-    return f"{cliff.size} -> {cliff.other}"
+def _largest(sweep: Sweep) -> Cliff | None:
+    return max(cliffs_of(sweep), key=lambda cliff: cliff.cost.value, default=None)
 
 
-def _best(sweep: Sweep) -> Row:
-    return max(sweep.rows.values(), key=lambda row: row.flop_per_s)
-
-
-def _largest(sweep: Sweep) -> Pair | None:
-    return max(cliffs_of(sweep), key=lambda cliff: cost(cliff).value, default=None)
+def _tile_of(library: Row | None) -> str | None:
+    return "x".join(map(str, library.details.get("tile", ()))) or None if library else None
 
 
 def _inside_a_wave(sweep: Sweep) -> float | None:
-    inside = [cost(cliff).value for cliff in cliffs_of(sweep) if not opens_wave(cliff)]
+    inside = [cliff.cost.value for cliff in cliffs_of(sweep) if cliff.opens == "a tile"]
     return statistics.median(inside) if inside else None
 
 
-def _tile_of_library(row: Row) -> str | None:
-    library = library_of(row)
-    tile = library.kernel.get("details", {}).get("tile") if library else None
-    return "x".join(map(str, tile)) if tile else None
-
-
 SWEEP_COLUMNS = (
-    Column("kernel", lambda sweep: sweep.base.implementation, priority=0),
-    Column("dtype", lambda sweep: sweep.base.dtype, priority=0),
-    Column("schedule", lambda sweep: str(sweep.base.schedule), priority=2),
-    Column("tile", lambda sweep: str(sweep.base.tile)),
-    Column("along", lambda sweep: sweep.name),
-    Column("best rate", lambda sweep: _best(sweep).flop_per_s, "TFLOP/s"),
-    Column("of the library's", lambda sweep: relative_rate(_best(sweep)), "%"),
-    Column("largest cliff", lambda sweep: _step(cliff) if (cliff := _largest(sweep)) else None),
-    Column("costs", lambda sweep: cost(cliff).value if (cliff := _largest(sweep)) else None, "+%", priority=2),
+    Column("kernel", "base.implementation", priority=0),
+    Column("dtype", "base.dtype", priority=0),
+    Column("schedule", "base.schedule", priority=2),
+    Column("tile", "base.tile"),
+    Column("along", "name"),
+    Column("best rate", "fastest.flop_per_s", "TFLOP/s"),
+    Column("of the library's", lambda sweep: relative_rate(sweep.fastest), "%"),
+    Column("largest cliff", lambda sweep: cliff.step if (cliff := _largest(sweep)) else None),
+    Column("costs", lambda sweep: cliff.cost.value if (cliff := _largest(sweep)) else None, "+%", priority=2),
     Column("median inside a wave", _inside_a_wave, "+%"),
 )
 
 CLIFF_COLUMNS = (
-    Column("setting", lambda cliff: cliff.sweep.setting),
-    Column("shape", lambda cliff: cliff.sweep.shape, priority=0),
-    Column("step", _step, priority=2),
-    Column("opens", lambda cliff: "a wave" if opens_wave(cliff) else "a tile"),
-    Column("costs", cost, "+%", priority=2),
-    Column("rate before", lambda cliff: cliff.sweep.rows[cliff.size].flop_per_s, "TFLOP/s"),
-    Column("rate after", lambda cliff: cliff.sweep.rows[cliff.other].flop_per_s, "TFLOP/s"),
-    Column("costs the library", cost_to_library, "+%"),
-    Column("in tiles of", lambda cliff: _tile_of_library(cliff.sweep.rows[cliff.other]), priority=0),
+    Column("setting", "sweep.setting"),
+    Column("shape", "sweep.shape", priority=0),
+    Column("step", priority=2),
+    Column("opens"),
+    Column("costs", "cost", "+%", priority=2),
+    Column("rate before", "row.flop_per_s", "TFLOP/s"),
+    Column("rate after", "beside.flop_per_s", "TFLOP/s"),
+    Column("costs the library", "cost_to_library", "+%"),
+    Column("in tiles of", lambda cliff: _tile_of(library_of(cliff.beside)), priority=0),
 )
 
 
@@ -349,30 +307,31 @@ def _figure(sweeps: Sequence[Sweep], law: JudgedLaw | None) -> Figure:
         title=f"Tile and wave quantization: {row.implementation}, tile {row.tile}, {row.dtype}",
         caption=f"{sweeps[0].shape} on {row.schedule.workers} workers. Points: measured; line: wave law; dashed: the "
         "library. Solid verticals open a wave, dotted ones a tile.",
-        rows=tuple(tuple(_panel(sweep, law, as_rate) for sweep in sweeps) for as_rate in (False, True)),
+        rows=tuple(tuple(_panel(sweep, law, what) for sweep in sweeps) for what in ("time", "rate")),
     )
 
 
-def _panel(sweep: Sweep, found: JudgedLaw | None, as_rate: bool) -> Panel:
-    row, smallest, largest = sweep.base, min(sweep.rows), max(sweep.rows)
-    drawn = [series("measured", sweep.rows, as_rate=as_rate)]
+def _panel(sweep: Sweep, found: JudgedLaw | None, what: str) -> Panel:
+    row, largest = sweep.base, max(sweep.rows)
+    value = "throughput" if what == "rate" else what
+    drawn = [series("measured", sweep.rows.values(), sweep.along, value)]
     if found is not None:
-        sizes = np.arange(smallest, largest + 1)
+        sizes = np.arange(min(sweep.rows), largest + 1)
         m, n = (row.m, sizes) if sweep.along == "n" else (sizes, row.n)
         seconds = found.law.seconds(critical_path(m, n, row.k, row.tile, in_slots(row)))
-        y = 2.0 * m * n * row.k / seconds if as_rate else seconds
+        y = 2.0 * m * n * row.k / seconds if what == "rate" else seconds
         drawn.append(Series("wave law", sizes.tolist(), y.tolist(), "line"))
-    library = {size: theirs for size, ours in sweep.rows.items() if (theirs := library_of(ours))}
-    for theirs in list(library.values())[:1]:
-        drawn.append(series(theirs.implementation, library, "beside", as_rate))
+    library = [theirs for ours in sweep.rows.values() if (theirs := library_of(ours))]
+    if library:
+        drawn.append(series(library[0].implementation, library, sweep.along, value, "beside"))
     width = getattr(row.tile, sweep.along)
     edges = np.arange(width, largest + 1, width)
     strong = fills_wave(row, *((row.m, edges) if sweep.along == "n" else (edges, row.n)))
     return Panel(
         title=str(row.schedule),
         x_label=sweep.name,
-        y_label="rate" if as_rate else "time",
-        y_unit="TFLOP/s" if as_rate else "us",
+        y_label=what,
+        y_unit="TFLOP/s" if what == "rate" else "us",
         series=tuple(drawn),
         strong_edges=tuple(edges[strong].tolist()),
         weak_edges=tuple(edges[~strong].tolist()),

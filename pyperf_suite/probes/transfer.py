@@ -21,9 +21,9 @@ from pyperf_suite.operators.training import host_memory
 from pyperf_suite.operators.training.host_memory import ANY_NODE
 from pyperf_suite.operators.training.transfer_parameters import TransferParameters
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import OneOf, Sizes, every_size, size_name
+from pyperf_suite.spec.axes import OneOf, Sizes, every_size, size_ticks, sizes
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
-from pyperf_suite.spec.probe import Probe
+from pyperf_suite.spec.probe import Probe, RowClaim
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series, table
 from pyperf_suite.spec.sources import TRANSFORMERS
@@ -35,8 +35,6 @@ MEMORY = ("pinned", "pageable")
 
 # The folder that results go to.
 RESULTS = "results"
-
-KIB, MIB = 2**10, 2**20
 
 TRADES_BANDWIDTH = Claim("offloading to NVMe trades bandwidth for memory", TRANSFORMERS, low=WORTH)
 # "Much faster" has no number there; from one and a half times on nobody would call it less.
@@ -61,70 +59,57 @@ class TransferAxes:
     source lies, -1 for wherever the kernel puts it; `folder` names the disk, "results" for that of the results.
     """
 
-    way: Annotated[tuple[str, ...], OneOf(WAYS)]
-    size: tuple[Sizes, ...]
-    torch_size: tuple[Sizes, ...]
-    disk_size: tuple[Sizes, ...]
-    workers: tuple[int, ...]
-    memory: Annotated[tuple[str, ...], OneOf(MEMORY)]
+    way: Annotated[tuple[str, ...], OneOf(WAYS)] = ("memcpy", *ON_DISK)
+    size: tuple[Sizes, ...] = sizes("64KiB", "16MiB")
+    torch_size: tuple[Sizes, ...] = ()
+    disk_size: tuple[Sizes, ...] = sizes("1MiB")
+    workers: tuple[int, ...] = ()
+    memory: Annotated[tuple[str, ...], OneOf(MEMORY)] = ()
     numa_node: tuple[int, ...] = (ANY_NODE,)
     folder: tuple[str, ...] = (RESULTS,)
 
 
 def axes(profile: str, device: Device) -> TransferAxes:
     """From below the level-1 cache to beyond all caches; on a GPU both directions over its bus, and first."""
-    bus = OVER_BUS if device.kind == "cuda" else ()
-    memory = MEMORY if bus else ()
-    if profile == "quick":
+    quick, bus = TransferAxes(), OVER_BUS if device.kind == "cuda" else ()
+    if bus:
         # What is measured in host memory does not change with the GPU.
-        return TransferAxes(
-            way=bus or ("memcpy", *ON_DISK),
-            size=tuple(map(Sizes.parse, ("64MiB",) if bus else ("64KiB", "16MiB"))),
-            torch_size=(),
-            disk_size=(Sizes.parse("1MiB"),),
-            workers=(),
-            memory=memory,
-        )
-    cores = cpu.detect().usable_cores
-    several = tuple(node for node in host_memory.nodes() if len(host_memory.nodes()) > 1)
-    standard = TransferAxes(
+        quick = replace(quick, way=bus, size=sizes("64MiB"), memory=MEMORY)
+    cores, nodes = cpu.detect().usable_cores, tuple(host_memory.nodes())
+    standard = replace(
+        quick,
         way=(*bus, *IN_HOST, *ON_DISK),
-        size=(Sizes(2 * KIB, 64 * MIB, 8),),
-        torch_size=(Sizes(16 * MIB, 16 * MIB),),
-        disk_size=(Sizes(4 * KIB, 16 * MIB, 64),),
+        size=sizes("2KiB..64MiB:8"),
+        torch_size=sizes("16MiB"),
+        disk_size=sizes("4KiB..16MiB:64"),
         workers=tuple(sorted({1, cores})),
-        memory=memory,
-        numa_node=several or (ANY_NODE,),
+        numa_node=nodes if len(nodes) > 1 else (ANY_NODE,),
     )
-    if profile == "standard":
-        return standard
-    return replace(
+    full = replace(
         standard,
-        size=(Sizes(1 * KIB, 256 * MIB, 4),),
-        torch_size=(Sizes(1 * KIB, 256 * MIB, 4),),
-        disk_size=(Sizes(4 * KIB, 64 * MIB, 4),),
-        workers=tuple(sorted({1, *(2**power for power in range(1, 10) if 2**power < cores), cores})),
+        size=sizes("1KiB..256MiB:4"),
+        torch_size=sizes("1KiB..256MiB:4"),
+        disk_size=sizes("4KiB..64MiB:4"),
+        workers=tuple(sorted({*(2**power for power in range(10) if 2**power < cores), cores})),
     )
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: TransferAxes) -> Iterator[Case]:
     """Every way at its sizes, in each kind of memory that it has."""
     for way in axes.way:
-        for parameters in _parameters(way, axes):
-            yield Case("transfer", parameters, way)
-
-
-def _parameters(way: str, axes: TransferAxes) -> Iterator[TransferParameters]:
-    if way == "torch":
-        for size_bytes, workers in itertools.product(every_size(axes.torch_size), axes.workers):
-            yield TransferParameters(size_bytes, workers)
-    elif way in ON_DISK:
-        for size_bytes, folder in itertools.product(every_size(axes.disk_size), axes.folder):
-            yield TransferParameters(size_bytes, folder="" if folder == RESULTS else folder)
-    else:
-        memory = axes.memory if way in OVER_BUS else ("pageable",)
-        for size_bytes, kind, node in itertools.product(every_size(axes.size), memory, axes.numa_node):
-            yield TransferParameters(size_bytes, pinned=kind == "pinned", numa_node=node)
+        if way == "torch":
+            settings = itertools.product(every_size(axes.torch_size), axes.workers)
+            asked = [TransferParameters(size_bytes, workers) for size_bytes, workers in settings]
+        elif way in ON_DISK:
+            folders = ["" if folder == RESULTS else folder for folder in axes.folder]
+            places = itertools.product(every_size(axes.disk_size), folders)
+            asked = [TransferParameters(size_bytes, folder=folder) for size_bytes, folder in places]
+        else:
+            memory = axes.memory if way in OVER_BUS else ("pageable",)
+            ends = itertools.product(every_size(axes.size), memory, axes.numa_node)
+            asked = [TransferParameters(size, pinned=kind == "pinned", numa_node=node) for size, kind, node in ends]
+        yield from (Case("transfer", parameters, way) for parameters in asked)
 
 
 @dataclass(frozen=True)
@@ -133,6 +118,12 @@ class Curve:
 
     rows: Rows
     law: PiecewiseAlphaBeta | None
+
+    @classmethod
+    def of(cls, rows: Rows) -> Curve:
+        """One way with its law."""
+        seen = [(row.size_bytes, seconds) for row in rows for seconds in row.by_process.values()]
+        return cls(rows, PiecewiseAlphaBeta.fit(*zip(*seen, strict=True)) if len(rows) >= FEWEST_OF_A_LAW else None)
 
     @property
     def largest(self) -> Row:
@@ -149,21 +140,16 @@ class Curve:
         """The smallest size that moves at half of the best rate or more."""
         return next(row.size_bytes for row in self.rows if rate(row).value >= rate(self.fastest).value / 2)
 
-    def law_s(self, row: Row) -> float | None:
-        """What the law predicts for a row."""
-        return float(self.law.seconds(row.size_bytes)) if self.law else None
+    @property
+    def law_s(self) -> dict[str, float]:
+        """What the law predicts, by case."""
+        return {row.case.case_id: float(self.law.seconds(row.size_bytes)) for row in self.rows if self.law}
 
-    def law_over_measured(self, row: Row) -> float:
-        """The law's time over the measured one."""
-        return (self.law_s(row) or math.nan) / row.seconds
-
-
-def curve_of(rows: Rows) -> Curve:
-    """One way with its law."""
-    if len(rows) < FEWEST_OF_A_LAW:
-        return Curve(rows, None)
-    seen = [(row.size_bytes, seconds) for row in rows for seconds in row.by_process.values()]
-    return Curve(rows, PiecewiseAlphaBeta.fit([size for size, _ in seen], [seconds for _, seconds in seen]))
+    @property
+    def worst_error(self) -> float | None:
+        """By how much the law misses the size that it fits least."""
+        pairs = zip(self.rows, self.law_s.values(), strict=False)
+        return max((abs(law_s / row.seconds - 1) for row, law_s in pairs), default=None)
 
 
 def name_of(row: Row) -> str:
@@ -174,8 +160,12 @@ def name_of(row: Row) -> str:
     if row.implementation in OVER_BUS:
         words.append("pinned" if row.pinned else "pageable")
     words += [f"node {row.numa_node}"] if row.numa_node != ANY_NODE else []
-    words += [row.folder] if row.folder else []
-    return ", ".join(words)
+    return ", ".join([*words, row.folder] if row.folder else words)
+
+
+def size_of(row: Row) -> Quantity:
+    """The bytes that it moves."""
+    return Quantity(row.size_bytes, "size")
 
 
 def rate(row: Row) -> Quantity:
@@ -183,20 +173,16 @@ def rate(row: Row) -> Quantity:
     return row.reading.per_second(row.size_bytes, "GB/s")
 
 
+def is_largest_of_both(row: Row) -> bool:
+    """Whether it is of the largest size that is measured in pinned and in pageable memory."""
+    both = [each for each in row.rows.alike(row, "size_bytes") if each.pinned and each.against(pinned=False)]
+    return row in both[-1:]
+
+
 def analyse(rows: Rows) -> Findings:
     """Latency and bandwidth of each way, what cores, nearness and a disk make of them, and what offloading takes."""
-    curves = [curve_of(group) for group in rows.groups("size_bytes")]
-    parts = (_cores(rows), _nodes(rows), _disk(rows), _offload(curves), _tables(curves), _figure(curves))
-    return findings(_pinned(curves), *parts)
-
-
-def _pinned(curves: Sequence[Curve]) -> Iterator[Verdict]:
-    """Pinned beside pageable memory in each direction, at the largest size of both."""
-    for curve in curves:
-        pairs = [(row, faster) for row in curve.rows.where(pinned=True) if (faster := row.against(pinned=False))]
-        for row, faster in pairs[-1:]:
-            told = "{way}: {size} move {measured} as fast as with pageable memory"
-            yield PINNED_IS_FASTER.judge(told, faster, way=name_of(row), size=Quantity(row.size_bytes, "size"))
+    curves = [Curve.of(group) for group in rows.groups("size_bytes")]
+    return findings(_cores(rows), _nodes(rows), _disk(rows), _offload(curves), _tables(rows, curves), _figure(curves))
 
 
 def _cores(rows: Rows) -> Iterator[Remark]:
@@ -205,14 +191,8 @@ def _cores(rows: Rows) -> Iterator[Remark]:
     fewest, most = (choose((row.workers for row in copies), default=0) for choose in (min, max))
     pairs = [(row, faster) for row in copies.where(workers=most) if (faster := row.against(workers=fewest))]
     for row, faster in pairs[:1] + pairs[1:][-1:]:
-        yield remark(
-            "{most} cores copy {size} {faster} as fast as {fewest}",
-            effect="faster",
-            most=most,
-            size=Quantity(row.size_bytes, "size"),
-            faster=faster,
-            fewest=fewest,
-        )
+        told = "{workers} cores copy {size} {faster} as fast as {fewest}"
+        yield row.remark(told, effect="faster", size=size_of(row), faster=faster, fewest=fewest)
 
 
 def _nodes(rows: Rows) -> Iterator[Remark]:
@@ -221,15 +201,14 @@ def _nodes(rows: Rows) -> Iterator[Remark]:
     largest = {(group[0].implementation, group[0].pinned): group for group in placed.groups("numa_node") if group[1:]}
     for group in largest.values():
         near, *_, far = sorted(group, key=lambda row: float(row.seconds))
-        if (faster := near.faster_than(far)) is not None:
-            yield remark(
-                "{way} moves {size} {faster} as fast as from node {far}: keep the process near the memory it copies",
-                effect="faster",
-                way=name_of(near),
-                size=Quantity(near.size_bytes, "size"),
-                faster=faster,
-                far=far.numa_node,
-            )
+        yield remark(
+            "{way} moves {size} {faster} as fast as from node {far}: keep the process near the memory it copies",
+            effect="faster",
+            way=name_of(near),
+            size=size_of(near),
+            faster=near.faster_than(far),
+            far=far.numa_node,
+        )
 
 
 def _disk(rows: Rows) -> Iterator[Remark | Verdict]:
@@ -238,10 +217,10 @@ def _disk(rows: Rows) -> Iterator[Remark | Verdict]:
     direct, cached, copied = (largest.get(way) for way in ("disk_direct", "disk_cached", "memcpy"))
     if direct and copied and (faster := faster_a_byte(copied, direct)):
         yield TRADES_BANDWIDTH.judge("A copy in memory moves {measured} the bytes a second of a read from disk", faster)
-    if direct and cached and (faster := faster_a_byte(cached, direct)):
+    if direct and cached:
         told = "The page cache gives {faster} the bytes a second that the disk gives to O_DIRECT"
-        yield remark(told, effect="faster", faster=faster)
-    if any(row.kernel["details"].get("virtualised") for row in rows.where(implementation="disk_direct")):
+        yield remark(told, effect="faster", faster=faster_a_byte(cached, direct))
+    if any(row.details.get("virtualised") for row in rows.where(implementation="disk_direct")):
         yield remark("The disk is a virtual machine's: its host may have answered out of its memory", kind="caution")
 
 
@@ -255,7 +234,7 @@ def _offload(curves: Sequence[Curve]) -> Iterator[Remark]:
     """What the rates mean for offloading."""
     for row in (curve.largest for curve in curves):
         if row.implementation in ("memcpy", "disk_direct", "host_to_device") and row.numa_node in (ANY_NODE, 0):
-            seconds = row.seconds / row.size_bytes * ADAMW_BYTES * OFFLOADED_PARAMETERS
+            seconds = ADAMW_BYTES * OFFLOADED_PARAMETERS / rate(row).value
             yield remark(
                 "{way}: what AdamW keeps of 1e9 parameters, {each} each, takes {time} to read; each step writes it too",
                 kind="predicted",
@@ -265,49 +244,46 @@ def _offload(curves: Sequence[Curve]) -> Iterator[Remark]:
             )
 
 
-def _tables(curves: Sequence[Curve]) -> Iterator[Table]:
+def _tables(rows: Rows, curves: Sequence[Curve]) -> Iterator[Table]:
     columns = (
         Column("way", lambda curve: name_of(curve.largest), priority=2),
-        Column("largest", lambda curve: curve.largest.size_bytes, "size"),
+        Column("largest", lambda curve: size_of(curve.largest), "size"),
         Column("rate", lambda curve: rate(curve.largest), "GB/s", priority=2),
         Column("best rate", lambda curve: rate(curve.fastest).value, "GB/s"),
-        Column("at", lambda curve: curve.fastest.size_bytes, "size"),
+        Column("at", lambda curve: size_of(curve.fastest), "size"),
         Column("half of it from", "half_from", "size", priority=0),
         Column("latency by the law", lambda curve: curve.law and curve.law.start_s, "us"),
         Column("law off where left out", lambda curve: curve.law and curve.law.held_out_error, "%", priority=0),
-        Column("law off at worst", _worst_error, "%", priority=0),
+        Column("law off at worst", "worst_error", "%", priority=0),
     )
     yield table("Ways", columns, curves)
+    law_s = {case_id: seconds for curve in curves for case_id, seconds in curve.law_s.items()}
     by_size = (
-        Column("way", lambda point: name_of(point[1]), priority=2),
-        Column("size", lambda point: point[1].size_bytes, "size", priority=2),
-        Column("time", lambda point: point[1].seconds, "us"),
-        Column("rate", lambda point: rate(point[1]), "GB/s"),
-        Column("law", lambda point: point[0].law_s(point[1]), "us", 0, predicted=True),
-        Column("law / measured", lambda point: point[0].law and point[0].law_over_measured(point[1]), "x", 0),
+        Column("way", name_of, priority=2),
+        Column("size", "size_bytes", "size", priority=2),
+        Column("time", "seconds", "us"),
+        Column("rate", rate, "GB/s"),
+        Column("law", lambda row: law_s.get(row.case.case_id), "us", 0, predicted=True),
+        Column("law / measured", lambda row: (law := law_s.get(row.case.case_id)) and law / row.seconds, "x", 0),
     )
-    yield table("Transfers by size", by_size, [(curve, row) for curve in curves for row in curve.rows])
-
-
-def _worst_error(curve: Curve) -> float | None:
-    """By how much the law misses the size that it fits least."""
-    return max(abs(curve.law_over_measured(row) - 1) for row in curve.rows) if curve.law else None
+    yield table("Transfers by size", by_size, rows)
 
 
 def _figure(curves: Sequence[Curve]) -> Figure | None:
-    drawn = [each for curve in curves for each in _series(curve) if curve.law]
-    sizes = sorted({row.size_bytes for curve in curves if curve.law for row in curve.rows})
-    if not sizes:
+    fitted = [curve for curve in curves if curve.law]
+    if not fitted:
         return None
-    ticks = tuple((float(size), size_name(size)) for size in sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
-    panel = Panel("Transfers", "size", "rate", tuple(drawn), x_ticks=ticks, x_unit="size", y_unit="GB/s")
+    sizes = sorted({row.size_bytes for curve in fitted for row in curve.rows})
+    ticks = size_ticks(sizes[:: math.ceil(len(sizes) / MOST_TICKS)])
+    drawn = tuple(each for curve in fitted for each in _series(curve))
+    panel = Panel("Transfers", "size", "rate", drawn, x_ticks=ticks, x_unit="size", y_unit="GB/s")
     caption = "Points: measured, bars span the processes; line: latency + bytes / bandwidth. The payload counts once."
     return Figure("transfer", "Rate of transfers by size", caption, ((panel,),))
 
 
 def _series(curve: Curve) -> Iterator[Series]:
     name = name_of(curve.largest)
-    yield series(name, curve.rows, x=lambda row: row.size_bytes, y=rate)
+    yield series(name, curve.rows, lambda row: row.size_bytes, rate)
     if curve.law:
         sizes = np.geomspace(curve.rows[0].size_bytes, curve.largest.size_bytes, LAW_POINTS)
         yield Series(f"law of {name}", sizes.tolist(), (sizes / curve.law.seconds(sizes)).tolist(), "line")
@@ -321,6 +297,15 @@ PROBE = Probe(
     axes=axes,
     sweep=sweep,
     order=lambda row: (WAYS.index(row.implementation), not row.pinned, row.key("size_bytes"), row.size_bytes),
+    claims=(
+        RowClaim(
+            PINNED_IS_FASTER,
+            "{way}: {size} move {measured} as fast as with pageable memory",
+            ratio=lambda row: row.against(pinned=False),
+            where=is_largest_of_both,
+            values={"way": name_of, "size": size_of},
+        ),
+    ),
     analyse=analyse,
     group=lambda case: f"transfer {case.implementation}",
 )

@@ -8,10 +8,11 @@ run, `-a baseline.workers=1` speaks to one of them. What an axis can hold stands
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -102,6 +103,18 @@ def check_axes(axes: Any) -> None:
         for limit in getattr(hint, "__metadata__", ()):
             for value in getattr(axes, name):
                 limit.check(name, value)
+
+
+def parsed(kind: Any, text: str) -> tuple[Any, ...]:
+    """Values of an axis as a person writes them, with blanks between: `parsed(Shape, "64x64x64 128x64x32")`."""
+    return tuple(map(kind.parse, text.split()))
+
+
+def crossed(axes: Any, *names: str) -> Iterator[dict[str, Any]]:
+    """Every combination of the values of these axes, or of all, by the names of the axes."""
+    names = names or tuple(vars(axes))
+    for values in itertools.product(*(getattr(axes, name) for name in names)):
+        yield dict(zip(names, values, strict=True))
 
 
 def _parse(name: str, element: Any, text: str) -> Any:
@@ -217,6 +230,16 @@ def _bytes(text: str) -> int:
     if match is None or match[2].upper() not in BYTES or not int(match[1]):
         raise UserError(f"{text.strip()!r} is not a size: write bytes, or KiB, MiB or GiB, as in 64KiB.")
     return int(match[1]) * BYTES[match[2].upper()]
+
+
+def sizes(*texts: str) -> tuple[Sizes, ...]:
+    """Each as a person writes it: `sizes("64KiB", "1MiB..1GiB:4")`."""
+    return tuple(map(Sizes.parse, texts))
+
+
+def size_ticks(sizes: Iterable[int]) -> tuple[tuple[float, str], ...]:
+    """Places on an axis of sizes, with their names."""
+    return tuple((float(size), size_name(size)) for size in sizes)
 
 
 def every_size(ladders: Iterable[Sizes]) -> list[int]:

@@ -54,12 +54,12 @@ def remark(template: str, *, kind: Kind = "", effect: str = "", **values: Any) -
     return Remark(template, cells, kind, effect)
 
 
-def remark_on(
-    item: Any, template: str, *, kind: Literal["", "law", "predicted", "caution"] = "", effect: str = ""
-) -> Remark:
-    """A remark whose gaps name attributes of an item, or theirs: `{sweep.setting}: {size} runs {gain} as fast`."""
-    values: dict[str, Any] = {}
-    for name in {name for _, name, _, _ in string.Formatter().parse(template) if name}:
+def remark_on(item: Any, template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
+    """A remark whose gaps name attributes of an item, or theirs: `{sweep.setting}: {size} runs {gain} as fast`.
+
+    What `values` has is not asked of the item.
+    """
+    for name in {name for _, name, _, _ in string.Formatter().parse(template) if name} - values.keys():
         values[name.replace(".", "_")] = operator.attrgetter(name)(item)
         template = template.replace(f"{{{name}}}", f"{{{name.replace('.', '_')}}}")
     return remark(template, kind=kind, effect=effect, **values)

@@ -60,9 +60,10 @@ class Probe:
 
     `axes(profile, device)` gives a frozen dataclass of tuples, which `sweep` crosses into cases. What its records say
     are `claims` and `tables` over rows, sorted by `order`, and what `analyse(rows)` computes of its own, which
-    comes first. `follow_up(records)` names cases worth measuring after these records, as a bisection asks for; it is
-    asked again with what they gave, until it names nothing new. A run that names no probe leaves out what is not timed;
-    pytest, what has no items.
+    comes first. `computed` is what each row has besides its own, which columns and templates then name.
+    `follow_up(records)` names cases worth measuring after these records, as a bisection asks for; it is asked again
+    with what they gave, until it names nothing new. A run that names no probe leaves out what is not timed; pytest,
+    what has no items.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Probe:
     axes: Callable[[str, Device], Any]
     sweep: Callable[[Any], Iterable[Case]]
     title: str = ""
+    computed: Mapping[str, Callable[[Row], Any]] = field(default_factory=dict)
     order: Callable[[Row], Any] | None = None
     tables: Sequence[RowTable] = ()
     claims: Sequence[RowClaim] = ()
@@ -98,7 +100,7 @@ class Probe:
 
     def findings(self, records: Sequence[Record]) -> Findings:
         """What the records say; records of other probes are not passed."""
-        rows = rows_of(records, self.order)
+        rows = rows_of(records, self.order, self.computed)
         own = findings(
             (claim.verdicts(rows) for claim in self.claims),
             (table(each.title, each.columns, filter(each.where, rows)) for each in self.tables),

@@ -12,6 +12,7 @@ import string
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
@@ -53,6 +54,11 @@ class Reading:
     def tflop_per_s(self) -> float:
         """Useful work in units of 1e12 FLOP a second."""
         return self.flop_per_s / 1e12
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """What the kernel told of itself."""
+        return self.kernel.get("details", {})
 
     @property
     def time(self) -> Quantity:
@@ -161,7 +167,8 @@ def _half_width(reading: Reading) -> float:
 class Row:
     """One measured case. Names of its parameters are its own: `row.hidden` is `row.reading.case.parameters.hidden`.
 
-    `seen` has what was observed beside time, by metric; `rows` are all rows of the run, itself among them.
+    `seen` has what was observed beside time, by metric; `rows` are all rows of the run, itself among them. So are the
+    names of what was observed, where nothing else has them, and of what the rows say is computed.
     """
 
     reading: Reading
@@ -169,13 +176,19 @@ class Row:
     rows: Rows = field(repr=False, compare=False)
 
     def __getattr__(self, name: str) -> Any:
-        """A parameter of the case, its implementation or mode, or something of the reading."""
+        """A parameter of the case, its implementation or mode, what is computed, of the reading, or observed."""
         if name.startswith("__"):
             raise AttributeError(name)
         case = self.reading.case
         if hasattr(case.parameters, name):
             return getattr(case.parameters, name)
-        return getattr(case, name) if name in ("implementation", "mode", "operator") else getattr(self.reading, name)
+        if name in ("implementation", "mode", "operator"):
+            return getattr(case, name)
+        if name in self.rows.computed:
+            return self.rows.computed[name](self)
+        if name in self.seen and not hasattr(self.reading, name):
+            return self.seen[name]
+        return getattr(self.reading, name)
 
     @property
     def parameters(self) -> Any:
@@ -214,9 +227,13 @@ class Row:
 
 
 class Rows(list[Row]):
-    """The rows of a run, in order; `records` are all that they were made from, those of failed cases too."""
+    """The rows of a run, in order; `records` are all that they were made from, those of failed cases too.
+
+    `computed` is what each row has besides its own, by name: `row.model` is `computed["model"](row)`.
+    """
 
     records: Sequence[Record] = ()
+    computed: Mapping[str, Callable[[Row], Any]] = {}
 
     def where(self, is_wanted: Callable[[Row], bool] | None = None, **values: Any) -> Rows:
         """Those that a condition and these values of parameters hold for."""
@@ -247,19 +264,28 @@ class Rows(list[Row]):
         """Rows that differ in the named parameters alone, group by group."""
         return [Rows(group) for group in grouped(self, lambda row: row.key(*but)).values()]
 
+    def against(self, **base: Any) -> Ratio | None:
+        """How many times as fast as what differs in the named parameters alone: the mean of all that have such."""
+        pairs = [(other.reading, row.reading) for row in self if (other := row.like(**base)) and other is not row]
+        return mean_speedup(pairs)
+
     def first(self, **values: Any) -> Row | None:
         """The first with these values of its parameters."""
         return next(iter(self.where(**values)), None)
 
 
-def rows_of(records: Sequence[Record], order: Callable[[Row], Any] | None = None) -> Rows:
+def rows_of(
+    records: Sequence[Record],
+    order: Callable[[Row], Any] | None = None,
+    computed: Mapping[str, Callable[[Row], Any]] | None = None,
+) -> Rows:
     """A row for each case that was timed, or counted as bytes are, in the order of measuring or as `order` sorts."""
     seen, rows = all_observed(records), Rows()
     counted = {each.case_id: _counted(each) for each in records if each.kind == "static" and each.outcome == "ok"}
     rows += [
         Row(reading, seen.get(reading.case.case_id, {}), rows) for reading in (*readings(records), *counted.values())
     ]
-    rows.records = records
+    rows.records, rows.computed = records, computed or {}
     if order is not None:
         rows.sort(key=order)
     return rows
@@ -273,18 +299,29 @@ def named(row: Row, template: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def series(
-    label: str, items: Iterable[Item], x: Callable[[Item], float], y: Callable[[Item], Any], style: str = "points"
+    label: str,
+    items: Iterable[Item],
+    x: Callable[[Item], float] | str,
+    y: Callable[[Item], Any] | str,
+    style: str = "points",
 ) -> Series:
     """Points of items: `y` gives a number, or a Ratio or Quantity, whose bounds become bars; None has no point.
 
-    Each point has a bar, of no length where no bounds are known; lines have none.
+    As text, `x` and `y` name attributes. Each point has a bar, of no length where no bounds are known; lines have none.
     """
-    points = [(x(item), quantity(value)) for item in items if (value := y(item)) is not None]
-    places, values = [place for place, _ in points], [value for _, value in points]
+    place, height = (attrgetter(each) if isinstance(each, str) else each for each in (x, y))
+    points = [(place(item), quantity(value)) for item in items if (value := height(item)) is not None]
+    places, values = [at for at, _ in points], [value for _, value in points]
     barred = values if style == "points" else []
     low = [each.value if math.isnan(each.low) else each.low for each in barred]
     high = [each.value if math.isnan(each.high) else each.high for each in barred]
     return Series(label, places, [value.value for value in values], style, low, high)
+
+
+def series_by(by: str, rows: Iterable[Row], x: str, y: str) -> tuple[Series, ...]:
+    """Points of rows, a series for each value of `by`; all three name what a row has."""
+    groups = grouped(rows, lambda row: str(getattr(row, by)))
+    return tuple(series(label, group, x, y) for label, group in groups.items())
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -300,7 +337,8 @@ class Column:
     """A quantity of each row, or of each item of another kind: what it is called, how an item has it, its unit.
 
     `value` gives a number in the base of the unit, a Ratio, a Quantity, a name, or None where it is not known; as text
-    it names an attribute of the item, by default that of the column's own name. `predicted` says that a law gives it.
+    it names an attribute of the item, or one of its attribute's, or a key of a mapping, by default that of the column's
+    own name. `predicted` says that a law gives it.
     """
 
     name: str
@@ -311,7 +349,12 @@ class Column:
 
     def cell(self, item: Any) -> Cell:
         """What the item has, as a cell."""
-        value = self.value(item) if callable(self.value) else getattr(item, self.value or self.name)
+        if callable(self.value):
+            value = self.value(item)
+        elif isinstance(item, Mapping):
+            value = item[self.value or self.name]
+        else:
+            value = attrgetter(self.value or self.name)(item)
         if value is None or isinstance(value, str | Quantity):
             return value
         # Those of numpy are numbers too.

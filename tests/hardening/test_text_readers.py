@@ -33,7 +33,7 @@ from pyperf_suite.operators.attention.kernel_names import flash_kernel
 from pyperf_suite.operators.matmul import kernel_names
 from pyperf_suite.operators.training.optimizer_update import TensorSet
 from pyperf_suite.operators.training.shape import Checkpointing
-from pyperf_suite.probes.alignment.sizes import Base, RealLife
+from pyperf_suite.probes.alignment.sizes import Base
 from pyperf_suite.probes.calibration.design import AttentionShape
 from pyperf_suite.probes.collectives.training import Training
 from pyperf_suite.ranks.environment import rank_environment
@@ -198,7 +198,6 @@ READERS: Iterable[Reader] = (
     Reader("shape", Shape.parse, ("512x4096x1024",)),
     Reader("attention_shape", AttentionShape.parse, ("1x32x8x128x4096",)),
     Reader("base", Base.parse, ("fprop:256x1024x1024",)),
-    Reader("real_life", RealLife.parse, ("vocabulary",)),
     Reader("tensor_set", TensorSet.parse, ("400x256x256",)),
     Reader("checkpointing", Checkpointing.parse, ("every:2", "selective")),
     Reader("sizes", lambda text: Sizes.parse(text).ladder(), ("1KiB..1GiB:4", "64KiB")),

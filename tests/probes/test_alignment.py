@@ -14,7 +14,7 @@ from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.alignment import PROBE, AlignmentAxes
-from pyperf_suite.probes.alignment.sizes import REAL_LIFE, Base
+from pyperf_suite.probes.alignment.sizes import Base
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
@@ -121,7 +121,7 @@ def test_a_base_has_the_layout_of_its_part_in_a_network_unless_another_is_asked_
 
 
 def test_real_life_sizes_come_with_the_sizes_people_pad_them_to() -> None:
-    real = tuple(REAL_LIFE[name] for name in ("vocabulary", "ffn", "hidden", "tokens"))
+    real = ("vocabulary", "ffn", "hidden", "tokens")
     cases = sweep(axes(real=real, ladder=(64,), offset=(0,), span=(1.0,), tokens=(128,)))
     library = shapes(cases, "torch")
     assert {(128, 50257, 256), (128, 50304, 256)} <= library
@@ -175,7 +175,7 @@ def test_noise_wider_than_the_gain_leaves_the_advice_undecided() -> None:
 
 
 def vocabulary(seconds: Seconds, **changed: object) -> Remark:
-    (advice,) = remarks(findings(seconds, real=(REAL_LIFE["vocabulary"],), ladder=(64,), **changed), "known_as")
+    (advice,) = remarks(findings(seconds, real=("vocabulary",), ladder=(64,), **changed), "known_as")
     return advice
 
 
@@ -191,7 +191,7 @@ def test_real_life_sizes_are_told_by_name() -> None:
 
 def test_advice_that_noise_explains_is_not_told_and_advice_to_pad_weighs_what_it_wins() -> None:
     (unclear,) = remarks(
-        PROBE.findings(records(sweep(axes(real=(REAL_LIFE["vocabulary"],), ladder=(64,))), by_work, noise=0.3)),
+        PROBE.findings(records(sweep(axes(real=("vocabulary",), ladder=(64,))), by_work, noise=0.3)),
         "known_as",
     )
     assert (unclear.values["verdict"], unclear.is_noise) == ("undecided", True)
@@ -285,7 +285,7 @@ def test_what_an_implementation_cannot_take_is_told_with_its_reason() -> None:
 @pytest.mark.parametrize("keep", [0, 1, 2, 9])
 @pytest.mark.parametrize("outcome", ["ok", "failed", "unsupported"])
 def test_few_failed_or_no_records_are_told_without_a_traceback(keep: int, outcome: str) -> None:
-    some = records(sweep(axes(real=(REAL_LIFE["hidden"],))), odd_is_half)[:keep]
+    some = records(sweep(axes(real=("hidden",))), odd_is_half)[:keep]
     if outcome != "ok":
         some = [replace(record, outcome=outcome, metrics={}, reason="A fuse blew.") for record in some]
     assert isinstance(PROBE.findings(some), Findings)
@@ -306,7 +306,7 @@ def test_one_process_has_the_interval_of_its_own_samples() -> None:
 
 
 def test_the_picture_has_a_row_for_each_implementation_and_a_column_for_each_dimension() -> None:
-    (figure,) = findings(by_work, real=(REAL_LIFE["hidden"],)).figures
+    (figure,) = findings(by_work, real=("hidden",)).figures
     assert [[panel.x_label for panel in row] for row in figure.rows] == [["M", "N", "K"]] * 2
     labels = [series.label for series in figure.rows[0][2].series]
     assert labels == ["divides by 1", "divides by 2", "divides by 8", "divides by 64", "divides by 128"]

@@ -161,7 +161,7 @@ def test_products_whose_backward_takes_more_than_its_flops_are_counted() -> None
 def test_an_activation_at_the_rate_of_a_copy_is_bound_by_bandwidth() -> None:
     forward, backward = judged("relu", BANDWIDTH_BOUND)
     # Three tensors take half as long again as two: the rate is the same.
-    assert [each.told.values["moved"].value for each in (forward, backward)] == [2 << 22, 3 << 22]
+    assert [each.told.values["bytes"].value for each in (forward, backward)] == [2 << 22, 3 << 22]
     assert [each.measured.value for each in (forward, backward)] == pytest.approx([1.0, 1.0])
     assert {forward.outcome, backward.outcome} == {"holds"}
 
@@ -180,16 +180,16 @@ def test_without_a_copy_beside_it_no_bandwidth_is_judged() -> None:
 @pytest.mark.parametrize(("tensors", "times", "outcome"), [(1, 2.0, "holds"), (0, 1.0, "does not hold here")])
 def test_what_backward_reads_is_counted_by_what_forward_kept(tensors: float, times: float, outcome: str) -> None:
     (verdict,) = judged("silu", READS_MORE, Machine(kept_tensors=tensors))
-    assert verdict.told.values["tensor"].value == 1 << 22
+    assert verdict.told.values["bytes"].value == 1 << 22
     assert (verdict.measured.value, verdict.outcome) == (times, outcome)
 
 
 def test_attention_and_norms_are_told_without_a_claim() -> None:
-    told = {str(each.values["layer"]).split()[0]: each.values for each in remarks() if "layer" in each.values}
+    told = {str(each.values["name"]).split()[0]: each.values for each in remarks() if "name" in each.values}
     assert set(told) == {"attention", "layer_norm", "rms_norm"}
     assert (told["attention"]["flop"].value, told["layer_norm"]["bytes"].value) == pytest.approx((2.5, 1.5), rel=0.01)
     assert "flop" not in told["layer_norm"]
-    assert told["layer_norm"]["time"].value == pytest.approx(1.5, rel=0.01)
+    assert told["layer_norm"]["of_forward"].value == pytest.approx(1.5, rel=0.01)
     assert not judged("attention", TWICE_THE_TIME) + judged("layer_norm", TWICE_THE_TIME)
 
 

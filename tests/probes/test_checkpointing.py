@@ -150,7 +150,7 @@ def test_the_cost_is_judged_and_compared_with_what_flops_alone_would_give():
     every = costs["every:1"]
     assert (every.measured.value, every.outcome) == (pytest.approx(0.78), "holds")
     told = every.told.values
-    assert (told["batch"], told["kept"], told["whole"]) == (4, Quantity(10e6, "MB"), Quantity(36e6, "MB"))
+    assert (told["batch"], told["kept"], told["kept_without"]) == (4, Quantity(10e6, "MB"), Quantity(36e6, "MB"))
     assert told["by_flop"].predicted
     assert 0.75 <= told["by_flop"].value < 0.8
     (selective,) = (each for each in found.remarks if isinstance(each, Remark) and each.effect)

@@ -13,7 +13,6 @@ from pyperf_suite.probes.grouped_matmul import (
     PADDING_WASTES,
     PROBE,
     SKEW_IS_FREE,
-    waves,
 )
 from pyperf_suite.spec.axes import Shape
 from pyperf_suite.spec.findings import Findings
@@ -63,7 +62,7 @@ def records(timed_record):
 
 def test_the_law_finds_start_and_row_and_holds_on_what_it_has_not_seen(records):
     laws = [each for each in PROBE.findings(records()).remarks if getattr(each, "kind", "") == "law"]
-    assert {each.values["way"] for each in laws} == {"loop", "padded", "grouped_mm"}
+    assert {each.values["implementation"] for each in laws} == {"loop", "padded", "grouped_mm"}
     for each in laws:
         assert each.values["start"].value == pytest.approx(START_S, rel=0.02)
         assert each.values["wave"].value == pytest.approx(ROW_S, rel=0.02)
@@ -72,7 +71,10 @@ def test_the_law_finds_start_and_row_and_holds_on_what_it_has_not_seen(records):
 
 def test_waves_are_rounded_up_for_each_expert_in_a_loop_and_once_in_one_launch(records):
     axes = replace(AXES, implementation=("loop", "padded", "grouped_mm"), experts=(4,), shape=(Shape(256, 64, 32),))
-    found = {(row.implementation, row.skew): waves(row) for row in rows_of(records(axes, tile=[32, 32, 16], slots=6))}
+    found = {
+        (row.implementation, row.skew): row.waves
+        for row in rows_of(records(axes, tile=[32, 32, 16], slots=6), computed=PROBE.computed)
+    }
     # 64 rows each are 2 x 2 tiles: a wave an expert, or 16 tiles in 3 waves of 6 slots.
     assert (found["loop", 0.0], found["grouped_mm", 0.0], found["padded", 0.0]) == (4, 3, 3)
     # 123, 61, 41 and 31 rows are 8, 4, 4 and 2 tiles; padded, four times 8.

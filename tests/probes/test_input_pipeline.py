@@ -98,8 +98,8 @@ def test_loaders_that_feed_the_model_are_said_to():
 
 def test_too_few_loaders_bind_and_enough_are_named():
     findings = PROBE.findings(over_loaders(load_s=0.018, loaders=(0, 1, 2)))
-    bound = told(findings, "stage")
-    assert (bound.values["how"], bound.values["stage"], bound.values["enough"]) == (
+    bound = told(findings, "binds")
+    assert (bound.values["how"], bound.values["binds"], bound.values["enough"]) == (
         *("2 loaders, prefetch 2", "the loaders", 4),
     )
     assert bound.kind == "predicted"
@@ -110,18 +110,18 @@ def test_too_few_loaders_bind_and_enough_are_named():
 
 def test_too_few_cores_bind_whatever_the_loaders():
     findings = PROBE.findings(over_loaders(load_s=0.030, loaders=(0, 2, 4), cores=2))
-    bound = told(findings, "stage")
-    assert (bound.values["enough"], bound.values["cores"]) == (None, 2)
+    bound = told(findings, "binds")
+    assert (bound.values.get("enough"), bound.values["cores"]) == (None, 2)
     assert "no number of loaders" in bound.template
     more = judged(findings, MORE_DO_NOT)
-    assert (more.told.values["most"], more.told.values["fewer"], more.outcome) == (4, 2, "holds")
+    assert (more.told.values["loaders"], more.told.values["fewer"], more.outcome) == (4, 2, "holds")
     assert more.measured.value == pytest.approx(1.0)
 
 
 def test_waiting_that_the_law_does_not_explain_is_not_put_on_the_loaders():
     findings = PROBE.findings(visits(BASE, 0.006) + visits(replace(BASE, loaders=2), 0.006, scale=1.4))
-    bound = told(findings, "stage")
-    assert bound.values["stage"] == "the model"
+    bound = told(findings, "binds")
+    assert bound.values["binds"] == "the model"
     assert "handing batches over" in bound.template
 
 

@@ -141,7 +141,7 @@ def test_the_laws_error_is_that_of_the_worst_configuration():
     told = PROBE.findings([right, half]).remarks[0]
     assert told.kind == "law"
     assert (told.values["error"].value, told.values["configurations"]) == (pytest.approx(1, rel=0.1), 2)
-    assert told.values["worst"] == "gpt, sdpa, float32, 4 x 16"
+    assert told.values["configuration"] == "gpt, sdpa, float32, 4 x 16"
 
 
 def test_checkpointing_keeps_a_share_of_the_activations():

@@ -200,7 +200,7 @@ def test_odd_dimensions_are_compared_with_multiples_of_8_by_their_flops() -> Non
     found = judged(MULTIPLES_OF_8, Machine(odd_is_slow))
     assert (found.measured.value, found.outcome) == (pytest.approx(2), "holds")
     assert found.told.values["even"].startswith("1 x 256 in 4 heads")
-    assert found.told.values["odd"].startswith("1 x 255 in 5 heads")
+    assert found.told.values["model"].startswith("1 x 255 in 5 heads")
     steps = cells(findings(Machine(odd_is_slow)).tables[1])
     faster = {row["model"][:7]: row["speed-up over float32"] for row in steps if row["precision"] != "float32"}
     assert (faster["1 x 256"].value, faster["1 x 255"].value) == (pytest.approx(2), pytest.approx(1))

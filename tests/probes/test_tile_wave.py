@@ -202,7 +202,7 @@ def test_the_library_stands_beside_with_its_steps_and_the_tiles_that_it_chose() 
         made.append(replace(record, kernel={"details": details}))
     found = PROBE.findings(made)
     (library,) = remarks(found, "most")
-    assert (library.values["library"], library.values["step"]) == ("torch", "64 -> 65")
+    assert (library.values["implementation"], library.values["step"]) == ("torch", "64 -> 65")
     assert library.values["most"].value == pytest.approx(1 / 64)
     steps = [row for row in rows(found, "Steps") if "data_parallel" in row["setting"]]
     assert [row["in tiles of"] for row in steps] == ["64x64"] * 3 + ["128x64"] * 5

@@ -130,7 +130,7 @@ def test_a_virtual_disk_is_said_to_be_one(virtualised):
 def test_cores_are_compared_at_the_smallest_and_the_largest_size(rate, faster):
     smallest, largest = remarks(PROBE.findings(way("torch", 1e-6, 10.0) + way("torch", 1e-6, rate, workers=4)))
     assert [each.values["size"].value for each in (smallest, largest)] == [SIZES[0], SIZES[-1]]
-    assert (largest.values["most"], largest.values["fewest"]) == (4, 1)
+    assert (largest.values["workers"], largest.values["fewest"]) == (4, 1)
     assert largest.values["faster"].value == pytest.approx(faster, rel=0.01)
     assert largest.is_noise == (faster == 1.0)
 

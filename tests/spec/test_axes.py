@@ -10,7 +10,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.matmul.tiling import Tile
-from pyperf_suite.spec.axes import OneOf, Within, check_axes, overrides_for, parse_overrides, replace_axes
+from pyperf_suite.spec.axes import OneOf, Within, check_axes, crossed, overrides_for, parse_overrides, replace_axes
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,14 @@ class SomeAxes:
 def test_values_are_parsed_as_the_axis_is_typed_and_others_stay() -> None:
     axes = replace_axes(SomeAxes(), parse_overrides(["k=3,4", "tile=1x2x3,4x5x6", " share = 1 "]))
     assert axes == SomeAxes(k=(3, 4), tile=(Tile(1, 2, 3), Tile(4, 5, 6)), share=(1.0,))
+
+
+def test_axes_are_crossed_by_name_and_the_last_varies_fastest() -> None:
+    axes = SomeAxes(k=(1, 2), share=(0.5, 1.0), tile=(Tile(1, 2, 3),))
+    assert [tuple(each.items()) for each in crossed(axes, "k", "share")] == [
+        (("k", k), ("share", share)) for k in (1, 2) for share in (0.5, 1.0)
+    ]
+    assert [list(each) for each in crossed(axes)] == 4 * [["k", "tile", "dtype", "share"]]
 
 
 def test_an_override_with_a_probes_name_speaks_to_that_probe_alone() -> None:

@@ -16,7 +16,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Claim, Heading
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, series, table
+from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, series, series_by, table
 
 
 def of(rows: Rows, n: int, implementation: str = "torch") -> Row:
@@ -48,6 +48,29 @@ def test_a_row_has_the_names_of_its_case_and_of_its_reading(rows: Rows) -> None:
     with pytest.raises(AttributeError):
         row.colour  # noqa: B018
     assert copy.copy(row).n == 16
+
+
+def test_rows_are_against_others_in_the_mean_of_those_that_have_one(rows: Rows) -> None:
+    numpy = rows.where(implementation="numpy", n=16)
+    pair = numpy[0].against(implementation="torch")
+    assert (pair, pair and pair.value) == (numpy.against(implementation="torch"), pytest.approx(2.0))
+    assert rows.where(implementation="torch").against(implementation="torch") is None
+
+
+def test_a_series_for_each_value_has_its_rows_as_points(rows: Rows) -> None:
+    drawn = series_by("implementation", rows.where(k=8), "n", "seconds")
+    assert [(each.label, each.x, each.y) for each in drawn] == [
+        ("torch", [16, 32], [4.0, 8.0]),
+        ("numpy", [16, 32], [2.0, 4.0]),
+    ]
+
+
+def test_a_row_has_the_names_of_what_was_observed_and_of_what_is_computed(product: Any) -> None:
+    records = product(16).records(4.0, passing=3.0, seconds=9.0)
+    (row,) = rows_of(records, computed={"twice": lambda row: 2 * row.passing})
+    assert (row.passing, row.twice, row.seconds) == (3.0, 6.0, 4.0)
+    assert row.remark("{twice} of {n}").values == {"twice": Quantity(6.0), "n": 16}
+    assert Column("twice", unit="B").cell(row) == Quantity(6.0, "B")
 
 
 def test_failed_cases_have_no_row_and_stay_among_the_records(rows: Rows) -> None:

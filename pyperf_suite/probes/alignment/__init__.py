@@ -20,10 +20,10 @@ from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes._products import CHOSEN, IMPLEMENTATIONS, ProductAxes, on_gpu
 from pyperf_suite.probes.alignment.findings import analyse
-from pyperf_suite.probes.alignment.sizes import BASE_LAYOUTS, REAL_LIFE, TOP_CLASS, Base, RealLife, Varied
+from pyperf_suite.probes.alignment.sizes import BASE_LAYOUTS, REAL_LIFE, TOP_CLASS, Base, Varied
 from pyperf_suite.probes.alignment.sweeps import LINE_BYTES, next_of_searches
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import OneOf, Shape, Within
+from pyperf_suite.spec.axes import OneOf, Shape, Within, parsed
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import rows_of
 
@@ -36,12 +36,8 @@ LADDER = tuple(1 << power for power in range(17))
 EVERY_SIZE: dict[str, Any] = {
     "ladder": tuple(divisor for divisor in LADDER if divisor <= TOP_CLASS),
     "span": (0.5, 1.0),
-    "real": tuple(case for case in REAL_LIFE.values() if case.pad_to),
+    "real": tuple(name for name in REAL_LIFE if name != "none"),
 }
-
-
-def _bases(text: str) -> tuple[Base, ...]:
-    return tuple(Base.parse(word) for word in text.split())
 
 
 @dataclass(frozen=True)
@@ -54,14 +50,14 @@ class AlignmentAxes(ProductAxes):
     """
 
     padded: Annotated[tuple[str, ...], IMPLEMENTATIONS] = ("torch_padded",)
-    base: tuple[Base, ...] = _bases("fprop:128x512x512")
+    base: tuple[Base, ...] = parsed(Base, "fprop:128x512x512")
     along: Annotated[tuple[str, ...], OneOf(("m", "n", "k"))] = ("n", "k")
     offset: tuple[int, ...] = (0,)
     ladder: Annotated[tuple[int, ...], OneOf(LADDER)] = (1,)
     # Further away from its base a product is another one.
     span: Annotated[tuple[float, ...], Within(0.01, 16)] = (1.0,)
     pad_to: Annotated[tuple[int, ...], Within(2)] = (64,)
-    real: tuple[RealLife, ...] = (REAL_LIFE["none"],)
+    real: Annotated[tuple[str, ...], OneOf(REAL_LIFE)] = ("none",)
     tokens: Annotated[tuple[int, ...], Within(1)] = (64,)
     hidden: Annotated[tuple[int, ...], Within(1)] = (256,)
     layout: tuple[str, ...] = (OWN_LAYOUT,)
@@ -71,60 +67,40 @@ class AlignmentAxes(ProductAxes):
 
 def axes(profile: str, device: Device) -> AlignmentAxes:
     """A few classes of the ladder in the quick profile; every dimension and the real-life cases in the others."""
-    return (_on_gpu(device) if device.kind == "cuda" else _on_cpu())[profile]
-
-
-def _on_cpu() -> dict[str, AlignmentAxes]:
-    cores = cpu.detect().usable_cores
-    quick = AlignmentAxes((cores,))
-    standard = replace(
-        quick,
-        base=_bases("fprop:256x1024x1024"),
-        along=("m", "n", "k"),
-        ladder=(1, 8),
-        # Tokens off by one are the base's own M here.
-        real=tuple(REAL_LIFE[name] for name in ("vocabulary", "ffn", "hidden")),
-    )
-    others = _bases("square:768x768x768 dgrad:256x1024x4096 wgrad:1024x1024x256 skinny:16x1024x1024")
-    full = replace(
-        standard,
-        workers=tuple(dict.fromkeys((1, cores))),
-        dtype=("float32", "bfloat16", "int8"),
-        base=standard.base + others,
-        **EVERY_SIZE,
-        offset=EVERY_OFFSET,
-    )
-    return {"quick": quick, "standard": standard, "full": full}
-
-
-def _on_gpu(device: Device) -> dict[str, AlignmentAxes]:
-    own, shared = on_gpu(device)
-    quick = AlignmentAxes(
-        **shared,
-        padded=("cublas_padded",),
-        base=_bases("square:4096x4096x4096"),
-        ladder=(1, 8),
-        tokens=(4096,),
-        hidden=(4096,),
-    )
-    standard = replace(
-        quick,
-        # The kernel for compute capability 8.0 takes any size, by narrower paths: they show what TMA wins.
-        implementation=tuple(dict.fromkeys((own, "cuda_sm80", "triton"))),
-        dtype=("bfloat16", "float16"),
-        along=("m", "n", "k"),
-        **EVERY_SIZE,
-        offset=(0, 1, 8),
-    )
-    # A night's work: the layouts are those of the bases' parts, and -a layout=TT is there for the fourth.
-    others = _bases("fprop:4096x14336x4096 dgrad:4096x4096x14336 wgrad:14336x4096x4096 skinny:64x8192x8192")
-    full = replace(
-        standard,
-        dtype=("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "int8"),
-        base=standard.base + others,
-        offset=EVERY_OFFSET,
-    )
-    return {"quick": quick, "standard": standard, "full": full}
+    if device.kind == "cuda":
+        own, shared = on_gpu(device)
+        square = parsed(Base, "square:4096x4096x4096")
+        quick = AlignmentAxes(
+            **shared, padded=("cublas_padded",), base=square, ladder=(1, 8), tokens=(4096,), hidden=(4096,)
+        )
+        standard = replace(
+            quick,
+            # The kernel for compute capability 8.0 takes any size, by narrower paths: they show what TMA wins.
+            implementation=tuple(dict.fromkeys((own, "cuda_sm80", "triton"))),
+            dtype=("bfloat16", "float16"),
+            along=("m", "n", "k"),
+            **EVERY_SIZE,
+            offset=(0, 1, 8),
+        )
+        # A night's work: the layouts are those of the bases' parts, and -a layout=TT is there for the fourth.
+        others = parsed(Base, "fprop:4096x14336x4096 dgrad:4096x4096x14336 wgrad:14336x4096x4096 skinny:64x8192x8192")
+        full = replace(standard, dtype=("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3fn", "int8"))
+    else:
+        cores = cpu.detect().usable_cores
+        quick = AlignmentAxes((cores,))
+        standard = replace(
+            quick,
+            base=parsed(Base, "fprop:256x1024x1024"),
+            along=("m", "n", "k"),
+            ladder=(1, 8),
+            # Tokens off by one are the base's own M here.
+            real=("vocabulary", "ffn", "hidden"),
+        )
+        others = parsed(Base, "square:768x768x768 dgrad:256x1024x4096 wgrad:1024x1024x256 skinny:16x1024x1024")
+        both = tuple(dict.fromkeys((1, cores)))
+        full = replace(standard, workers=both, dtype=("float32", "bfloat16", "int8"), **EVERY_SIZE)
+    full = replace(full, base=standard.base + others, offset=EVERY_OFFSET)
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: AlignmentAxes) -> Iterator[Case]:
@@ -138,20 +114,16 @@ def sweep(axes: AlignmentAxes) -> Iterator[Case]:
         # One case speaks for its kind; what is wrong with a later one is for whoever validates the sweep.
         kind = (case.implementation, case.parameters.dtype, case.parameters.layout)
         if kind not in refusals:
-            refusals[kind] = _refusal(case)
+            refusals[kind] = None
+            try:
+                case.validate()
+            except UserError as refusal:
+                refusals[kind] = refusal
         if refusals[kind] is None:
             yield case
     reasons = list(refusals.values())
     if reasons and reasons[0] is not None and None not in reasons:
         raise reasons[0]
-
-
-def _refusal(case: Case) -> UserError | None:
-    try:
-        case.validate()
-    except UserError as refusal:
-        return refusal
-    return None
 
 
 def _every_case(axes: AlignmentAxes) -> Iterator[Case]:
@@ -182,14 +154,14 @@ def _around_bases(axes: AlignmentAxes) -> Iterator[Varied]:
         for span in axes.span:
             far = max(1, round(middle * span))
             sizes |= {far, nearest_with(min(axes.ladder), far)}
-        layout = base.layout if layout == OWN_LAYOUT else layout
-        yield Varied(base.shape, layout, along, tuple(sorted(size for size in sizes if size >= 1)), axes.pad_to)
+        own = BASE_LAYOUTS[base.part] if layout == OWN_LAYOUT else layout
+        yield Varied(base.shape, own, along, tuple(sorted(size for size in sizes if size >= 1)), axes.pad_to)
 
 
 def _in_real_life(axes: AlignmentAxes) -> Iterator[Varied]:
     """The sizes people meet, in the fprop of a layer of `hidden` features in and out."""
-    for case, tokens, hidden in itertools.product(axes.real, axes.tokens, axes.hidden):
-        shape = Shape(tokens, hidden, hidden)
+    for name, tokens, hidden in itertools.product(axes.real, axes.tokens, axes.hidden):
+        case, shape = REAL_LIFE[name], Shape(tokens, hidden, hidden)
         beside = (getattr(shape, case.along) + offset for offset in case.beside)
         sizes = tuple(sorted({*case.sizes, *(size for size in beside if size >= 1)}))
         yield Varied(shape, BASE_LAYOUTS["fprop"], case.along, sizes, case.pad_to)
@@ -213,6 +185,6 @@ PROBE = Probe(
     sweep=sweep,
     analyse=analyse,
     # The middles of the widest jumps in rate between sizes that divide alike: a bisection of each.
-    follow_up=lambda records: next_of_searches(rows_of(records), {record.case_id for record in records}),
+    follow_up=lambda records: next_of_searches(rows_of(records)),
     group=lambda case: f"alignment {case.parameters.dtype} {case.parameters.layout}",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from pyperf_suite.probes._products import Sweep, series
+from pyperf_suite.probes._products import Sweep
 from pyperf_suite.probes.alignment.sizes import class_of
 from pyperf_suite.probes.alignment.sweeps import (
     AlignmentClass,
@@ -21,7 +21,7 @@ from pyperf_suite.probes.alignment.sweeps import (
 )
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, findings, remark, remark_on
-from pyperf_suite.spec.rows import Column, Rows, grouped, table, wins
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table, wins
 
 # A cell names so many sizes; the tables of sizes and the picture hold them all.
 MOST_NAMED = 3
@@ -34,14 +34,14 @@ NEARBY = 0.125
 def analyse(rows: Rows) -> Findings:
     """Advice for sizes with a name, what padding wins in each setting, the widest cliff and the worst surprise."""
     sweeps = sweeps_of(rows)
-    classes = classes_of(sweeps)
+    classes = [*classes_of(sweeps)]
     pads = sorted((pad for sweep in sweeps for pad in pads_of(sweep)), key=lambda pad: pad.known_as is None)
     # A person pads for the library: kernels of ours have rows of their own only where they were measured alone.
-    of_library = [pad for pad in pads if pad.sweep.is_library]
+    of_library = [pad for pad in pads if pad.row.schedule.policy == "library"]
     edges = sorted((edge for sweep in sweeps for edge in edges_of(sweep) if is_found(edge)), key=jump, reverse=True)
     defiances = defiances_of(sweeps)
     return findings(
-        _trust(rows) if classes else None,
+        None if not classes or any(len(row.by_process) > 1 for row in rows) else remark(ALONE, kind="caution"),
         (_advice(pad) for pad in of_library if pad.known_as),
         (_best(alike) for alike in grouped(classes, lambda each: each.sweep.setting).values()),
         (_at_each_call(alike) for alike in grouped(of_library, lambda pad: pad.sweep.setting).values()),
@@ -56,19 +56,13 @@ def analyse(rows: Rows) -> Findings:
     )
 
 
+ALONE = (
+    "One process measured this, and its intervals know nothing of how processes differ: for advice use "
+    "--profile standard, which has three"
+)
 PLACE = "{sweep.name} = {size} ({sweep.setting}, {sweep.shape})"
 CLIFF = PLACE + " runs at {rate} the rate of {other}, which divides alike"
 DEFIANCE = PLACE + " runs at {rate} the rate of {other}, which divides by less: folklore fails here"
-
-
-def _trust(rows: Rows) -> Remark | None:
-    if any(len(row.by_process) > 1 for row in rows):
-        return None
-    return remark(
-        "One process measured this, and its intervals know nothing of how processes differ: for advice use "
-        "--profile standard, which has three",
-        kind="caution",
-    )
 
 
 def _advice(pad: Pad) -> Remark:
@@ -114,55 +108,58 @@ def _refusals(records: Sequence[Record]) -> Iterator[Remark]:
         )
 
 
-def _kernel(sweep: Sweep, size: int) -> str:
+def _kernel(row: Row) -> str:
     """What ran: its name, with the path where that is not all there is to say."""
-    kernel = sweep.rows[size].kernel
-    path, name = str(kernel.get("path", "")), str(kernel.get("name", "")) or "a kernel without a name"
+    path, name = str(row.kernel.get("path", "")), str(row.kernel.get("name", "")) or "a kernel without a name"
     return f"{name} ({path})" if path and path not in name else name
 
 
-def _some(sizes: Sequence[int]) -> str:
+def _sizes(alike: AlignmentClass) -> str:
     """The first of them, and how many more."""
+    sizes = sorted({pair.size for pair in alike.pairs})
     shown, more = ", ".join(map(str, sizes[:MOST_NAMED])), len(sizes) - MOST_NAMED
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-SWEPT = (
-    Column("implementation, dtype, layout", lambda each: each.sweep.setting),
-    Column("M x N x K", lambda each: each.sweep.shape),
-)
+def _paths(alike: AlignmentClass) -> str | None:
+    paths = {str(pair.row.kernel.get("path", "")) for pair in alike.pairs}
+    return "/".join(sorted(paths - {""})) or None
+
+
+SETTING = Column("implementation, dtype, layout", "sweep.setting")
+SWEPT = (SETTING, Column("M x N x K", "sweep.shape"))
 CLASS_COLUMNS = (
-    SWEPT[0],
-    Column("along", lambda each: each.sweep.name, priority=2),
-    Column("divides by", lambda each: each.divisor, priority=2),
-    Column("sizes", lambda each: _some(each.sizes), priority=0),
-    Column("rate / next aligned", lambda each: each.rate, "x"),
-    Column("gain by padding", lambda each: each.gain, "x", priority=2),
-    Column("path", lambda each: each.paths or None, priority=0),
+    SETTING,
+    Column("along", "sweep.name", priority=2),
+    Column("divides by", "divisor", priority=2),
+    Column("sizes", _sizes, priority=0),
+    Column("rate / next aligned", "rate", "x"),
+    Column("gain by padding", "gain", "x", priority=2),
+    Column("path", _paths, priority=0),
 )
 PAD_COLUMNS = (
     *SWEPT,
-    Column("size", lambda pad: pad.size, priority=2),
-    Column("known as", lambda pad: pad.known_as),
-    Column("pad to", lambda pad: pad.other, priority=2),
-    Column("rate / padded", lambda pad: pad.rate.value, "x", priority=0),
-    Column("gain if built so", lambda pad: pad.gain, "x"),
-    Column("gain at each call", lambda pad: pad.at_each_call, "x"),
-    Column("verdict", lambda pad: pad.verdict, priority=2),
+    Column("size", priority=2),
+    Column("known as", "known_as"),
+    Column("pad to", "other", priority=2),
+    Column("rate / padded", "rate.value", "x", priority=0),
+    Column("gain if built so", "gain", "x"),
+    Column("gain at each call", "at_each_call", "x"),
+    Column("verdict", priority=2),
 )
 EDGE_COLUMNS = (
     *SWEPT,
     Column("from -> to", lambda edge: f"{edge.other} -> {edge.size}", priority=2),
-    Column("rate", lambda edge: edge.rate, "x", priority=2),
-    Column("kernel before", lambda edge: _kernel(edge.sweep, edge.other)),
-    Column("kernel after", lambda edge: _kernel(edge.sweep, edge.size)),
+    Column("rate", unit="x", priority=2),
+    Column("kernel before", lambda edge: _kernel(edge.beside)),
+    Column("kernel after", lambda edge: _kernel(edge.row)),
 )
 DEFIANCE_COLUMNS = (
     *SWEPT,
-    Column("size", lambda slow: slow.size, priority=2),
+    Column("size", priority=2),
     Column("divides by", lambda slow: class_of(slow.size)),
-    Column("rate", lambda slow: slow.rate, "x", priority=2),
-    Column("of size", lambda slow: slow.other, priority=2),
+    Column("rate", unit="x", priority=2),
+    Column("of size", "other", priority=2),
     Column("which divides by", lambda slow: class_of(slow.other)),
 )
 
@@ -187,14 +184,12 @@ def _figures(sweeps: Sequence[Sweep]) -> Iterator[Figure]:
 
 def _panel(sweep: Sweep) -> Panel:
     middle = statistics.median_low(sweep.rows)
-    alike = grouped((size for size in sweep.rows if abs(size - middle) <= NEARBY * middle), class_of)
+    near = [row for size, row in sweep.rows.items() if abs(size - middle) <= NEARBY * middle]
+    alike = sorted(grouped(near, lambda row: class_of(getattr(row, sweep.along))).items())
     return Panel(
         title=sweep.shape,
         x_label=sweep.name,
         y_label=sweep.base.implementation,
         y_unit="TFLOP/s",
-        series=tuple(
-            series(f"divides by {divisor}", {size: sweep.rows[size] for size in alike[divisor]})
-            for divisor in sorted(alike)
-        ),
+        series=tuple(series(f"divides by {divisor}", rows, sweep.along, "throughput") for divisor, rows in alike),
     )

@@ -52,11 +52,6 @@ class Base:
             )
         return cls(part, Shape.parse(shape))
 
-    @property
-    def layout(self) -> str:
-        """The layout that this part of a network has."""
-        return BASE_LAYOUTS[self.part]
-
 
 @dataclass(frozen=True)
 class RealLife:
@@ -65,45 +60,30 @@ class RealLife:
     `sizes` are those of the dimension, `beside` offsets from its usual size, `pad_to` the multiples people pad it to.
     """
 
-    name: str
     along: str
     known_as: str
     pad_to: tuple[int, ...]
     sizes: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
 
-    def __str__(self) -> str:
-        return self.name
-
-    @classmethod
-    def parse(cls, text: str) -> RealLife:
-        """The case of that name; `none` is one without sizes. Raises UserError that names those there are."""
-        if text.strip() not in REAL_LIFE:
-            raise UserError(f"Unknown real-life case {text!r}: choose from {', '.join(REAL_LIFE)}.")
-        return REAL_LIFE[text.strip()]
-
-    def has(self, along: str, size: int) -> bool:
-        """Whether this size of this dimension is the case's own, not one it would be padded to."""
-        off_by_one = any((size - offset) % NAMED_BESIDE == 0 for offset in self.beside)
-        return along == self.along and (size in self.sizes or off_by_one)
-
 
 REAL_LIFE = {
-    case.name: case
-    for case in (
-        RealLife("vocabulary", "n", "vocabulary of GPT-2", (64,), sizes=(50257,)),
-        RealLife("ffn", "n", "FFN of 8/3 x 4096", (64, 256), sizes=(10922,)),
-        RealLife("ffn_down", "k", "FFN of 8/3 x 4096, on the way down", (64, 256), sizes=(10922,)),
-        RealLife("hidden", "k", "hidden size off by one", (64,), sizes=(4095, 4097)),
-        RealLife("tokens", "m", "batch x sequence off by one", (8,), beside=(-1, 1)),
-        RealLife("none", "m", "none", ()),
-    )
+    "vocabulary": RealLife("n", "vocabulary of GPT-2", (64,), sizes=(50257,)),
+    "ffn": RealLife("n", "FFN of 8/3 x 4096", (64, 256), sizes=(10922,)),
+    "ffn_down": RealLife("k", "FFN of 8/3 x 4096, on the way down", (64, 256), sizes=(10922,)),
+    "hidden": RealLife("k", "hidden size off by one", (64,), sizes=(4095, 4097)),
+    "tokens": RealLife("m", "batch x sequence off by one", (8,), beside=(-1, 1)),
+    "none": RealLife("m", "none", ()),
 }
 
 
 def known_as(along: str, size: int) -> str | None:
-    """What people know this size of this dimension as."""
-    return next((case.known_as for case in REAL_LIFE.values() if case.has(along, size)), None)
+    """What people know this size of this dimension as, if it is no size that another would be padded to."""
+    for case in REAL_LIFE.values():
+        off_by_one = any((size - offset) % NAMED_BESIDE == 0 for offset in case.beside)
+        if along == case.along and (size in case.sizes or off_by_one):
+            return case.known_as
+    return None
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyperf_suite.laws.matmul.alignment import elements_in
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators import find_operator
 from pyperf_suite.operators.dtypes import element_type
-from pyperf_suite.probes._products import Pair, Sweep, pair, sweeps_along
+from pyperf_suite.probes._products import Pair, Sweep, sweeps_along
 from pyperf_suite.probes.alignment.sizes import TOP_CLASS, class_of, known_as
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.rows import Rows, grouped, is_settled, mean_speedup, wins
@@ -47,13 +47,10 @@ class Pad(Pair):
     @property
     def at_each_call(self) -> Ratio | None:
         """What padding wins together with the padding and the slice of each call, if that was measured."""
-        row = self.sweep.rows[self.size]
-        calls = [
-            call.faster_than(row)
-            for call in row.rows.alike(row, "implementation", "pad_to")
-            if call.implementation.removesuffix("_padded") == row.implementation and self.size % call.pad_to
-        ]
-        return max(filter(None, calls), key=lambda call: call.value, default=None)
+        name = f"{self.row.implementation}_padded"
+        calls = [call for call in self.row.rows.alike(self.row, "implementation", "pad_to") if self.size % call.pad_to]
+        gains = [call.faster_than(self.row) for call in calls if call.implementation == name]
+        return max(filter(None, gains), key=lambda gain: gain.value, default=None)
 
     @property
     def verdict(self) -> str:
@@ -70,18 +67,20 @@ class Pad(Pair):
 
 @dataclass(frozen=True)
 class AlignmentClass:
-    """All sizes of one setting and dimension that divide alike, each compared with the next aligned size.
+    """All sizes of one setting and dimension that divide alike, each paired with the next aligned size.
 
-    `gain` is the time of these over that of those, so net of the larger products' own work; `rate` the throughput of
-    these over that of those.
+    `gain` is the time of these over that of those, so net of the larger products' own work.
     """
 
     sweep: Sweep
     divisor: int
-    sizes: tuple[int, ...]
+    pairs: Sequence[Pair]
     gain: Ratio
-    rate: Ratio
-    paths: str
+
+    @property
+    def rate(self) -> Ratio:
+        """Throughput of these over that of those."""
+        return self.gain.inverse * statistics.geometric_mean(each.size / each.other for each in self.pairs)
 
 
 def sweeps_of(rows: Rows) -> list[Sweep]:
@@ -89,8 +88,7 @@ def sweeps_of(rows: Rows) -> list[Sweep]:
     unpadded = rows.where(pad_to=1)
     unpadded.sort(key=lambda row: (row.m, row.n, row.k, str(row.schedule), str(row.tile)))
     unpadded.sort(key=lambda row: (row.dtype, row.layout, row.schedule.policy != "library", row.implementation))
-    sweeps = [sweep for along in "mnk" for sweep in sweeps_along(along, unpadded)]
-    return [sweep for setting in by_setting(sweeps) for sweep in setting]
+    return [*itertools.chain(*by_setting(sweep for along in "mnk" for sweep in sweeps_along(along, unpadded)))]
 
 
 def by_setting(sweeps: Iterable[Sweep]) -> list[list[Sweep]]:
@@ -100,12 +98,13 @@ def by_setting(sweeps: Iterable[Sweep]) -> list[list[Sweep]]:
 
 def pads_of(sweep: Sweep) -> list[Pad]:
     """Every size with the larger one, dividing by more, that takes about the least time: what to pad to."""
-    found = []
+    targets = {}
     for size in sweep.rows:
         seconds = {larger: sweep.rows[larger].seconds for larger in _to_pad_to(sweep, size)}
-        cheap = [larger for larger in seconds if seconds[larger] <= ABOUT_THE_SAME * min(seconds.values())]
-        found += [pair(sweep, size, larger) for larger in cheap[:1]]
-    return [Pad(**vars(each)) for each in found if each]
+        if seconds:
+            least = min(seconds.values())
+            targets[size] = next(larger for larger in seconds if seconds[larger] <= ABOUT_THE_SAME * least)
+    return Pad.each(sweep, targets.items())
 
 
 def _to_pad_to(sweep: Sweep, size: int) -> list[int]:
@@ -113,35 +112,30 @@ def _to_pad_to(sweep: Sweep, size: int) -> list[int]:
     return [larger for larger in sweep.rows if size < larger <= most and class_of(larger) > class_of(size)]
 
 
-def _next_aligned(sweep: Sweep, size: int) -> int | None:
-    """The next size that divides by more and ends on a line of memory."""
+def _next_aligned(sweep: Sweep) -> Iterator[tuple[int, int]]:
+    """Every size with the next that divides by more and ends on a line of memory."""
     device = find_operator("matmul").implementation(sweep.base.implementation).device_kind
     line = elements_in(LINE_BYTES[device], element_type(sweep.base.dtype).size_bytes)
-    return next((larger for larger in _to_pad_to(sweep, size) if larger % line == 0), None)
+    for size in sweep.rows:
+        yield from [(size, larger) for larger in _to_pad_to(sweep, size) if larger % line == 0][:1]
 
 
-def classes_of(sweeps: Iterable[Sweep]) -> list[AlignmentClass]:
+def classes_of(sweeps: Iterable[Sweep]) -> Iterator[AlignmentClass]:
     """By setting, dimension and divisor."""
-    found = []
     for members in grouped(sweeps, lambda sweep: (sweep.base.key("m", "n", "k"), sweep.along)).values():
-        sizes = grouped(((size, each) for each in members for size in each.rows), lambda each: class_of(each[0]))
-        for divisor in sorted(sizes):
-            pairs = [(size, larger, each) for size, each in sizes[divisor] if (larger := _next_aligned(each, size))]
-            gain = mean_speedup([(each.rows[size].reading, each.rows[larger].reading) for size, larger, each in pairs])
+        pairs = [pair for sweep in members for pair in Pair.each(sweep, _next_aligned(sweep))]
+        for divisor, alike in sorted(grouped(pairs, lambda pair: class_of(pair.size)).items()):
+            gain = mean_speedup([(pair.row.reading, pair.beside.reading) for pair in alike])
             if gain is not None:
-                rate = gain.inverse * statistics.geometric_mean(size / larger for size, larger, _ in pairs)
-                paths = {str(each.rows[size].kernel.get("path", "")) for size, _, each in pairs} - {""}
-                alike = tuple(sorted({size for size, _, _ in pairs}))
-                found.append(AlignmentClass(members[0], divisor, alike, gain, rate, "/".join(sorted(paths))))
-    return found
+                yield AlignmentClass(members[0], divisor, alike, gain)
 
 
 def edges_of(sweep: Sweep) -> list[Pair]:
     """Every jump in rate between neighbours that divide alike, beyond its interval; the larger size comes first."""
     alike = grouped(sweep.rows, class_of)
     neighbours = [each for divisor in sorted(alike) for each in itertools.pairwise(alike[divisor])]
-    near = [pair(sweep, above, size) for size, above in neighbours if above <= WIDEST_SEARCH * size]
-    return [each for each in near if each and jump(each) >= CLIFF and not each.rate.low <= 1 <= each.rate.high]
+    near = Pair.each(sweep, ((above, size) for size, above in neighbours if above <= WIDEST_SEARCH * size))
+    return [each for each in near if jump(each) >= CLIFF and not each.rate.low <= 1 <= each.rate.high]
 
 
 def jump(edge: Pair) -> float:
@@ -160,14 +154,14 @@ def is_found(edge: Pair) -> bool:
     return edge.size - edge.other == _step(edge)
 
 
-def next_of_searches(rows: Rows, asked: Set[str]) -> list[Case]:
-    """The middle of each of the widest jumps that are not yet closed in on, but for those whose id was asked before."""
+def next_of_searches(rows: Rows) -> list[Case]:
+    """The middle of each of the widest jumps that are not yet closed in on, but for those asked before."""
+    asked = {record.case_id for record in rows.records}
     wide = [edge for sweep in sweeps_of(rows) for edge in edges_of(sweep) if not is_found(edge)]
     cases: dict[str, Case] = {}
     for edge in sorted(wide, key=jump, reverse=True):
         middle = edge.other + (edge.size - edge.other) // (2 * _step(edge)) * _step(edge)
-        below = edge.sweep.rows[edge.other].case
-        case = replace(below, parameters=replace(below.parameters, **{edge.sweep.along: middle}))
+        case = replace(edge.beside.case, parameters=replace(edge.beside.parameters, **{edge.sweep.along: middle}))
         if case.case_id not in asked:
             cases[case.case_id] = case
     return list(cases.values())[:SEARCHES_AT_ONCE]
@@ -178,8 +172,8 @@ def defiances_of(sweeps: Iterable[Sweep]) -> list[Pair]:
     worst = []
     for sweep in sweeps:
         near = [(size, other) for size, other in itertools.permutations(sweep.rows, 2) if abs(size - other) <= NEAR]
-        pairs = [pair(sweep, size, other) for size, other in near if class_of(size) > class_of(other)]
-        slow = [each for each in pairs if each and each.rate.high < DEFIANT]
+        pairs = Pair.each(sweep, (sizes for sizes in near if class_of(sizes[0]) > class_of(sizes[1])))
+        slow = [each for each in pairs if each.rate.high < DEFIANT]
         classes = grouped(slow, lambda each: (class_of(each.size), class_of(each.other))).values()
         worst += [min(alike, key=lambda each: each.rate.value) for alike in classes]
     return sorted(worst, key=lambda each: each.rate.value)
