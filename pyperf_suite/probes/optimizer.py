@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -89,6 +89,11 @@ def rate(row: Row) -> float | None:
     return OptimizerUpdate().work(row.parameters).bytes / row.seconds if row.is_plain else None
 
 
+def per_element(metric: str) -> Callable[[Row], float | None]:
+    """Bytes of what was observed by that name, by parameter of the model."""
+    return lambda row: row.seen[metric] / row.tensors.elements if metric in row.seen else None
+
+
 PROBE = Probe(
     name="optimizer",
     question="Which way of updating is fastest for many small and few large tensors, and what memory does it take?",
@@ -100,8 +105,8 @@ PROBE = Probe(
         "is_plain": lambda row: row.implementation not in LOW_MEMORY,
         "gain": lambda row: row.against(implementation="loop"),
         "in_words": lambda row: f"{row.tensors.tensors} tensors of {row.tensors.rows} x {row.tensors.columns}",
-        "state_each": lambda row: row.state / row.tensors.elements,
-        "passing_each": lambda row: row.passing / row.tensors.elements if "passing" in row.seen else None,
+        "state_each": per_element("state"),
+        "passing_each": per_element("passing"),
     },
     order=lambda row: (row.dtype, row.optimizer, row.tensors.elements_each, WAYS.index(row.implementation)),
     claims=(
