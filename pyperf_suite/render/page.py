@@ -27,9 +27,8 @@ from pyperf_suite.render.results import Choice, Results, Run
 from pyperf_suite.render.sizing_section import sizing_of
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.cautions import about_the_cases, about_the_machine
-from pyperf_suite.spec.discovery import find_probe, probe_names
+from pyperf_suite.spec.discovery import TOPICS, find_probe, probe_names
 from pyperf_suite.spec.findings import Findings, Heading, Remark, Table, Verdict, remark
-from pyperf_suite.spec.probe import TOPICS
 from pyperf_suite.spec.rows import Column, grouped, table
 from pyperf_suite.spec.summary import Point, summary_of
 
