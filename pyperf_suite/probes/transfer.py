@@ -123,7 +123,7 @@ class Curve:
     def of(cls, rows: Rows) -> Curve:
         """One way with its law."""
         seen = [(row.size_bytes, seconds) for row in rows for seconds in row.by_process.values()]
-        return cls(rows, PiecewiseAlphaBeta.fit(*zip(*seen, strict=True)) if len(rows) >= FEWEST_OF_A_LAW else None)
+        return cls(rows, PiecewiseAlphaBeta.fit(*np.array(seen).T) if len(rows) >= FEWEST_OF_A_LAW else None)
 
     @property
     def largest(self) -> Row:

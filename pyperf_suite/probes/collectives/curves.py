@@ -101,7 +101,7 @@ class Point:
     @property
     def share_of_peak(self) -> Quantity | None:
         """What a link carries of that."""
-        return self.peak and Quantity(self.busbw / GIGA / self.peak.gb_per_s, "%")
+        return Quantity(self.busbw / GIGA / self.peak.gb_per_s, "%") if self.peak else None
 
     @property
     def counted_rate(self) -> float | None:
@@ -207,7 +207,7 @@ class Curve:
         medians = [
             (point.row.message_bytes, s / point.trips) for point in points for s in point.row.by_process.values()
         ]
-        return PiecewiseAlphaBeta.fit(*zip(*medians, strict=True))
+        return PiecewiseAlphaBeta.fit(*np.array(medians).T)
 
 
 def curves_of(rows: Rows) -> list[Curve]:

@@ -184,7 +184,7 @@ def tables(curves: Sequence[Curve]) -> Iterator[Table]:
 
         def relative(point: Point, first: Curve = first) -> Ratio | None:
             other = first.points.get(point.row.message_bytes)
-            return other and other.row.faster_than(point.row)
+            return other.row.faster_than(point.row) if other else None
 
         for curve in together:
             points = curve.points.values()
