@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -99,25 +100,11 @@ def comparisons_as_json(
         "heading": heading,
         "exit_code": code,
         "counts": {verdict: counts[verdict] for verdict in VERDICTS},
-        "findings": [_as_data(finding) for finding in by_urgency(findings)],
+        "findings": [asdict(finding) for finding in by_urgency(findings)],
         "notes": list(notes),
         **(extra or {}),
     }
     return strict.dumps(told)
-
-
-def _as_data(finding: Finding) -> dict[str, Any]:
-    ratio = finding.ratio
-    return {
-        "benchmark": finding.benchmark,
-        "probe": finding.probe,
-        "case_id": finding.case_id,
-        "verdict": finding.verdict,
-        "ratio": None if ratio is None else {"value": ratio.value, "low": ratio.low, "high": ratio.high},
-        "margin": finding.margin,
-        "sentence": finding.sentence,
-        "details": dict(finding.details),
-    }
 
 
 def _table(findings: Sequence[Finding], marked: bool = False) -> Table:
