@@ -77,7 +77,12 @@ class Point:
 
     @cached_property
     def _iterations_s(self) -> NDArray[np.float64]:
-        return np.concatenate([_iterations_s(trial) for trial in self.trials])
+        """Of all trials, averaged over ranks; of each sample where ranks are too many to be kept one by one."""
+        seconds: list[Any] = []
+        for trial in self.trials:
+            busy = [samples for samples in trial.sampling.get("rank_samples_s", ()) if samples]
+            seconds.append(np.mean(busy, axis=0) if busy else trial.metrics["time"].samples)
+        return np.concatenate(seconds)
 
     def quantile_s(self, share: float) -> float:
         """A quantile over all iterations of all trials, each averaged over ranks."""
@@ -123,12 +128,6 @@ class Point:
         return float(nvls_wire_rate(self.algbw(), self.row.ranks)) if reduces and self.row.op == "all_reduce" else None
 
 
-def _iterations_s(trial: Record) -> NDArray[np.float64]:
-    """Seconds of each iteration averaged over ranks; of each sample where ranks are too many to be kept one by one."""
-    busy = [samples for samples in trial.sampling.get("rank_samples_s", ()) if samples]
-    return np.mean(busy, axis=0) if busy else np.array(trial.metrics["time"].samples, dtype=np.float64)
-
-
 @dataclass(frozen=True)
 class Curve:
     """Points by S, ascending, of parameters without their bytes and of who computes; `wrong` has elements in error."""
@@ -141,6 +140,12 @@ class Curve:
     def __str__(self) -> str:
         return f"{self.what}, {self.how}"
 
+    def __getattr__(self, name: str) -> Any:
+        """One of its parameters."""
+        if name.startswith("_") or name == "parameters":
+            raise AttributeError(name)
+        return getattr(self.parameters, name)
+
     @property
     def what(self) -> str:
         """What is moved, as in `all_reduce float32 max, 8 ranks`."""
@@ -150,9 +155,8 @@ class Curve:
     @property
     def varied(self) -> list[str]:
         """The operation and what of it is not usual, as in `reduce max root 3`."""
-        p = self.parameters
-        reduction = p.reduction if p.reduction != "sum" else ""
-        return [word for word in (p.op, reduction, f"root {p.root}" if p.root else "", p.pattern) if word]
+        reduction, root = self.reduction if self.reduction != "sum" else "", f"root {self.root}" if self.root else ""
+        return [word for word in (self.op, reduction, root, self.pattern) if word]
 
     @property
     def how(self) -> str:
@@ -162,31 +166,20 @@ class Curve:
     @property
     def variant(self) -> list[str]:
         """In what it is not plain, which is out of place, unregistered and over whatever links there are."""
-        p = self.parameters
-        return list(itertools.compress(VARIANTS, (p.in_place, p.registered, not p.peer_to_peer)))
+        return list(itertools.compress(VARIANTS, (self.in_place, self.registered, not self.peer_to_peer)))
 
     @property
     def order(self) -> tuple[Any, ...]:
         """By operation as they are declared, then what is plain before what is varied."""
-        p = self.parameters
-        op, who = list(OPERATIONS).index(p.op), (*IMPLEMENTATIONS, self.implementation).index(self.implementation)
+        op, who = list(OPERATIONS).index(self.op), (*IMPLEMENTATIONS, self.implementation).index(self.implementation)
         variant = [name in self.variant for name in reversed(VARIANTS)]
-        return (op, p.ranks, p.dtype, p.reduction, p.root, p.pattern, who, self.implementation, variant)
+        how = (self.reduction, self.root, self.pattern)
+        return (op, self.ranks, self.dtype, *how, who, self.implementation, variant)
 
     @property
-    def operation(self) -> str:
-        """The name under which laws count it."""
-        return self.parameters.operation.counted_as
-
-    @property
-    def ranks(self) -> int:
-        """Among so many."""
-        return self.parameters.ranks
-
-    @property
-    def dtype(self) -> str:
-        """Of its elements."""
-        return self.parameters.dtype
+    def counted_as(self) -> str:
+        """The name under which laws know the operation."""
+        return str(self.operation.counted_as)
 
     @property
     def largest(self) -> Point:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -32,16 +31,7 @@ Pair = tuple[int, int]
 
 
 def stragglers(curves: Sequence[Curve]) -> Iterator[Remark]:
-    """For each number of ranks the straggler, or that there is none."""
-    synchronising = [curve for curve in curves if curve.operation in SYNCHRONISING and curve.ranks > 1]
-    for ranks, together in sorted(grouped(synchronising, lambda curve: curve.ranks).items()):
-        points = [point for curve in together for point in curve.points.values()]
-        if points:
-            yield straggler(ranks, [trial.sampling for point in points for trial in point.trials])
-
-
-def straggler(ranks: int, trials: Sequence[Mapping[str, Any]]) -> Remark:
-    """The rank that arrives last and has the smallest time of its own in most trials, if that is more than chance.
+    """For each number of ranks who arrives last and has the smallest time of its own in most trials, if beyond chance.
 
     Those who come early to a collective that all must enter wait longest in it. Arrival is by aligned clocks; a rank's
     own time needs no clock but its own. `chance` is the probability that ranks that take turns at random name any one
@@ -49,32 +39,36 @@ def straggler(ranks: int, trials: Sequence[Mapping[str, Any]]) -> Remark:
     """
     from scipy import special
 
-    signs = [(int(np.argmax(each["rank_lag_s"])), int(np.argmin(each["rank_median_s"]))) for each in trials]
-    ((rank, named),) = Counter(last for last, least in signs if last == least).most_common(1) or ((0, 0),)
-    # Binomial tail, times the ranks that could have been named.
-    chance = min(1.0, ranks * float(special.bdtrc(named - 1, len(trials), 1 / ranks))) if named else 1.0
-    own = np.array([each["rank_median_s"] for each in trials])
-    others = np.median(np.delete(own, rank, axis=1), axis=1)
-    wait = max(0.0, float(np.median(1 - own[:, rank] / others)))
-    is_sure = chance < CHANCE and wait > WORTH_NAMING
-    told = "{ranks} ranks: no straggler. Rank {rank} arrives last and waits least in {named} of {trials} trials"
-    if is_sure:
-        told = (
-            "{ranks} ranks: rank {rank} is the straggler. It arrives last and waits least in {named} of {trials} "
-            "trials, {lag} after the first (clocks agree within {clocks})"
+    synchronising = [curve for curve in curves if curve.counted_as in SYNCHRONISING and curve.ranks > 1]
+    points = [point for curve in synchronising for point in curve.points.values()]
+    for ranks, together in sorted(grouped(points, lambda point: int(point.row.ranks)).items()):
+        trials = [trial.sampling for point in together for trial in point.trials]
+        signs = [(int(np.argmax(each["rank_lag_s"])), int(np.argmin(each["rank_median_s"]))) for each in trials]
+        ((rank, named),) = Counter(last for last, least in signs if last == least).most_common(1) or ((0, 0),)
+        # Binomial tail, times the ranks that could have been named.
+        chance = min(1.0, ranks * float(special.bdtrc(named - 1, len(trials), 1 / ranks))) if named else 1.0
+        own = np.array([each["rank_median_s"] for each in trials])
+        others = np.median(np.delete(own, rank, axis=1), axis=1)
+        wait = max(0.0, float(np.median(1 - own[:, rank] / others)))
+        is_sure = chance < CHANCE and wait > WORTH_NAMING
+        told = "{ranks} ranks: no straggler. Rank {rank} arrives last and waits least in {named} of {trials} trials"
+        if is_sure:
+            told = (
+                "{ranks} ranks: rank {rank} is the straggler. It arrives last and waits least in {named} of {trials} "
+                "trials, {lag} after the first (clocks agree within {clocks})"
+            )
+        yield remark(
+            f"{told} (chance: {{chance}}); {{wait}} of the others' time is waiting for it",
+            kind="caution" if is_sure else "",
+            ranks=ranks,
+            rank=rank,
+            named=named,
+            trials=len(trials),
+            chance=Quantity(chance, "%"),
+            lag=Quantity(float(np.median([each["rank_lag_s"][rank] for each in trials])), "us"),
+            clocks=Quantity(max(float(each["clock_uncertainty_s"]) for each in trials), "us"),
+            wait=Quantity(wait, "%"),
         )
-    return remark(
-        f"{told} (chance: {{chance}}); {{wait}} of the others' time is waiting for it",
-        kind="caution" if is_sure else "",
-        ranks=ranks,
-        rank=rank,
-        named=named,
-        trials=len(trials),
-        chance=Quantity(chance, "%"),
-        lag=Quantity(float(np.median([each["rank_lag_s"][rank] for each in trials])), "us"),
-        clocks=Quantity(max(float(each["clock_uncertainty_s"]) for each in trials), "us"),
-        wait=Quantity(wait, "%"),
-    )
 
 
 @dataclass(frozen=True)
@@ -124,10 +118,10 @@ class PairMap:
 def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
     """One for each way of measuring and size."""
     points = [
-        ((f"{curve.parameters.op} {curve.dtype}, {curve.how}", size, curve.ranks), point)
+        ((f"{curve.op} {curve.dtype}, {curve.how}", size, curve.ranks), point)
         for curve in curves
         for size, point in curve.points.items()
-        if curve.parameters.pairs
+        if curve.pairs
     ]
     found = []
     for key, alike in grouped(points, lambda each: each[0]).items():

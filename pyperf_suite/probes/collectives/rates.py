@@ -67,7 +67,7 @@ def highest_rates(curves: Sequence[Curve]) -> Iterator[Remark]:
 
 def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | Verdict]:
     """The guide's thresholds for all_reduce over several nodes, and its advice where there are too few."""
-    several = [each for each in plain(curves) if each.operation == "all_reduce" and each.best.nodes > 1]
+    several = [each for each in plain(curves) if each.counted_as == "all_reduce" and each.best.nodes > 1]
     told = "{curve}: the network between nodes carries {measured} (busbw), each accelerator's share of it {each}"
     for curve in several:
         carried = replace(curve.best.rate, unit="Gbps")
@@ -89,7 +89,9 @@ def paths(curves: Sequence[Curve]) -> Iterator[Remark]:
         (first, other, size)
         for first in plain(curves)
         for other in curves
-        if other.what == first.what and _one_apart(first, other)
+        if other.what == first.what
+        # They differ in a single thing, so that a difference in time is that thing's.
+        if len({*first.variant} ^ {*other.variant}) + (first.implementation != other.implementation) == 1
         for size in sorted(first.points.keys() & other.points.keys())
     ]
 
@@ -106,25 +108,16 @@ def paths(curves: Sequence[Curve]) -> Iterator[Remark]:
             first=first_how,
             where=where,
             size=Quantity(SMALL_BYTES, "size"),
-            operations=", ".join(dict.fromkeys(first.parameters.op for first, _, _ in alike)),
+            operations=", ".join(dict.fromkeys(first.op for first, _, _ in alike)),
             dtype=dtype,
             ranks=ranks,
         )
 
 
-def _one_apart(one: Curve, other: Curve) -> bool:
-    """Whether they differ in a single thing, so that a difference in time is that thing's."""
-    return len({*one.variant} ^ {*other.variant}) + (one.implementation != other.implementation) == 1
-
-
-def _inverse(beta_s_per_byte: float) -> float:
-    return 1 / beta_s_per_byte if beta_s_per_byte else math.inf
-
-
 LAWS = (
     Column("what", str, priority=2),
     Column("start", lambda curve: curve.law.segments()[0].alpha_s, "us", 2),
-    Column("last rate", lambda curve: _inverse(curve.law.betas_s_per_byte[-1]), "GB/s", 2),
+    Column("last rate", lambda curve: 1 / beta if (beta := curve.law.betas_s_per_byte[-1]) else math.inf, "GB/s", 2),
     Column("from", lambda curve: curve.law.segments()[-1].from_bytes, "size"),
     Column("pieces", lambda curve: len(curve.law.betas_s_per_byte)),
     Column("off at sizes held out", lambda curve: curve.law.held_out_error, "%"),
@@ -215,7 +208,7 @@ def _panel(title: str, curves: Sequence[Curve]) -> Panel:
     ends, peak = (min(first.points), max(first.points)), first.largest.peak
     if first.law is not None:
         sizes = np.geomspace(*ends, LAW_POINTS)
-        factor = 1.0 if first.ranks == 1 else bus_factor(first.operation, first.ranks)
+        factor = 1.0 if first.ranks == 1 else bus_factor(first.counted_as, first.ranks)
         drawn.append(
             Series(f"law of {first.how}", sizes.tolist(), (sizes / first.law.seconds(sizes) * factor).tolist(), "line")
         )

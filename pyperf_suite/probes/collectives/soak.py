@@ -153,7 +153,7 @@ def soak_figure(found: Sequence[Soaked]) -> Figure:
     shared = {f"{each.curve.what.partition(' ')[2]}, {each.curve.how}" for each in shown}
     drawn = []
     for each in shown:
-        short = f"{each.curve.parameters.op} {size_name(each.point.row.message_bytes)}"
+        short = f"{each.curve.op} {size_name(each.point.row.message_bytes)}"
         relative = each.relative.tolist()
         label = short if len(shared) == 1 else str(each)
         drawn.append(Series(label, each.begun_s.tolist(), relative, "points", relative, relative))

@@ -91,7 +91,8 @@ class Way:
     @property
     def bound(self) -> Quantity | str:
         """As a quantity where there is one."""
-        return _duration(self.bound_s) if 0 < self.bound_s < math.inf else "any" if self.bound_s else "none"
+        bound = Quantity(self.bound_s, "duration", predicted=True)
+        return bound if 0 < self.bound_s < math.inf else "any" if self.bound_s else "none"
 
     def remark(self) -> Remark:
         """Whether the network is enough, at what rate, and from which time of computing on."""
@@ -167,10 +168,6 @@ def measured_laws(curves: Sequence[Curve]) -> dict[str, AlphaBetaOverRanks]:
     """A law for each operation from its plain curves; those with too few sizes are left out."""
     laws: dict[str, dict[int, PiecewiseAlphaBeta]] = {}
     for curve in plain(curves):
-        if curve.law is not None and curve.ranks > 1 and not curve.parameters.pairs:
-            laws.setdefault(curve.operation, {}).setdefault(curve.ranks, curve.law)
+        if curve.law is not None and curve.ranks > 1 and not curve.pairs:
+            laws.setdefault(curve.counted_as, {}).setdefault(curve.ranks, curve.law)
     return {operation: AlphaBetaOverRanks(operation, by_ranks) for operation, by_ranks in laws.items()}
-
-
-def _duration(seconds: float) -> Quantity:
-    return Quantity(seconds, "duration", predicted=True)

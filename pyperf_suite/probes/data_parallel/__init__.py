@@ -52,14 +52,6 @@ DP_BEATS_UNLINKED = Claim("DP over NVLink is faster than DDP without it: 110 s a
 WANTED_ERROR = 0.10
 FEWEST_BUCKETS = 3
 
-TOLD = {
-    OVERLAP: "With {setting}, exchanging while backward goes on is {measured} as fast as after it (models: {models})",
-    BUCKETS: "With {setting}, the best of several buckets are {measured} as fast as a single one (models: {models})",
-    DDP_BEATS_DP: "With {setting}, DDP is {measured} as fast as DP (models: {models})",
-    LINKS_MATTER: "DDP with {setting} takes {measured} the time with them",
-    DP_BEATS_UNLINKED: "DP with direct copies is {measured} as fast as DDP with {setting} (models: {models})",
-}
-
 
 @dataclass(frozen=True)
 class DataParallelAxes:
@@ -189,17 +181,20 @@ def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Verdic
     """Each claim on the mean over (slow, fast) steps, where a process measured them all."""
     best = [fastest(group) for group in ddp]
     unlinked = steps.where(exchange="ddp", peer_to_peer=False)
-    compared: dict[Claim, list[tuple[Row | None, Row | None]]] = {
-        OVERLAP: [(other(step, "after"), step) for step in best],
-        BUCKETS: [_single_and_several(group) for group in ddp],
-        DDP_BEATS_DP: [(other(step, "dp"), step) for step in best],
-        LINKS_MATTER: [(step, step.like(peer_to_peer=True)) for step in unlinked],
-        DP_BEATS_UNLINKED: [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.peer_to_peer],
-    }
-    for claim, found in compared.items():
+    together, single = [(other(step, "after"), step) for step in best], [_single_and_several(group) for group in ddp]
+    linked = [(step, step.like(peer_to_peer=True)) for step in unlinked]
+    dp = [(other(step, "dp"), step) for step in best]
+    dp_linked = [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.peer_to_peer]
+    for claim, found, told in (
+        (OVERLAP, together, "With {setting}, exchanging while backward goes on is {measured} as fast as after it"),
+        (BUCKETS, single, "With {setting}, the best of several buckets are {measured} as fast as a single one"),
+        (DDP_BEATS_DP, dp, "With {setting}, DDP is {measured} as fast as DP"),
+        (LINKS_MATTER, linked, "DDP with {setting} takes {measured} the time with them"),
+        (DP_BEATS_UNLINKED, dp_linked, "DP with direct copies is {measured} as fast as DDP with {setting}"),
+    ):
         pairs = [(slow.reading, fast.reading) for slow, fast in found if slow and fast]
         if (ratio := mean_speedup(pairs)) is not None:
-            yield claim.judge(TOLD[claim], ratio, setting=setting, models=len(pairs))
+            yield claim.judge(f"{told} (models: {{models}})", ratio, setting=setting, models=len(pairs))
 
 
 def _single_and_several(steps: Rows) -> tuple[Row | None, Row | None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
 from pyperf_suite.hardware.links import nvlinks_per_gpu, pcie_of
 from pyperf_suite.hardware.nvml import ALLOWED
@@ -149,8 +149,11 @@ def link_check(
 
 def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[Check]:
     """Active links beside those that the catalogue's GPU has; a bridge is the user's to buy, a board has them."""
-    spec = _catalogued(gpu["name"])
-    if spec is None or spec.link_bytes_per_s is None or " MIG " in gpu["name"]:
+    try:
+        spec = find_gpu(gpu["name"])
+    except UserError:
+        return
+    if spec.link_bytes_per_s is None:
         return
     has = nvlinks_per_gpu(spec.link_bytes_per_s / 1e9, tuple(gpu["compute_capability"]))
     active = sum(state is True for state in gpu["nvlinks"])
@@ -164,14 +167,6 @@ def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[Check
         told = (MORE, "with a bridge")
     if has:
         yield Check(who, "NVLinks", active, has, *told)
-
-
-def _catalogued(name: str) -> GpuSpec | None:
-    """The catalogue's GPU of that name, of a MIG slice its whole; None where it has none."""
-    try:
-        return find_gpu(name.split(" MIG ")[0])
-    except UserError:
-        return None
 
 
 def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Check]:
