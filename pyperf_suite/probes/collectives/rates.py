@@ -54,15 +54,9 @@ def highest_rates(curves: Sequence[Curve]) -> Iterator[Remark]:
             told = "{curve}: {rate} algbw at {size}; one rank has no bus"
         elif best.peak:
             told += ", {share} of the {peak} of {link}"
-        yield remark(
-            told,
-            curve=curve,
-            rate=best.rate,
-            size=best.size,
-            share=best.share_of_peak,
-            peak=best.peak and Quantity(best.peak.gb_per_s * GIGA, "GB/s"),
-            link=best.peak and best.peak.name,
-        )
+        peak, link = (Quantity(best.peak.gb_per_s * GIGA, "GB/s"), best.peak.name) if best.peak else (None, None)
+        share = best.share_of_peak
+        yield remark(told, curve=curve, rate=best.rate, size=best.size, share=share, peak=peak, link=link)
 
 
 def between_nodes(curves: Sequence[Curve]) -> Iterator[Remark | Verdict]:
@@ -130,13 +124,9 @@ def laws(curves: Sequence[Curve]) -> Iterator[Remark | Table]:
     fitted = [curve for curve in plain(curves) if curve.law is not None]
     errors = [curve.law.held_out_error for curve in fitted if curve.law and curve.law.held_out_error is not None]
     if errors:
-        yield remark(
-            "The laws of {curves} curves miss sizes held out by {error} (median; worst curve {worst})",
-            kind="law",
-            curves=len(errors),
-            error=Quantity(statistics.median(errors), "%"),
-            worst=Quantity(max(errors), "%"),
-        )
+        told = "The laws of {curves} curves miss sizes held out by {error} (median; worst curve {worst})"
+        error, worst = Quantity(statistics.median(errors), "%"), Quantity(max(errors), "%")
+        yield remark(told, kind="law", curves=len(errors), error=error, worst=worst)
     if any(curve.implementation == "nccl" for curve in fitted):
         yield remark(
             "The start time of nccl includes a host thread that NCCL starts for each call on a communicator that does "
