@@ -12,9 +12,9 @@ from rich.console import Console
 
 from pyperf_suite.history.finding import VERDICTS, Finding, Verdict
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.render import markdown, strict
+from pyperf_suite.render import findings_json, markdown
 from pyperf_suite.render.terminal import note, print_table, say
-from pyperf_suite.spec.findings import Heading, Table
+from pyperf_suite.spec.findings import Findings, Heading, Table
 from pyperf_suite.spec.quantity import Quantity, quantity
 
 # What needs a reader comes first; within a verdict, what moved most.
@@ -104,7 +104,7 @@ def comparisons_as_json(
         "notes": list(notes),
         **(extra or {}),
     }
-    return strict.dumps(told)
+    return findings_json.answer({"comparison": Findings(tables=(_table(by_urgency(findings)),))}, told).rstrip()
 
 
 def _table(findings: Sequence[Finding], marked: bool = False) -> Table:

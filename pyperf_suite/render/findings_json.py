@@ -59,8 +59,15 @@ def as_text(told: Mapping[str, Any]) -> str:
     return strict.dumps(told) + "\n"
 
 
+def answer(findings: Mapping[str, Findings], details: Mapping[str, Any]) -> str:
+    """What a command that measures nothing prints: findings by name as `probes` have them, and its own `details`."""
+    parts = [{"name": name, **findings_as_data(found)} for name, found in findings.items()]
+    summary = as_data(summary_of(findings))
+    return as_text({"schema": SCHEMA, "version": VERSION, "summary": summary, "probes": parts, **details})
+
+
 def findings_as_data(found: Findings) -> dict[str, Any]:
-    """Remarks, verdicts, tables and figures: what a command that measures nothing has of the schema as well."""
+    """Remarks, verdicts, tables and figures."""
     remarks = [each for each in found.remarks if isinstance(each, Remark)]
     return {
         "cautions": as_data([each for each in remarks if each.kind == "caution"]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,9 +17,9 @@ from pyperf_suite import __version__
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.observations import label_of
 from pyperf_suite.printable import printable
-from pyperf_suite.render import text
+from pyperf_suite.render import strict, text
 from pyperf_suite.render.command import command_of
-from pyperf_suite.render.helpers import Helpers
+from pyperf_suite.render.helpers import Submit, helpers
 from pyperf_suite.render.machine_section import machine_of
 from pyperf_suite.render.plot import Shown, shown
 from pyperf_suite.render.results import Choice, Results, Run
@@ -60,10 +59,10 @@ class Section:
 def draw_page(results: Results, chosen: Mapping[str, Sequence[Choice]]) -> str:
     """One HTML document. The same results make the same text: it names no time at which it was made."""
     shown_runs = {choice.run.place: choice.run for choices in chosen.values() for choice in choices}
-    with Helpers(sum(run.path.stat().st_size for run in shown_runs.values())) as helpers:
-        plotly = helpers.submit(packed_plotly)
-        histories = {machine: helpers.submit(_history, results, machine) for machine in chosen}
-        read = {machine: _sections(choices, helpers) for machine, choices in chosen.items()}
+    with helpers(sum(run.path.stat().st_size for run in shown_runs.values())) as submit:
+        plotly = submit(packed_plotly)
+        histories = {machine: submit(_history, results, machine) for machine in chosen}
+        read = {machine: _sections(choices, submit) for machine, choices in chosen.items()}
         machines = [
             _machine(results.of_machine(machine), *held, histories[machine].result()) for machine, held in read.items()
         ]
@@ -104,10 +103,10 @@ def _machine(
     }
 
 
-def _sections(choices: Sequence[Choice], helpers: Helpers) -> tuple[list[Section], list[tuple[str, Remark]]]:
+def _sections(choices: Sequence[Choice], submit: Submit) -> tuple[list[Section], list[tuple[str, Remark]]]:
     """A section a choice, by topic, and what touches whole runs."""
     by_run = grouped(choices, lambda choice: choice.run.place).values()
-    answers = [helpers.submit(_of_run, of_run) for of_run in sorted(by_run, key=len, reverse=True)]
+    answers = [submit(_of_run, of_run) for of_run in sorted(by_run, key=len, reverse=True)]
     sections = [section for answer in answers for section in answer.result()[0]]
     cautions = [caution for answer in answers for caution in answer.result()[1]]
     order = {topic: place for place, topic in enumerate(TOPICS)}
@@ -134,8 +133,10 @@ def _section(choice: Choice, records: Sequence[Record]) -> Section:
     found = Findings(tuple(about_the_cases(records))) + findings_of(name, records)
     evidence = run.probes[name]
     when = f"{run.started_at[:16].replace('T', ' ')} UTC"
-    notes = [f"run {run.run_id} · {when} · {_strength(run, name)} · {evidence.measured} of {evidence.records} records "
-             "measured"]  # fmt: skip
+    notes = [
+        f"run {run.run_id} · {when} · {_strength(run, name)} · {evidence.measured} of {evidence.records} records "
+        "measured"
+    ]
     if choice.others:
         others = ", ".join(f"{each.run_id} ({_strength(each, name)})" for each in choice.others[:5])
         more = len(choice.others) - 5
@@ -249,18 +250,8 @@ def island(data: Any) -> str:
     >>> island({"name": "</script>", "y": [1 / 3, float("nan")]})
     '{"name":"\\u003c/script\\u003e","y":[0.333333,null]}'
     """
-    plain = json.dumps(_plain(data), separators=(",", ":"), allow_nan=False)
+    plain = json.dumps(strict.plain(data, digits=6), separators=(",", ":"), allow_nan=False)
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_plain(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return printable(value) if isinstance(value, str) else value
 
 
 def by_claim(remarks: Iterable[Remark | Verdict]) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import nearest
-from pyperf_suite.render.helpers import Helpers
+from pyperf_suite.render.helpers import helpers
 from pyperf_suite.runner.journal import record_of, sharing_machines
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
@@ -132,10 +132,10 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
         places = [path for path in places if path.parent.parent.name == machine]
         if not places and known:
             raise UserError(f"Machine {machine[:80]!r} is not in {asked.name}: it holds {', '.join(known)}.")
-    with Helpers(sum(path.stat().st_size for path in places)) as helpers:
+    with helpers(sum(path.stat().st_size for path in places)) as submit:
         # The largest first, so that none is waited for alone.
         largest_first = sorted(places, key=lambda path: -path.stat().st_size)
-        answers = {path: helpers.submit(_run, path, root) for path in largest_first}
+        answers = {path: submit(_run, path, root) for path in largest_first}
         runs = [answers[path].result() for path in places]
     notes = [note for _, note in runs if note]
     read = sorted((run for run, _ in runs if run), key=lambda run: (run.machine, run.started_at, run.run_id))
