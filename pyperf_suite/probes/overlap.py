@@ -14,10 +14,10 @@ from pyperf_suite.operators.training.overlap import RUNS, OverlapParameters
 from pyperf_suite.ranks.environment import ranks_here, require_launched
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, size_name, sizes
-from pyperf_suite.spec.findings import Claim, Findings, findings
+from pyperf_suite.spec.findings import Claim, Findings, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows
+from pyperf_suite.spec.rows import Column, Row, Rows, mean_speedup
 from pyperf_suite.spec.sources import BEKMAN
 
 OVERLAPS = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)
@@ -113,12 +113,15 @@ def of_nccl(name: str) -> Callable[[Row], int | None]:
 
 
 def analyse(rows: Rows) -> Findings:
-    """What the product and the all_reduce cost each other."""
-    return findings(
-        row.remark("{what}: the {run} takes {longer} as long as alone", effect="longer", what=what(row), longer=longer)
-        for row in rows.where(lambda row: row.run in ("product", "all_reduce"))
-        if (longer := longer_beside(row.run)(row))
-    )
+    """What the product and the all_reduce cost each other, on the mean of all settings."""
+    told = "Beside the other, the {run} takes {longer} as long as alone (settings: {settings})"
+    remarks = []
+    for run in ("product", "all_reduce"):
+        found = [(row.like(run=f"{run}_beside"), row) for row in rows.where(run=run)]
+        pairs = [(beside.reading, alone.reading) for beside, alone in found if beside]
+        if pairs:
+            remarks.append(remark(told, effect="longer", run=run, longer=mean_speedup(pairs), settings=len(pairs)))
+    return findings(remarks)
 
 
 PROBE = Probe(

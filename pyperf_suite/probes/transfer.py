@@ -123,7 +123,7 @@ class Curve:
     def of(cls, rows: Rows) -> Curve:
         """One way with its law."""
         seen = [(row.size_bytes, seconds) for row in rows for seconds in row.by_process.values()]
-        return cls(rows, PiecewiseAlphaBeta.fit(*zip(*seen, strict=True)) if len(rows) >= FEWEST_OF_A_LAW else None)
+        return cls(rows, PiecewiseAlphaBeta.fit(*np.array(seen).T) if len(rows) >= FEWEST_OF_A_LAW else None)
 
     @property
     def largest(self) -> Row:
@@ -199,16 +199,11 @@ def _nodes(rows: Rows) -> Iterator[Remark]:
     """The nearest NUMA node beside the farthest, for each way that was measured on several."""
     placed = rows.where(lambda row: row.numa_node != ANY_NODE)
     largest = {(group[0].implementation, group[0].pinned): group for group in placed.groups("numa_node") if group[1:]}
+    told = "{way} moves {size} {faster} as fast as from node {far}: keep the process near the memory it copies"
     for group in largest.values():
         near, *_, far = sorted(group, key=lambda row: float(row.seconds))
-        yield remark(
-            "{way} moves {size} {faster} as fast as from node {far}: keep the process near the memory it copies",
-            effect="faster",
-            way=name_of(near),
-            size=size_of(near),
-            faster=near.faster_than(far),
-            far=far.numa_node,
-        )
+        own = {"way": name_of(near), "size": size_of(near), "far": far.numa_node}
+        yield near.remark(told, effect="faster", faster=near.faster_than(far), **own)
 
 
 def _disk(rows: Rows) -> Iterator[Remark | Verdict]:
@@ -232,16 +227,12 @@ def faster_a_byte(fast: Row, slow: Row) -> Ratio | None:
 
 def _offload(curves: Sequence[Curve]) -> Iterator[Remark]:
     """What the rates mean for offloading."""
+    told = "{way}: what AdamW keeps of 1e9 parameters, {each} each, takes {time} to read; each step writes it too"
     for row in (curve.largest for curve in curves):
         if row.implementation in ("memcpy", "disk_direct", "host_to_device") and row.numa_node in (ANY_NODE, 0):
             seconds = ADAMW_BYTES * OFFLOADED_PARAMETERS / rate(row).value
-            yield remark(
-                "{way}: what AdamW keeps of 1e9 parameters, {each} each, takes {time} to read; each step writes it too",
-                kind="predicted",
-                way=name_of(row),
-                each=Quantity(ADAMW_BYTES, "B"),
-                time=Quantity(seconds, "duration", predicted=True),
-            )
+            time, each = Quantity(seconds, "duration", predicted=True), Quantity(ADAMW_BYTES, "B")
+            yield remark(told, kind="predicted", way=name_of(row), each=each, time=time)
 
 
 def _tables(rows: Rows, curves: Sequence[Curve]) -> Iterator[Table]:

@@ -197,9 +197,11 @@ class Row:
 
     def key(self, *but: str) -> tuple[Any, ...]:
         """What the case is, apart from the named parameters: equal for rows that differ in those alone."""
-        case = self.reading.case
+        case, parameters = self.reading.case, self.parameters
         what = {"operator": case.operator, "implementation": case.implementation, "mode": case.mode}
-        return tuple((name, value) for name, value in (what | vars(case.parameters)).items() if name not in but)
+        # Fields alone: what parameters keep once computed is no part of what they are.
+        what |= {name: getattr(parameters, name) for name in parameters.__dataclass_fields__}
+        return tuple((name, value) for name, value in what.items() if name not in but)
 
     def like(self, **changed: Any) -> Row | None:
         """The row that differs from this one in the named parameters alone, and has these values of them."""

@@ -41,9 +41,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cases(**changed: object) -> list[Case]:
-    usual = CollectivesAxes(
-        op=("all_reduce",), size=(LADDER,), dtype=("float32",), ranks=(4,), implementation=("gloo",)
-    )
+    usual = CollectivesAxes(op=("all_reduce",), size=(LADDER,), ranks=(4,))
     return list(PROBE.sweep(replace(usual, **changed)))  # type: ignore[arg-type]
 
 
@@ -427,8 +425,9 @@ def test_a_resumed_trial_replaces_the_one_before(network: Any) -> None:
 def test_the_run_is_kept_as_json_markdown_and_text(network: Any, tmp_path: Path) -> None:
     records: list[Record] = network().records(cases())
     told = json.loads(run_as_json(RunFolder(tmp_path, {}), records))
-    assert "collectives" in told["findings"]
-    assert told["cases"][0]["tflop_per_s"] is None
+    (probe,) = told["probes"]
+    assert probe["name"] == "collectives"
+    assert probe["cases"][0]["tflop_per_s"] is None
     assert "](collectives_4_ranks_float32.png)" in (tmp_path / "findings.md").read_text()
     assert "# Avg bus bandwidth" in (tmp_path / "nccl_tests.txt").read_text()
-    assert {Path(path).name for path in told["texts"]} == {"findings.md", "nccl_tests.txt"}
+    assert probe["documents"] == ["nccl_tests.txt"]

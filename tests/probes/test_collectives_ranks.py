@@ -28,9 +28,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cases(**changed: object) -> list[Case]:
-    usual = CollectivesAxes(
-        op=("all_reduce",), size=(LADDER,), dtype=("float32",), ranks=(4,), implementation=("gloo",)
-    )
+    usual = CollectivesAxes(op=("all_reduce",), size=(LADDER,), ranks=(4,))
     return list(PROBE.sweep(replace(usual, **changed)))  # type: ignore[arg-type]
 
 

@@ -27,9 +27,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def axes(**changed: object) -> CollectivesAxes:
-    usual = CollectivesAxes(
-        op=("all_reduce",), size=(Sizes(64, 64),), dtype=("float32",), ranks=(4,), implementation=("gloo",)
-    )
+    usual = CollectivesAxes(op=("all_reduce",), size=(Sizes(64, 64),), ranks=(4,))
     return replace(usual, **changed)  # type: ignore[arg-type]
 
 

@@ -141,7 +141,7 @@ def test_steps_stand_beside_one_without_exchange_and_options_beside_the_usual():
 
 def test_a_gpu_has_data_parallel_and_nccl_without_direct_copies_beside():
     axes = DataParallelAxes(
-        ("nccl",), (4,), (4096,), (2,), (128,), (1,), ("none", "ddp", "dp"), (Sizes.parse("25MiB"),)
+        (4,), ("nccl",), (4096,), (2,), (128,), (1,), ("none", "ddp", "dp"), (Sizes.parse("25MiB"),)
     )
     cases = swept(axes)
     assert [case.implementation for case in cases] == ["nccl", "nccl", "dp"]

@@ -20,17 +20,18 @@ from pyperf_suite.probes.collectives import rates, soak
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, curves_of
 from pyperf_suite.probes.collectives.nccl_text import nccl_tests_text
 from pyperf_suite.probes.collectives.training import FLOP_PER_S, Training, judged
-from pyperf_suite.ranks.environment import rank_environment
+from pyperf_suite.ranks.environment import rank_environment, ranks_here, require_launched
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes
+from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes, every_size, sizes
 from pyperf_suite.spec.findings import Findings, findings
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import Rows, rows_of
 
 # What the ways of training in parallel send (see laws/network/traffic.py), the most common first.
 TRAINING = ("all_reduce", "all_gather", "reduce_scatter")
-ALL = (*TRAINING, "send_receive", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+MORE = (*TRAINING, "send_receive", "all_to_all")
+ALL = (*MORE, "broadcast", "reduce", "gather", "scatter")
 
 # Buffers of input and output on each rank, and the reference that the output is compared with.
 BUFFERS = 4
@@ -49,60 +50,39 @@ class CollectivesAxes:
     the first implementation. A size too small for one element a rank is left out.
     """
 
-    op: Annotated[tuple[str, ...], OneOf(OPERATIONS)]
-    size: tuple[Sizes, ...]
-    dtype: tuple[str, ...]
     ranks: tuple[int, ...]
-    implementation: tuple[str, ...]
+    op: Annotated[tuple[str, ...], OneOf(OPERATIONS)] = TRAINING
+    size: tuple[Sizes, ...] = sizes("16..16MiB:16")
+    dtype: tuple[str, ...] = ("float32",)
+    implementation: tuple[str, ...] = ("gloo",)
     in_place: tuple[Flag, ...] = (NO,)
     reduction: tuple[str, ...] = ("sum",)
     root: tuple[int, ...] = (0,)
     peer_to_peer: tuple[Flag, ...] = (YES,)
     registered: tuple[Flag, ...] = (NO,)
     pairs: tuple[str, ...] = ("none",)
-    pair_size: tuple[Sizes, ...] = (Sizes(4 * 2**20, 4 * 2**20),)
+    pair_size: tuple[Sizes, ...] = sizes("4MiB")
 
 
 def axes(profile: str, device: Device) -> CollectivesAxes:
-    """A few sizes on a CPU, where messages go through memory; on GPUs up to what their memory holds."""
-    chosen = _cuda_axes(profile, device) if device.kind == "cuda" else _cpu_axes(profile)
-    launched = rank_environment()
-    return replace(chosen, ranks=(launched.count,)) if launched.launched else chosen
+    """On GPUs up to what their memory holds, by our path, torch's and graph replay.
 
-
-def _cpu_axes(profile: str) -> CollectivesAxes:
-    """Sizes by 16 show both ends of the curve; above 16 MiB a copy through memory tells nothing new."""
-    sizes = (Sizes(16, 16 * 2**20, 16),)
-    quick = CollectivesAxes(op=TRAINING, size=sizes, dtype=("float32",), ranks=(2,), implementation=("gloo",))
-    if profile == "quick":
-        return quick
-    standard = replace(quick, op=(*TRAINING, "send_receive", "all_to_all"), size=(Sizes(64, 16 * 2**20, 8),))
-    if profile == "standard":
-        return standard
-    full = replace(standard, op=ALL, size=(Sizes(8, 64 * 2**20, 4),), dtype=("float32", "bfloat16"), ranks=(2, 4))
-    return replace(full, in_place=(NO, YES), pairs=("all",))
-
-
-def _cuda_axes(profile: str, device: Device) -> CollectivesAxes:
-    """Our path, torch's and graph replay beside each other; float32 as nccl-tests has it, then what is trained in."""
-    present = gpus()
-    largest = min(LARGEST_BYTES, present[device.index].memory_bytes // (2 * BUFFERS))
-    sizes = (Sizes(8, min(largest, 2**30), 16),)
-    paths = ("nccl", "c10d_nccl")
-    quick = CollectivesAxes(op=TRAINING, size=sizes, dtype=("float32",), ranks=(len(present),), implementation=paths)
-    if profile == "quick":
-        return quick
-    standard = replace(
-        quick,
-        op=(*TRAINING, "send_receive", "all_to_all"),
-        size=(Sizes(8, largest, 4),),
-        implementation=("nccl", "nccl_graph", "c10d_nccl"),
-        pairs=("all",),
-        pair_size=(Sizes(64 * 2**20, 64 * 2**20),),
-    )
-    if profile == "standard":
-        return standard
-    return replace(standard, op=ALL, dtype=("float32", "bfloat16"), in_place=(NO, YES))
+    On a CPU sizes by 16 show both ends of the curve; above 16 MiB a copy through memory tells nothing new.
+    """
+    if device.kind == "cpu":
+        quick = CollectivesAxes(ranks_here((2,)))
+        standard = replace(quick, op=MORE, size=sizes("64..16MiB:8"))
+        full = replace(standard, ranks=ranks_here((2, 4)), size=sizes("8..64MiB:4"), pairs=("all",))
+    else:
+        present = gpus()
+        largest = min(LARGEST_BYTES, present[device.index].memory_bytes // (2 * BUFFERS))
+        quick = CollectivesAxes(ranks_here((len(present),)), size=(Sizes(8, min(largest, 2**30), 16),))
+        quick = replace(quick, implementation=("nccl", "c10d_nccl"))
+        standard = replace(quick, op=MORE, size=(Sizes(8, largest, 4),), pairs=("all",), pair_size=sizes("64MiB"))
+        full = standard = replace(standard, implementation=("nccl", "nccl_graph", "c10d_nccl"))
+    # float32 as nccl-tests has it, then what is trained in.
+    full = replace(full, op=ALL, dtype=("float32", "bfloat16"), in_place=(NO, YES))
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: CollectivesAxes) -> list[Case]:
@@ -111,13 +91,7 @@ def sweep(axes: CollectivesAxes) -> list[Case]:
     Raises UserError for other ranks than a launcher started, for NCCL's variants where none runs over it, and where
     every size is too small for one element a rank.
     """
-    launched = rank_environment()
-    others = [ranks for ranks in axes.ranks if launched.launched and ranks != launched.count]
-    if others:
-        raise UserError(
-            f"ranks={others[0]} was asked for, but the launcher started {launched.count}: leave the axis out, or "
-            f"start {others[0]}."
-        )
+    require_launched(axes.ranks)
     over_nccl = any("nccl" in implementation for implementation in axes.implementation)
     if not over_nccl and (NO in axes.peer_to_peer or YES in axes.registered):
         raise UserError(
@@ -141,28 +115,26 @@ def _collectives(axes: CollectivesAxes) -> Iterator[Case]:
             axes.root if operation.has_root else (0,),
             axes.peer_to_peer if "nccl" in implementation else (YES,),
             axes.registered if implementation in ("nccl", "nccl_graph") else (NO,),
-            _bytes(axes.size),
+            every_size(axes.size),
         )
-        for in_place, reduction, root, peer_to_peer, registered, size in variants:
+        for in_place, reduction, root, direct, registered, size in variants:
             usual = CollectiveParameters(op, size, ranks, dtype, in_place.value, reduction, root)
-            parameters = replace(usual, peer_to_peer=peer_to_peer.value, registered=registered.value)
+            parameters = replace(usual, peer_to_peer=direct.value, registered=registered.value)
             yield Case("collective", parameters, implementation)
 
 
 def _pairs(axes: CollectivesAxes) -> Iterator[Case]:
     """Ping-pong between pairs of ranks, or all halves of the machine at once."""
-    for which, ranks, size in itertools.product(axes.pairs, axes.ranks, _bytes(axes.pair_size)):
-        plain = CollectiveParameters("ping_pong", size, ranks, dtype=axes.dtype[0])
-        together = [replace(plain, op="bisection")]
-        if which != "bisection":
-            together = [replace(plain, pattern=pattern) for pattern in _patterns(which, ranks)]
-        for parameters in together if which != "none" and ranks > 1 else ():
+    for which, ranks, size in itertools.product(axes.pairs, axes.ranks, every_size(axes.pair_size)):
+        op = "bisection" if which == "bisection" else "ping_pong"
+        for pattern in _patterns(which, ranks) if ranks > 1 else ():
+            parameters = CollectiveParameters(op, size, ranks, dtype=axes.dtype[0], pattern=pattern)
             yield Case("collective", parameters, axes.implementation[0])
 
 
 def _patterns(which: str, ranks: int) -> list[str]:
     if which != "all":
-        return [which]
+        return {"none": [], "bisection": [""]}.get(which, [which])
     one_by_one = [(pair,) for pair in itertools.combinations(range(ranks), 2)]
     together = one_by_one if ranks <= RANKS_PAIRED_ONE_BY_ONE else tournament(ranks)
     return [",".join(f"{one}-{other}" for one, other in pairs) for pairs in together]
@@ -178,10 +150,6 @@ def tournament(ranks: int) -> list[tuple[tuple[int, int], ...]]:
         rounds.append(tuple(sorted((min(pair), max(pair)) for pair in met if -1 not in pair)))
         players = [players[0], players[-1], *players[1:-1]]
     return rounds
-
-
-def _bytes(ladders: Sequence[Sizes]) -> list[int]:
-    return sorted({size for ladder in ladders for size in ladder.ladder()})
 
 
 def cases_to_log(records: Sequence[Record]) -> list[Case]:

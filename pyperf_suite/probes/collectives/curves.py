@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.hardware.links import LinkPeak, peak_of
 from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.network.communication import GIGA, algbw, busbw, nvls_wire_rate
+from pyperf_suite.laws.network.communication import GIGA, bus_factor, nvls_wire_rate
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.operators.collective.parameters import OPERATIONS
 from pyperf_suite.runner.case import Case
@@ -34,10 +35,9 @@ SWITCH_REDUCES = ("NVLink 4", "NVLink 5")
 
 @dataclass(frozen=True)
 class Point:
-    """One size of a curve over all its trials: the row of its case, their records, and what the kernel reported.
+    """One size of a curve: the row of its case, its trials, what the kernel told of itself, the elements in error.
 
-    Rates are of S, the size of nccl-tests, over the time that ranks saw on average, as there, in B/s. `wrong`
-    has the elements in error of trials that failed for them.
+    Rates are of S, the size of nccl-tests, over the time that ranks saw on average, as there, in B/s.
     """
 
     row: Row
@@ -62,19 +62,27 @@ class Point:
 
     def algbw(self, seconds: float | None = None) -> float:
         """What a caller sees, at the median or at another time of one message."""
-        return float(algbw(self.row.message_bytes, seconds or self.seconds)) * GIGA
+        return float(self.row.message_bytes / (seconds or self.seconds))
 
     @property
     def busbw(self) -> float:
         """What a link carries."""
-        operation = self.row.operation.counted_as
-        return float(busbw(operation, self.row.message_bytes, self.seconds, self.row.ranks)) * GIGA
+        return self.algbw() * float(bus_factor(self.row.operation.counted_as, self.row.ranks))
 
     @property
     def rate(self) -> Quantity:
         """busbw, or algbw where a single rank has no bus, from the slowest process to the fastest."""
         rate = self.algbw() if self.row.ranks == 1 else self.busbw
         return self.row.reading.per_second(rate * self.row.reading.seconds, "GB/s")
+
+    @cached_property
+    def _iterations_s(self) -> NDArray[np.float64]:
+        """Of all trials, averaged over ranks; of each sample where ranks are too many to be kept one by one."""
+        seconds: list[Any] = []
+        for trial in self.trials:
+            busy = [samples for samples in trial.sampling.get("rank_samples_s", ()) if samples]
+            seconds.append(np.mean(busy, axis=0) if busy else trial.metrics["time"].samples)
+        return np.concatenate(seconds)
 
     def quantile_s(self, share: float) -> float:
         """A quantile over all iterations of all trials, each averaged over ranks."""
@@ -98,7 +106,7 @@ class Point:
     @property
     def share_of_peak(self) -> Quantity | None:
         """What a link carries of that."""
-        return None if self.peak is None else Quantity(self.busbw / GIGA / self.peak.gb_per_s, "%")
+        return Quantity(self.busbw / GIGA / self.peak.gb_per_s, "%") if self.peak else None
 
     @property
     def counted_rate(self) -> float | None:
@@ -119,70 +127,59 @@ class Point:
             reduces = str(self.details["algorithm"]).startswith("NVLS")
         return float(nvls_wire_rate(self.algbw(), self.row.ranks)) if reduces and self.row.op == "all_reduce" else None
 
-    @cached_property
-    def _iterations_s(self) -> NDArray[np.float64]:
-        return np.concatenate([_iterations_s(trial) for trial in self.trials])
-
 
 @dataclass(frozen=True)
 class Curve:
-    """Points by S, ascending, of parameters without their bytes and of who computes.
-
-    `wrong` has the elements in error of sizes that failed for them.
-    """
+    """Points by S, ascending, of parameters without their bytes and of who computes; `wrong` has elements in error."""
 
     parameters: CollectiveParameters
     implementation: str
     points: dict[int, Point] = field(default_factory=dict)
     wrong: dict[int, int] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return f"{self.what}, {self.how}"
+
+    def __getattr__(self, name: str) -> Any:
+        """One of its parameters."""
+        if name.startswith("_") or name == "parameters":
+            raise AttributeError(name)
+        return getattr(self.parameters, name)
+
     @property
     def what(self) -> str:
         """What is moved, as in `all_reduce float32 max, 8 ranks`."""
-        p = self.parameters
         operation, *more = self.varied
-        return f"{' '.join([operation, p.dtype, *more])}, {p.ranks} rank{'' if p.ranks == 1 else 's'}"
+        return f"{' '.join([operation, self.dtype, *more])}, {self.ranks} rank{'' if self.ranks == 1 else 's'}"
 
     @property
     def varied(self) -> list[str]:
         """The operation and what of it is not usual, as in `reduce max root 3`."""
-        p = self.parameters
-        reduction = p.reduction if p.reduction != "sum" else ""
-        return [word for word in (p.op, reduction, f"root {p.root}" if p.root else "", p.pattern) if word]
+        reduction, root = self.reduction if self.reduction != "sum" else "", f"root {self.root}" if self.root else ""
+        return [word for word in (self.op, reduction, root, self.pattern) if word]
 
     @property
     def how(self) -> str:
         """Who moves it and in which variant, as in `nccl in place, registered`."""
         return f"{self.implementation} {', '.join(self.variant)}".strip()
 
-    def __str__(self) -> str:
-        return f"{self.what}, {self.how}"
-
     @property
     def variant(self) -> list[str]:
         """In what it is not plain, which is out of place, unregistered and over whatever links there are."""
-        p = self.parameters
-        return [
-            name for name, is_so in zip(VARIANTS, (p.in_place, p.registered, not p.peer_to_peer), strict=True) if is_so
-        ]
+        return list(itertools.compress(VARIANTS, (self.in_place, self.registered, not self.peer_to_peer)))
 
     @property
     def order(self) -> tuple[Any, ...]:
         """By operation as they are declared, then what is plain before what is varied."""
-        p = self.parameters
-        op, who = list(OPERATIONS).index(p.op), (*IMPLEMENTATIONS, self.implementation).index(self.implementation)
+        op, who = list(OPERATIONS).index(self.op), (*IMPLEMENTATIONS, self.implementation).index(self.implementation)
         variant = [name in self.variant for name in reversed(VARIANTS)]
-        return (op, p.ranks, p.dtype, p.reduction, p.root, p.pattern, who, self.implementation, variant)
+        how = (self.reduction, self.root, self.pattern)
+        return (op, self.ranks, self.dtype, *how, who, self.implementation, variant)
 
     @property
-    def operation(self) -> str:
-        """The name under which laws count it."""
-        return self.parameters.operation.counted_as
-
-    @property
-    def ranks(self) -> int:
-        """Among so many."""
-        return self.parameters.ranks
+    def counted_as(self) -> str:
+        """The name under which laws know the operation."""
+        return str(self.operation.counted_as)
 
     @property
     def largest(self) -> Point:
@@ -199,9 +196,11 @@ class Curve:
         """Straight lines through the medians of all trials; None where too few sizes were measured."""
         if len(self.points) < FEWEST_SIZES:
             return None
-        medians = [(point, median_s) for point in self.points.values() for median_s in point.row.by_process.values()]
-        sizes = [point.row.message_bytes for point, _ in medians]
-        return PiecewiseAlphaBeta.fit(sizes, [median_s / point.trips for point, median_s in medians])
+        points = self.points.values()
+        medians = [
+            (point.row.message_bytes, s / point.trips) for point in points for s in point.row.by_process.values()
+        ]
+        return PiecewiseAlphaBeta.fit(*np.array(medians).T)
 
 
 def curves_of(rows: Rows) -> list[Curve]:
@@ -215,24 +214,22 @@ def curves_of(rows: Rows) -> list[Curve]:
         curve = Curve(replace(case.parameters, bytes=0), case.implementation)
         return curves.setdefault((curve.parameters, curve.implementation), curve)
 
-    trials: dict[str, dict[int, Record]] = {}
-    for record in rows.records:
-        if record.kind == "timing":
-            # A resumed run may hold a second trial of the same process; the later one stands.
-            trials.setdefault(record.case_id, {})[record.process] = record
-    for by_process in trials.values():
-        elements = sum(int(trial.verification.get("wrong", 0)) for trial in by_process.values())
-        case = next(iter(by_process.values())).parsed_case() if elements else None
-        if case is not None and not case.parameters.logged:
+    timed = grouped((record for record in rows.records if record.kind == "timing"), lambda record: record.case_id)
+    # A resumed run may hold a second trial of the same process; the later one stands.
+    trials = {case_id: list({each.process: each for each in alike}.values()) for case_id, alike in timed.items()}
+    for alike in trials.values():
+        elements = sum(int(trial.verification.get("wrong", 0)) for trial in alike)
+        case = alike[0].parsed_case()
+        if elements and not case.parameters.logged:
             curve_of(case).wrong[case.parameters.message_bytes] = elements
-    chosen = {replace(row.parameters, logged=False): row.kernel.get("details", {}) for row in rows if row.logged}
     for row in sorted(rows.where(logged=False), key=lambda row: row.message_bytes):
         # In place or out of place, by a call or by a graph, NCCL's choice is made from the size.
-        logged = chosen.get(replace(row.parameters, in_place=False, registered=False), {})
-        choices = {name: logged[name] for name in LOGGED if name in logged and "nccl" in row.implementation}
+        logged = row.like(implementation="nccl", in_place=False, registered=False, logged=True)
+        told = logged.details if logged and "nccl" in row.implementation else {}
+        details = row.details | {name: told[name] for name in LOGGED if name in told}
         curve, size = curve_of(row.case), row.message_bytes
-        well = tuple(trial for trial in trials[row.case.case_id].values() if trial.outcome == "ok")
-        curve.points[size] = Point(row, well, row.kernel.get("details", {}) | choices, curve.wrong.get(size, 0))
+        well = tuple(trial for trial in trials[row.case.case_id] if trial.outcome == "ok")
+        curve.points[size] = Point(row, well, details, curve.wrong.get(size, 0))
     return sorted(curves.values(), key=lambda curve: curve.order)
 
 
@@ -240,9 +237,3 @@ def plain(curves: Iterable[Curve]) -> list[Curve]:
     """Of each operation, ranks and dtype the curve that speaks for it: plain, and our own path where there is one."""
     usual = (curve for curve in curves if curve.points and not curve.variant)
     return [together[0] for together in grouped(usual, lambda curve: curve.what).values()]
-
-
-def _iterations_s(trial: Record) -> NDArray[np.float64]:
-    """Seconds of each iteration averaged over ranks; of each sample where ranks are too many to be kept one by one."""
-    busy = [samples for samples in trial.sampling.get("rank_samples_s", ()) if samples]
-    return np.mean(busy, axis=0) if busy else np.array(trial.metrics["time"].samples, dtype=np.float64)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pyperf_suite.laws.network.communication import GIGA
-from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.probes.collectives.curves import Curve
 from pyperf_suite.spec.findings import Document
+from pyperf_suite.spec.rows import grouped
 
 TYPES = {"float32": "float", "float16": "half", "float8_e4m3fn": "f8e4m3"}
 
@@ -32,14 +32,11 @@ _HEADING = tuple(
 
 def nccl_tests_text(curves: Sequence[Curve]) -> Document:
     """A block for each setting; times in us, rates in GB/s (1e9), `N/A` for what was not measured."""
-    both: dict[tuple[CollectiveParameters, str], dict[bool, Curve]] = {}
-    for curve in curves:
-        out_of_place = (replace(curve.parameters, in_place=False), curve.implementation)
-        both.setdefault(out_of_place, {})[curve.parameters.in_place] = curve
     lines: list[str] = []
-    for setting, measured in both.items():
-        missing = Curve(*setting)
-        lines += _block(measured.get(False, missing), measured.get(True, missing))
+    of_both = grouped(curves, lambda each: (replace(each.parameters, in_place=False), each.implementation))
+    for setting, alike in of_both.items():
+        by_place = {curve.in_place: curve for curve in alike}
+        lines += _block(*(by_place.get(in_place, Curve(*setting)) for in_place in (False, True)))
     return Document("nccl_tests.txt", "\n".join(lines))
 
 

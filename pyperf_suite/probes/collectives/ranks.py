@@ -8,8 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 
@@ -32,16 +31,7 @@ Pair = tuple[int, int]
 
 
 def stragglers(curves: Sequence[Curve]) -> Iterator[Remark]:
-    """For each number of ranks the straggler, or that there is none."""
-    synchronising = [curve for curve in curves if curve.operation in SYNCHRONISING and curve.ranks > 1]
-    for ranks, together in sorted(grouped(synchronising, lambda curve: curve.ranks).items()):
-        points = [point for curve in together for point in curve.points.values()]
-        if points:
-            yield straggler(ranks, [trial.sampling for point in points for trial in point.trials])
-
-
-def straggler(ranks: int, trials: Sequence[Mapping[str, Any]]) -> Remark:
-    """The rank that arrives last and has the smallest time of its own in most trials, if that is more than chance.
+    """For each number of ranks who arrives last and has the smallest time of its own in most trials, if beyond chance.
 
     Those who come early to a collective that all must enter wait longest in it. Arrival is by aligned clocks; a rank's
     own time needs no clock but its own. `chance` is the probability that ranks that take turns at random name any one
@@ -49,32 +39,36 @@ def straggler(ranks: int, trials: Sequence[Mapping[str, Any]]) -> Remark:
     """
     from scipy import special
 
-    signs = [(int(np.argmax(each["rank_lag_s"])), int(np.argmin(each["rank_median_s"]))) for each in trials]
-    ((rank, named),) = Counter(last for last, least in signs if last == least).most_common(1) or ((0, 0),)
-    # Binomial tail, times the ranks that could have been named.
-    chance = min(1.0, ranks * float(special.bdtrc(named - 1, len(trials), 1 / ranks))) if named else 1.0
-    own = np.array([each["rank_median_s"] for each in trials])
-    others = np.median(np.delete(own, rank, axis=1), axis=1)
-    wait = max(0.0, float(np.median(1 - own[:, rank] / others)))
-    is_sure = chance < CHANCE and wait > WORTH_NAMING
-    told = "{ranks} ranks: no straggler. Rank {rank} arrives last and waits least in {named} of {trials} trials"
-    if is_sure:
-        told = (
-            "{ranks} ranks: rank {rank} is the straggler. It arrives last and waits least in {named} of {trials} "
-            "trials, {lag} after the first (clocks agree within {clocks})"
+    synchronising = [curve for curve in curves if curve.counted_as in SYNCHRONISING and curve.ranks > 1]
+    points = [point for curve in synchronising for point in curve.points.values()]
+    for ranks, together in sorted(grouped(points, lambda point: int(point.row.ranks)).items()):
+        trials = [trial.sampling for point in together for trial in point.trials]
+        signs = [(int(np.argmax(each["rank_lag_s"])), int(np.argmin(each["rank_median_s"]))) for each in trials]
+        ((rank, named),) = Counter(last for last, least in signs if last == least).most_common(1) or ((0, 0),)
+        # Binomial tail, times the ranks that could have been named.
+        chance = min(1.0, ranks * float(special.bdtrc(named - 1, len(trials), 1 / ranks))) if named else 1.0
+        own = np.array([each["rank_median_s"] for each in trials])
+        others = np.median(np.delete(own, rank, axis=1), axis=1)
+        wait = max(0.0, float(np.median(1 - own[:, rank] / others)))
+        is_sure = chance < CHANCE and wait > WORTH_NAMING
+        told = "{ranks} ranks: no straggler. Rank {rank} arrives last and waits least in {named} of {trials} trials"
+        if is_sure:
+            told = (
+                "{ranks} ranks: rank {rank} is the straggler. It arrives last and waits least in {named} of {trials} "
+                "trials, {lag} after the first (clocks agree within {clocks})"
+            )
+        yield remark(
+            f"{told} (chance: {{chance}}); {{wait}} of the others' time is waiting for it",
+            kind="caution" if is_sure else "",
+            ranks=ranks,
+            rank=rank,
+            named=named,
+            trials=len(trials),
+            chance=Quantity(chance, "%"),
+            lag=Quantity(float(np.median([each["rank_lag_s"][rank] for each in trials])), "us"),
+            clocks=Quantity(max(float(each["clock_uncertainty_s"]) for each in trials), "us"),
+            wait=Quantity(wait, "%"),
         )
-    return remark(
-        f"{told} (chance: {{chance}}); {{wait}} of the others' time is waiting for it",
-        kind="caution" if is_sure else "",
-        ranks=ranks,
-        rank=rank,
-        named=named,
-        trials=len(trials),
-        chance=Quantity(chance, "%"),
-        lag=Quantity(float(np.median([each["rank_lag_s"][rank] for each in trials])), "us"),
-        clocks=Quantity(max(float(each["clock_uncertainty_s"]) for each in trials), "us"),
-        wait=Quantity(wait, "%"),
-    )
 
 
 @dataclass(frozen=True)
@@ -100,77 +94,93 @@ class PairMap:
         """The ranks of which a pair was measured."""
         return tuple(sorted({rank for pair in self.rates for rank in pair}))
 
-    def share(self, pair: Pair) -> float:
-        """Of what the median pair that is wired alike carries."""
-        alike = [rate for other, rate in self.rates.items() if self.paths.get(other) == self.paths.get(pair)]
-        return self.rates[pair] / statistics.median(alike)
+    @cached_property
+    def shares(self) -> dict[Pair, float]:
+        """Of each pair, of what the median pair that is wired alike carries."""
+        medians = {
+            path: statistics.median(self.rates[pair] for pair in alike)
+            for path, alike in grouped(self.rates, self.paths.get).items()
+        }
+        return {pair: rate / medians[self.paths.get(pair)] for pair, rate in self.rates.items()}
 
-    def rate(self, one: int, other: int) -> float | None:
-        """Either way; None where it was not measured."""
-        return self.rates.get((min(one, other), max(one, other)))
-
+    @property
     def slow_pairs(self) -> list[Pair]:
         """Those far below the median of their kind, slowest first."""
-        return sorted((pair for pair in self.rates if self.share(pair) < SLOW), key=self.share)
+        return sorted((pair for pair, share in self.shares.items() if share < SLOW), key=self.shares.__getitem__)
 
+    @property
     def slow_ranks(self) -> list[int]:
         """Ranks all of whose links are slow, where each has two or more and the others' are not: their fault alone."""
         links = {rank: [pair for pair in self.rates if rank in pair] for rank in range(self.ranks)}
-        slow = set(self.slow_pairs())
-        return [rank for rank, own in links.items() if len(own) > 1 and slow.issuperset(own)]
+        return [rank for rank, own in links.items() if len(own) > 1 and set(self.slow_pairs).issuperset(own)]
 
 
 def pair_maps(curves: Sequence[Curve]) -> list[PairMap]:
     """One for each way of measuring and size."""
-    found: dict[tuple[str, int, int], tuple[dict[Pair, float], dict[Pair, str]]] = {}
-    for curve in curves:
-        p = curve.parameters
-        for size, point in curve.points.items() if p.pairs else ():
-            rates, paths = found.setdefault((f"{p.op} {p.dtype}, {curve.how}", size, p.ranks), ({}, {}))
-            rates.update(_rates(point))
-            paths.update(_paths(point))
-    return [PairMap(*key, dict(sorted(rates.items())), paths) for key, (rates, paths) in found.items()]
+    points = [
+        ((f"{curve.op} {curve.dtype}, {curve.how}", size, curve.ranks), point)
+        for curve in curves
+        for size, point in curve.points.items()
+        if curve.pairs
+    ]
+    found = []
+    for key, alike in grouped(points, lambda each: each[0]).items():
+        rates = {pair: rate for _, point in alike for pair, rate in _rates(point)}
+        paths = {pair: path for _, point in alike for pair, path in _paths(point)}
+        found.append(PairMap(*key, dict(sorted(rates.items())), paths))
+    return found
+
+
+def _rates(point: Point) -> Iterator[tuple[Pair, float]]:
+    """Of each pair in a point, by the slower of its two ranks' own median times; the other ranks are idle."""
+    own = np.array([trial.sampling["rank_median_s"] for trial in point.trials], dtype=np.float64)
+    seconds = np.median(own, axis=0)
+    for a, b in point.row.pairs:
+        yield (min(a, b), max(a, b)), point.algbw(float(max(seconds[a], seconds[b])) / point.trips)
+
+
+def _paths(point: Point) -> Iterator[tuple[Pair, str]]:
+    """How the pairs are wired, where all ranks are GPUs of one machine; ranks there have CUDA's numbers."""
+    links = (point.trials[0].state.get("gpu") or {}).get("links", {}) if point.nodes == 1 else {}
+    for pair in point.row.pairs:
+        a, b = sorted(pair)
+        if f"{a}-{b}" in links:
+            yield (a, b), links[f"{a}-{b}"]["path"]
 
 
 def pair_findings(found: PairMap) -> Iterator[Remark | Table | Figure]:
     """How fast the pairs are, the slow ranks, or else the slow links, and the map."""
-    rates = found.rates.values()
-    slow, ranks = found.slow_pairs(), found.slow_ranks()
+    rates, ranks = found.rates, found.slow_ranks
     yield remark(
         "{map}: pairs carry {lowest} to {highest}, the median {median}; {slow} of {pairs} carry less than {limit} of "
         "the median of their kind",
         map=found.name,
-        lowest=Quantity(min(rates), "GB/s"),
-        highest=Quantity(max(rates), "GB/s"),
-        median=Quantity(statistics.median(rates), "GB/s"),
-        slow=len(slow),
+        lowest=Quantity(min(rates.values()), "GB/s"),
+        highest=Quantity(max(rates.values()), "GB/s"),
+        median=Quantity(statistics.median(rates.values()), "GB/s"),
+        slow=len(found.slow_pairs),
         pairs=len(rates),
         limit=Quantity(SLOW, "%"),
     )
     for rank in ranks[:MOST_NAMED]:
         told = "{map}: every link of rank {rank} is slow, so look there and not at a single cable"
         yield remark(told, kind="caution", map=found.name, rank=rank)
-    for pair in slow[:MOST_NAMED] if not ranks else ():
-        wired = found.paths.get(pair)
-        yield remark(
-            "{map}: link {one}-{other} is slow, {share} of the median" + (" of those by {path}" if wired else ""),
-            effect="share",
-            map=found.name,
-            one=pair[0],
-            other=pair[1],
-            share=Quantity(found.share(pair), "%"),
-            path=wired,
-        )
-    to_each = [Column(str(one), partial(found.rate, one), "GB/s") for one in found.met]
-    columns = (Column("", "rank {}".format, priority=2), *to_each)
+    for pair in found.slow_pairs[:MOST_NAMED] if not ranks else ():
+        wired, share = found.paths.get(pair), Quantity(found.shares[pair], "%")
+        told = "{map}: link {one}-{other} is slow, {share} of the median" + (" of those by {path}" if wired else "")
+        yield remark(told, effect="share", map=found.name, one=pair[0], other=pair[1], share=share, path=wired)
+
+    def to(other: int) -> Column:
+        return Column(str(other), lambda one: rates.get((min(one, other), max(one, other))), "GB/s")
+
+    columns = (Column("", "rank {}".format, priority=2), *map(to, found.met))
     yield table(f"GB/s between ranks: {found.name}", columns, found.met)
     yield pair_figure(found)
 
 
 def pair_figure(found: PairMap) -> Figure:
     """The map in colours: each pair over the median of those wired alike; white is as fast as that."""
-    shares = {pair: found.share(pair) for pair in found.rates}
-    values = tuple(tuple(shares.get((min(a, b), max(a, b)), math.nan) for b in found.met) for a in found.met)
+    values = tuple(tuple(found.shares.get((min(a, b), max(a, b)), math.nan) for b in found.met) for a in found.met)
     heat_map = HeatMap(found.name, "rank", "rank", "rate over the median pair's", found.met, found.met, values)
     alike = " wired alike" if found.paths else ""
     return Figure(
@@ -179,20 +189,3 @@ def pair_figure(found: PairMap) -> Figure:
         f"Measured, in one direction; 1 is the median of the pairs{alike}. Grey: not measured.",
         ((heat_map,),),
     )
-
-
-def _rates(point: Point) -> dict[Pair, float]:
-    """Of each pair in a point, by the slower of its two ranks' own median times; the other ranks are idle."""
-    own = np.array([trial.sampling["rank_median_s"] for trial in point.trials], dtype=np.float64)
-    seconds = np.median(own, axis=0)
-    return {
-        (min(a, b), max(a, b)): point.algbw(float(max(seconds[a], seconds[b])) / point.trips)
-        for a, b in point.row.pairs
-    }
-
-
-def _paths(point: Point) -> dict[Pair, str]:
-    """How the pairs are wired, where all ranks are GPUs of one machine; ranks there have CUDA's numbers."""
-    links = (point.trials[0].state.get("gpu") or {}).get("links", {}) if point.nodes == 1 else {}
-    pairs = ((min(pair), max(pair)) for pair in point.row.pairs)
-    return {pair: links[name]["path"] for pair in pairs if (name := f"{pair[0]}-{pair[1]}") in links}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from pyperf_suite.measure.trend import FEWEST_VALUES, chance_of_no_trend, pettitt
 from pyperf_suite.probes.collectives.curves import Curve, Point
 from pyperf_suite.runner.profiles import find_profile
-from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import size_name
 from pyperf_suite.spec.findings import Figure, Panel, Remark, Series, Table, remark
 from pyperf_suite.spec.quantity import Quantity
@@ -42,6 +41,9 @@ class Soaked:
     begun_s: NDArray[np.float64]
     seconds: NDArray[np.float64]
 
+    def __str__(self) -> str:
+        return f"{self.curve}, {size_name(self.point.row.message_bytes)}"
+
     @property
     def relative(self) -> NDArray[np.float64]:
         """Each trial's time over the median trial's."""
@@ -65,9 +67,6 @@ class Soaked:
         place, chance = pettitt(self.seconds)
         return Shift(_step(self.seconds[:place], self.seconds[place:]), chance, float(self.begun_s[place]))
 
-    def __str__(self) -> str:
-        return f"{self.curve}, {size_name(self.point.row.message_bytes)}"
-
 
 def _step(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
     return float(np.median(after) / np.median(before)) - 1
@@ -79,7 +78,7 @@ COLUMNS = (
     Column("trials", lambda each: len(each.seconds), priority=0),
     Column("median", lambda each: float(np.median(each.seconds)), "us"),
     Column("spread 10-90 %", "spread", "%"),
-    Column("worst trial", lambda each: float(each.relative.max()), "x"),
+    Column("worst trial", lambda each: max(each.relative), "x"),
     Column("p99 / p50", lambda each: each.point.tail, "x"),
     Column("drift", lambda each: each.drift.by, "+%", 2),
     Column("drift by chance", lambda each: each.drift.chance, "%", 0),
@@ -91,15 +90,16 @@ COLUMNS = (
 
 def soaked_of(curves: Sequence[Curve]) -> list[Soaked]:
     """Every case that was tried more often than its profile does: a second time after all others at the least."""
-    points = [(curve, point) for curve in curves for point in curve.points.values()]
-    long = [(curve, point) for curve, point in points if len(point.trials) > max(2, _planned_trials(point))]
-    start_s = min((_time_s(trial) for _, point in long for trial in point.trials), default=0.0)
-    found = []
-    for curve, point in long:
-        in_order = sorted(point.trials, key=_time_s)
-        begun_s = np.array([_time_s(trial) - start_s for trial in in_order])
-        found.append(Soaked(curve, point, begun_s, np.array([trial.seconds / point.trips for trial in in_order])))
-    return found
+    long = []
+    for curve in curves:
+        for point in curve.points.values():
+            planned = max(find_profile(trial.profile).processes for trial in point.trials)
+            begun = [datetime.datetime.fromisoformat(trial.started_at).timestamp() for trial in point.trials]
+            seconds = [trial.seconds / point.trips for trial in point.trials]
+            if len(seconds) > max(2, planned):
+                long.append(Soaked(curve, point, *np.array(sorted(zip(begun, seconds, strict=True))).T))
+    start_s = min((each.begun_s[0] for each in long), default=0.0)
+    return [replace(each, begun_s=each.begun_s - start_s) for each in long]
 
 
 def soak_findings(found: Sequence[Soaked]) -> Iterator[Remark | Table | Figure]:
@@ -109,7 +109,7 @@ def soak_findings(found: Sequence[Soaked]) -> Iterator[Remark | Table | Figure]:
     yield table("Soak: the same cases over time", COLUMNS, found)
     yield soak_figure(found)
     spreads = [each.spread for each in found]
-    worst = max(found, key=lambda each: float(each.relative.max()))
+    slowest = max(found, key=lambda each: max(each.relative))
     yield remark(
         "Soak of {length}, {trials} trials of {cases} cases: {most} of a case's trials lie within {spread} (median "
         "case; worst {widest}); the slowest trial took {slowest} its case's median, {case} at {at}",
@@ -119,9 +119,9 @@ def soak_findings(found: Sequence[Soaked]) -> Iterator[Remark | Table | Figure]:
         most=Quantity(0.8, "%"),
         spread=Quantity(float(np.median(spreads)), "%"),
         widest=Quantity(max(spreads), "%"),
-        slowest=Quantity(float(worst.relative.max()), "x"),
-        case=worst,
-        at=_minutes(worst.begun_s[int(worst.relative.argmax())]),
+        slowest=Quantity(float(max(slowest.relative)), "x"),
+        case=slowest,
+        at=_minutes(slowest.begun_s[int(slowest.relative.argmax())]),
     )
     if max(len(each.seconds) for each in found) < FEWEST_VALUES:
         told = "Soak: too short to tell a drift from chance, which takes {fewest} trials of a case"
@@ -138,44 +138,29 @@ def _largest(told: str, shifts: Sequence[tuple[Soaked, Shift]]) -> Iterator[Rema
     sure = [(case, shift) for case, shift in shifts if shift.chance < CHANCE / len(shifts)]
     if sure:
         case, shift = max(sure, key=lambda each: abs(each[1].by))
-        yield remark(
-            f"Soak: {{sure}} of {{cases}} cases {told}",
-            effect="by",
-            sure=len(sure),
-            cases=len(shifts),
-            case=case,
-            by=Quantity(shift.by, "+%"),
-            at=_minutes(shift.at_s),
-        )
-
-
-def soak_figure(found: Sequence[Soaked]) -> Figure:
-    """Every trial over time, relative to its case's median; what all have in common is in the title."""
-    shown = sorted(found, key=lambda each: -each.spread)[:MOST_SHOWN]
-    shared = {f"{each.curve.what.partition(' ')[2]}, {each.curve.how}" for each in shown}
-    series = []
-    for each in shown:
-        relative = each.relative.tolist()
-        short = f"{each.curve.parameters.op} {size_name(each.point.row.message_bytes)}"
-        label = short if len(shared) == 1 else str(each)
-        series.append(Series(label, each.begun_s.tolist(), relative, "points", relative, relative))
-    most = "; the cases that spread most" if len(shown) < len(found) else ""
-    return Figure(
-        "collectives_soak",
-        "Collectives over time" + (f": {shared.pop()}" if len(shared) == 1 else ""),
-        f"Each point is one trial's median time over the median of its case{most}.",
-        ((Panel("", "time", "time / median of the case", tuple(series), x_unit="min", y_unit="x"),),),
-    )
-
-
-def _planned_trials(point: Point) -> int:
-    """How many processes the profile gives a case, be there a soak or not."""
-    return max(find_profile(trial.profile).processes for trial in point.trials)
+        told = f"Soak: {{sure}} of {{cases}} cases {told}"
+        by, at = Quantity(shift.by, "+%"), _minutes(shift.at_s)
+        yield remark(told, effect="by", sure=len(sure), cases=len(shifts), case=case, by=by, at=at)
 
 
 def _minutes(seconds: float) -> Quantity:
     return Quantity(float(seconds), "min")
 
 
-def _time_s(trial: Record) -> float:
-    return datetime.datetime.fromisoformat(trial.started_at).timestamp()
+def soak_figure(found: Sequence[Soaked]) -> Figure:
+    """Every trial over time, relative to its case's median; what all have in common is in the title."""
+    shown = sorted(found, key=lambda each: -each.spread)[:MOST_SHOWN]
+    shared = {f"{each.curve.what.partition(' ')[2]}, {each.curve.how}" for each in shown}
+    drawn = []
+    for each in shown:
+        short = f"{each.curve.op} {size_name(each.point.row.message_bytes)}"
+        relative = each.relative.tolist()
+        label = short if len(shared) == 1 else str(each)
+        drawn.append(Series(label, each.begun_s.tolist(), relative, "points", relative, relative))
+    most = "; the cases that spread most" if len(shown) < len(found) else ""
+    return Figure(
+        "collectives_soak",
+        "Collectives over time" + (f": {shared.pop()}" if len(shared) == 1 else ""),
+        f"Each point is one trial's median time over the median of its case{most}.",
+        ((Panel("", "time", "time / median of the case", tuple(drawn), x_unit="min", y_unit="x"),),),
+    )

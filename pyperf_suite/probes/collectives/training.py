@@ -13,7 +13,7 @@ from pyperf_suite.laws.network.traffic import WAYS, Traffic, Verdict, Workload, 
 from pyperf_suite.probes.collectives.curves import Curve, plain
 from pyperf_suite.spec.findings import Remark, Table, remark
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, grouped, table
+from pyperf_suite.spec.rows import Column, table
 
 # Dimensions of Llama 2 7B (Touvron et al. 2023), the size at which people first need more than one accelerator.
 DEFAULT_MODEL = ModelDimensions(layers=32, hidden=4096, ffn=11008, heads=32, vocab=32000, gated=True)
@@ -91,7 +91,8 @@ class Way:
     @property
     def bound(self) -> Quantity | str:
         """As a quantity where there is one."""
-        return _duration(self.bound_s) if 0 < self.bound_s < math.inf else "any" if self.bound_s else "none"
+        bound = Quantity(self.bound_s, "duration", predicted=True)
+        return bound if 0 < self.bound_s < math.inf else "any" if self.bound_s else "none"
 
     def remark(self) -> Remark:
         """Whether the network is enough, at what rate, and from which time of computing on."""
@@ -114,9 +115,9 @@ COLUMNS = (
     Column("ranks", priority=0),
     Column("calls a step", lambda way: sum(transfer.calls for transfer in way.sent.transfers), priority=0),
     Column("on the bus a step", lambda way: way.sent.bus_bytes, "GB"),
-    Column("communication", lambda way: _duration(way.judged.communication_s), "duration"),
-    Column("exposed", lambda way: _duration(way.judged.exposed_s), "duration"),
-    Column("of the step", lambda way: Quantity(way.judged.exposed_share, "%", predicted=True), "%", 2),
+    Column("communication", lambda way: way.judged.communication_s, "duration", predicted=True),
+    Column("exposed", lambda way: way.judged.exposed_s, "duration", predicted=True),
+    Column("of the step", lambda way: way.judged.exposed_share, "%", 2, predicted=True),
     Column("network", lambda way: "network-bound" if way.judged.network_bound else "enough", priority=2),
     Column("too slow below compute of", "bound", "duration", 2),
 )
@@ -128,21 +129,20 @@ def judged(curves: Sequence[Curve], training: Training) -> Iterator[Remark | Tab
     if not laws:
         return
     ranks = max(count for law in laws.values() for count in law.curves)
-    seconds = seconds_of(laws)
-    model = training.model
+    seconds, model = seconds_of(laws), training.model
     experts = model if model.experts > 1 else replace(model, experts=max(FEWEST_EXPERTS, ranks), top_k=TOP_K)
     ways: list[Way] = []
-    unjudged: list[tuple[str, str]] = []
+    unjudged: dict[str, list[str]] = {}
     for way, traffic in WAYS.items():
-        name = way if way != "EP" else f"EP of {experts.experts} experts"
+        name, of = (f"EP of {experts.experts} experts", experts) if way == "EP" else (way, model)
         try:
-            sent = traffic(experts if way == "EP" else model, training.work, ranks)
+            sent = traffic(of, training.work, ranks)
         except UserError as error:
-            unjudged.append((name, str(error).rstrip(".")))
+            unjudged.setdefault(str(error).rstrip("."), []).append(name)
             continue
         missing = sorted({transfer.operation for transfer in sent.transfers} - laws.keys())
         if missing:
-            unjudged.append((name, f"{' and '.join(missing)} not measured"))
+            unjudged.setdefault(f"{' and '.join(missing)} not measured", []).append(name)
         else:
             found = verdict(sent, training.compute_s, seconds)
             ways.append(Way(name, ranks, sent, found, bound_below_s(sent, seconds)))
@@ -159,21 +159,15 @@ def judged(curves: Sequence[Curve], training: Training) -> Iterator[Remark | Tab
             tokens=training.tokens,
             largest=max((curve.largest.size for curve in plain(curves)), key=lambda size: size.value),
         )
-    for why, each in grouped(unjudged, lambda each: each[1]).items():
-        names = ", ".join(name for name, _ in each)
-        yield remark("Not judged: {ways} ({why})", kind="caution", ways=names, why=why)
+    for why, names in unjudged.items():
+        yield remark("Not judged: {ways} ({why})", kind="caution", ways=", ".join(names), why=why)
     yield table("Ways to train in parallel (predicted)", COLUMNS, ways)
 
 
 def measured_laws(curves: Sequence[Curve]) -> dict[str, AlphaBetaOverRanks]:
     """A law for each operation from its plain curves; those with too few sizes are left out."""
-    by_operation: dict[str, dict[int, PiecewiseAlphaBeta]] = {}
+    laws: dict[str, dict[int, PiecewiseAlphaBeta]] = {}
     for curve in plain(curves):
-        p = curve.parameters
-        if curve.law is not None and p.ranks > 1 and not p.pairs:
-            by_operation.setdefault(curve.operation, {}).setdefault(p.ranks, curve.law)
-    return {operation: AlphaBetaOverRanks(operation, of_ranks) for operation, of_ranks in by_operation.items()}
-
-
-def _duration(seconds: float) -> Quantity:
-    return Quantity(seconds, "duration", predicted=True)
+        if curve.law is not None and curve.ranks > 1 and not curve.pairs:
+            laws.setdefault(curve.counted_as, {}).setdefault(curve.ranks, curve.law)
+    return {operation: AlphaBetaOverRanks(operation, by_ranks) for operation, by_ranks in laws.items()}

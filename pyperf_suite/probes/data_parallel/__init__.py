@@ -6,6 +6,7 @@ import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import UserError
@@ -27,7 +28,7 @@ from pyperf_suite.probes.data_parallel.steps import (
 )
 from pyperf_suite.ranks.environment import rank_environment, ranks_here, require_launched
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes, every_size, size_name
+from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes, every_size, size_name, size_ticks, sizes
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Table, Verdict, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim
 from pyperf_suite.spec.quantity import Quantity
@@ -51,14 +52,6 @@ DP_BEATS_UNLINKED = Claim("DP over NVLink is faster than DDP without it: 110 s a
 WANTED_ERROR = 0.10
 FEWEST_BUCKETS = 3
 
-TOLD = {
-    OVERLAP: "With {setting}, exchanging while backward goes on is {measured} as fast as after it (models: {models})",
-    BUCKETS: "With {setting}, the best of several buckets are {measured} as fast as a single one (models: {models})",
-    DDP_BEATS_DP: "With {setting}, DDP is {measured} as fast as DP (models: {models})",
-    LINKS_MATTER: "DDP with {setting} takes {measured} the time with them",
-    DP_BEATS_UNLINKED: "DP with direct copies is {measured} as fast as DDP with {setting} (models: {models})",
-}
-
 
 @dataclass(frozen=True)
 class DataParallelAxes:
@@ -69,14 +62,14 @@ class DataParallelAxes:
     without no_sync, and a `static_graph`, with the first bucket. `all_reduce` are the sizes that the law is read off.
     """
 
-    implementation: tuple[str, ...]
     ranks: tuple[int, ...]
-    hidden: tuple[int, ...]
-    layers: tuple[int, ...]
-    seq: tuple[int, ...]
-    batch: tuple[int, ...]
-    exchange: Annotated[tuple[str, ...], OneOf(EXCHANGES)]
-    bucket: tuple[Sizes, ...]
+    implementation: tuple[str, ...] = ("gloo",)
+    hidden: tuple[int, ...] = (256,)
+    layers: tuple[int, ...] = (4,)
+    seq: tuple[int, ...] = (64,)
+    batch: tuple[int, ...] = (1,)
+    exchange: Annotated[tuple[str, ...], OneOf(EXCHANGES)] = ("none", "ddp")
+    bucket: tuple[Sizes, ...] = sizes("4MiB")
     vocab: tuple[int, ...] = (0,)
     accumulate: tuple[int, ...] = (1,)
     static_graph: tuple[Flag, ...] = (NO,)
@@ -91,44 +84,21 @@ def axes(profile: str, device: Device) -> DataParallelAxes:
     Steps on a CPU compute about as long as they exchange over gloo: 3.2 MB of gradients a layer, 64 tokens a rank. On
     GPUs a layer has 403 MB of gradients, sizes at which buckets and links matter.
     """
-    gpu = device.kind == "cuda"
-    quick = DataParallelAxes(
-        implementation=("nccl" if gpu else "gloo",),
-        ranks=ranks_here((len(gpus()) if gpu else 2,)),
-        hidden=(4096 if gpu else 256,),
-        layers=(4,),
-        seq=(2048 if gpu else 64,),
-        batch=(1,),
-        exchange=("none", "ddp"),
-        bucket=_sizes("25MiB" if gpu else "4MiB"),
-        dtype=("bfloat16" if gpu else "float32",),
-    )
-    if profile == "quick":
-        return quick
-    standard = replace(
-        quick,
-        exchange=("none", "ddp", "after", *(("dp",) if gpu else ())),
-        bucket=_sizes("25MiB", "100MiB", "4GiB") if gpu else _sizes("4MiB", "1MiB", "25MiB"),
-        accumulate=(1, 2),
-        peer_to_peer=(YES, NO) if gpu else (YES,),
-        all_reduce=_sizes("1MiB..1GiB:4" if gpu else "64KiB..16MiB:16"),
-    )
-    if profile == "standard":
-        return standard
-    buckets = ("25MiB", "50MiB", "100MiB", "400MiB", "4GiB") if gpu else ("4MiB", "1MiB", "2MiB", "8MiB", "25MiB")
-    return replace(
-        standard,
-        ranks=standard.ranks if gpu else ranks_here((2, 4)),
-        layers=(4, 2, 8),
-        bucket=_sizes(*buckets),
-        accumulate=(1, 2, 4),
-        static_graph=(NO, YES),
-        all_reduce=_sizes("1MiB..1GiB:2" if gpu else "64KiB..32MiB:2"),
-    )
-
-
-def _sizes(*texts: str) -> tuple[Sizes, ...]:
-    return tuple(map(Sizes.parse, texts))
+    if device.kind == "cpu":
+        quick = DataParallelAxes(ranks_here((2,)))
+        standard = replace(quick, bucket=sizes("4MiB", "1MiB", "25MiB"), all_reduce=sizes("64KiB..16MiB:16"))
+        standard = replace(standard, exchange=("none", "ddp", "after"), accumulate=(1, 2))
+        full = replace(standard, ranks=ranks_here((2, 4)), all_reduce=sizes("64KiB..32MiB:2"))
+        full = replace(full, bucket=sizes("4MiB", "1MiB", "2MiB", "8MiB", "25MiB"))
+    else:
+        quick = DataParallelAxes(ranks_here((len(gpus()),)), ("nccl",), hidden=(4096,), seq=(2048,))
+        quick = replace(quick, bucket=sizes("25MiB"), dtype=("bfloat16",))
+        standard = replace(quick, bucket=sizes("25MiB", "100MiB", "4GiB"), all_reduce=sizes("1MiB..1GiB:4"))
+        standard = replace(standard, exchange=("none", "ddp", "after", "dp"), accumulate=(1, 2), peer_to_peer=(YES, NO))
+        full = replace(standard, bucket=sizes("25MiB", "50MiB", "100MiB", "400MiB", "4GiB"))
+        full = replace(full, all_reduce=sizes("1MiB..1GiB:2"))
+    full = replace(full, layers=(4, 2, 8), accumulate=(1, 2, 4), static_graph=(NO, YES))
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: DataParallelAxes) -> Iterator[Case]:
@@ -154,26 +124,24 @@ def sweep(axes: DataParallelAxes) -> Iterator[Case]:
 
 def _models(axes: DataParallelAxes) -> Iterator[DataParallelParameters]:
     """Each model without an exchange, in the order of the axes."""
-    sizes = itertools.product(axes.hidden, axes.layers, axes.seq, axes.batch, axes.vocab, axes.dtype)
-    for hidden, layers, seq, batch, vocab, dtype in sizes:
-        heads = hidden // HEAD_DIM if hidden % HEAD_DIM == 0 else 1
-        yield DataParallelParameters(
-            hidden=hidden, heads=heads, layers=layers, seq=seq, batch=batch, vocab=vocab, dtype=dtype, exchange="none"
-        )
+    names = ("hidden", "layers", "seq", "batch", "vocab", "dtype")
+    for values in itertools.product(*(getattr(axes, name) for name in names)):
+        model: dict[str, Any] = dict(zip(names, values, strict=True))
+        heads = model["hidden"] // HEAD_DIM if model["hidden"] % HEAD_DIM == 0 else 1
+        yield DataParallelParameters(**model, heads=heads, exchange="none")
 
 
 def _ddp(axes: DataParallelAxes, plain: DataParallelParameters, first: bool) -> Iterator[DataParallelParameters]:
     """One model's steps with each bucket; of the first model with DDP's other options as well."""
-    buckets = dict.fromkeys(size for ladder in axes.bucket for size in ladder.ladder())
-    usual = [replace(plain, bucket_bytes=size) for size in buckets]
-    if first:
-        for graph, accumulate in itertools.product(axes.static_graph, axes.accumulate):
-            # DDP takes no static graph with several micro-batches.
-            if accumulate == 1:
-                yield replace(usual[0], static_graph=graph.value)
-            elif not graph.value:
-                yield replace(usual[0], accumulate=accumulate, no_sync=True)
-                yield replace(usual[0], accumulate=accumulate, no_sync=False)
+    # Not sorted: the first bucket is the one that the other options are tried with.
+    usual = [replace(plain, bucket_bytes=size) for ladder in axes.bucket for size in ladder.ladder()]
+    for graph, accumulate in itertools.product(axes.static_graph, axes.accumulate) if first else ():
+        # DDP takes no static graph with several micro-batches.
+        if accumulate == 1:
+            yield replace(usual[0], static_graph=graph.value)
+        elif not graph.value:
+            yield replace(usual[0], accumulate=accumulate, no_sync=True)
+            yield replace(usual[0], accumulate=accumulate, no_sync=False)
     yield from usual[1:] if first else usual
 
 
@@ -187,42 +155,46 @@ def analyse(rows: Rows) -> Findings:
         ddp = steps.where(exchange="ddp", accumulate=1, static_graph=False).groups("bucket_bytes")
         all_reduces = [row for row in rows.where(operator="collective") if setting_of(row) == setting]
         fitted = fitted_to(steps, all_reduces, slowest_s)
-        found += [_costs(setting, steps, ddp), _verdicts(setting, steps, ddp), _law(setting, fitted)]
+        found += [_costs(ddp), _static_graphs(steps), _verdicts(setting, steps, ddp), _law(setting, fitted)]
         found += [_table(setting, steps, fitted), _figure(setting, ddp, fitted)]
     correct = "In all {trials} trials the gradients are those of a single process, the same bits on ranks that exchange"
     trials = [each for each in rows.records if each.outcome == "ok" and each.case.get("operator") == "data_parallel"]
     return findings(found, remark(correct, trials=len(trials)) if found else None)
 
 
-def _costs(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Remark]:
-    """What the exchange adds to each model's step, with the best of its buckets; what a static graph saves."""
+def _costs(ddp: Sequence[Rows]) -> Iterator[Remark]:
+    """What the exchange adds to each model's step, with the best of its buckets."""
+    told = "{model} on {setting}: DDP with buckets of {bucket} takes {longer} the step without exchange"
     for best in map(fastest, ddp):
-        if (longer := over_none(best)) is not None:
-            told = "{model} on {setting}: DDP with buckets of {bucket} takes {longer} the step without exchange"
-            bucket = Quantity(best.bucket_bytes, "size")
-            yield remark(told, effect="longer", model=described(best), setting=setting, bucket=bucket, longer=longer)
+        longer, bucket = over_none(best), Quantity(best.bucket_bytes, "size")
+        model, setting = described(best), setting_of(best)
+        yield remark(told, effect="longer", model=model, setting=setting, bucket=bucket, longer=longer)
+
+
+def _static_graphs(steps: Rows) -> Iterator[Remark]:
+    told = "With {setting}, a static graph is {faster} as fast as DDP's usual one"
     for row in steps.where(static_graph=True):
-        if (faster := row.against(static_graph=False)) is not None:
-            told = "With {setting}, a static graph is {faster} as fast as DDP's usual one"
-            yield remark(told, effect="faster", setting=setting, faster=faster)
+        yield remark(told, effect="faster", setting=setting_of(row), faster=row.against(static_graph=False))
 
 
 def _verdicts(setting: str, steps: Rows, ddp: Sequence[Rows]) -> Iterator[Verdict]:
     """Each claim on the mean over (slow, fast) steps, where a process measured them all."""
     best = [fastest(group) for group in ddp]
     unlinked = steps.where(exchange="ddp", peer_to_peer=False)
-    compared: dict[Claim, list[tuple[Row | None, Row | None]]] = {
-        OVERLAP: [(other(step, "after"), step) for step in best],
-        BUCKETS: [_single_and_several(group) for group in ddp],
-        DDP_BEATS_DP: [(other(step, "dp"), step) for step in best],
-        LINKS_MATTER: [(step, step.like(peer_to_peer=True)) for step in unlinked],
-        DP_BEATS_UNLINKED: [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.peer_to_peer],
-    }
-    for claim, found in compared.items():
+    together, single = [(other(step, "after"), step) for step in best], [_single_and_several(group) for group in ddp]
+    linked = [(step, step.like(peer_to_peer=True)) for step in unlinked]
+    dp = [(other(step, "dp"), step) for step in best]
+    dp_linked = [(step, other(step, "dp", peer_to_peer=True)) for step in best if not step.peer_to_peer]
+    for claim, found, told in (
+        (OVERLAP, together, "With {setting}, exchanging while backward goes on is {measured} as fast as after it"),
+        (BUCKETS, single, "With {setting}, the best of several buckets are {measured} as fast as a single one"),
+        (DDP_BEATS_DP, dp, "With {setting}, DDP is {measured} as fast as DP"),
+        (LINKS_MATTER, linked, "DDP with {setting} takes {measured} the time with them"),
+        (DP_BEATS_UNLINKED, dp_linked, "DP with direct copies is {measured} as fast as DDP with {setting}"),
+    ):
         pairs = [(slow.reading, fast.reading) for slow, fast in found if slow and fast]
-        ratio = mean_speedup(pairs)
-        if ratio is not None:
-            yield claim.judge(TOLD[claim], ratio, setting=setting, models=len(pairs))
+        if (ratio := mean_speedup(pairs)) is not None:
+            yield claim.judge(f"{told} (models: {{models}})", ratio, setting=setting, models=len(pairs))
 
 
 def _single_and_several(steps: Rows) -> tuple[Row | None, Row | None]:
@@ -259,7 +231,7 @@ def _table(setting: str, steps: Rows, fitted: Fitted | None) -> Table:
         Column("step", "time", "ms", priority=2),
         Column("over no exchange", over_none, "x"),
         Column("buckets", lambda step: len(buckets_of(step)) or None),
-        Column("sent by a rank", lambda step: step.kernel.get("details", {}).get("wire_bytes") or None, "MB"),
+        Column("sent by a rank", lambda step: step.details.get("wire_bytes") or None, "MB"),
         Column("law", lambda step: fitted and fitted.predicted_s.get(step.case.case_id), "ms", 0, predicted=True),
         Column("law off where left out", lambda step: fitted and fitted.held_out.get(step.case.case_id), "%", 0),
     )
@@ -289,20 +261,16 @@ def _figure(setting: str, ddp: Sequence[Rows], fitted: Fitted | None) -> Figure 
 
 
 def _panel(steps: Rows, fitted: Fitted | None) -> Panel:
-    ordered = sorted(steps, key=_size)
+    size = attrgetter("bucket_bytes")
+    ordered = sorted(steps, key=size)
     none, law = other(ordered[0], "none"), fitted.predicted_s if fitted else {}
-    drawn = [
-        series("DDP", ordered, _size, lambda step: step.time),
-        series("law", ordered, _size, lambda step: law.get(step.case.case_id), "line"),
-        series("no exchange", [ordered[0], ordered[-1]], _size, lambda _: none and none.seconds, "beside"),
-    ]
-    ticks = tuple((_size(step), size_name(step.bucket_bytes)) for step in ordered)
-    shown = tuple(each for each in drawn if each.x)
+    drawn = (
+        series("DDP", ordered, size, attrgetter("time")),
+        series("law", ordered, size, lambda step: law.get(step.case.case_id), "line"),
+        series("no exchange", (ordered[0], ordered[-1]), size, lambda _: none and none.seconds, "beside"),
+    )
+    shown, ticks = tuple(each for each in drawn if each.x), size_ticks(map(size, ordered))
     return Panel(described(ordered[0]), "bucket", "step", shown, x_ticks=ticks, x_unit="size", y_unit="ms")
-
-
-def _size(step: Row) -> float:
-    return float(step.bucket_bytes)
 
 
 PROBE = Probe(

@@ -63,7 +63,7 @@ def over_none(step: Row) -> Ratio | None:
 
 def buckets_of(step: Row) -> tuple[float, ...]:
     """Bytes of the buckets of one exchange, in order; none without exchange."""
-    return tuple(map(float, step.kernel.get("details", {}).get("buckets", ())))
+    return tuple(map(float, step.details.get("buckets", ())))
 
 
 def described(step: Row) -> str:
@@ -108,8 +108,8 @@ def fitted_to(steps: Rows, all_reduces: Sequence[Row], slowest_s: Mapping[str, f
     def all_reduce_s(size_bytes: float) -> float:
         return float(curve.seconds(size_bytes))
 
-    exchanges = [
-        Exchange(
+    exchanges = {
+        step.case.case_id: Exchange(
             # The step computes until the last rank has.
             compute_s=step.accumulate * slowest_s.get(none.case.case_id, none.seconds),
             buckets_bytes=buckets_of(step),
@@ -118,9 +118,9 @@ def fitted_to(steps: Rows, all_reduces: Sequence[Row], slowest_s: Mapping[str, f
             every_micro_batch=not step.no_sync,
         )
         for step, none in pairs
-    ]
-    measured_s, cases = [step.seconds for step, _ in pairs], [step.case.case_id for step, _ in pairs]
-    law = fit(all_reduce_s, exchanges, measured_s)
-    errors = held_out_errors(all_reduce_s, exchanges, measured_s, cases).tolist()
-    predicted_s = dict(zip(cases, map(law.seconds, exchanges), strict=True))
-    return Fitted(law, predicted_s, dict(zip(cases, errors, strict=True)))
+    }
+    measured = (list(exchanges.values()), [step.seconds for step, _ in pairs])
+    law = fit(all_reduce_s, *measured)
+    errors = held_out_errors(all_reduce_s, *measured, list(exchanges)).tolist()
+    predicted_s = {case_id: law.seconds(exchange) for case_id, exchange in exchanges.items()}
+    return Fitted(law, predicted_s, dict(zip(exchanges, errors, strict=True)))

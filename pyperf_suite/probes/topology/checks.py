@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
 from pyperf_suite.hardware.links import nvlinks_per_gpu, pcie_of
 from pyperf_suite.hardware.nvml import ALLOWED
@@ -61,28 +61,59 @@ def host_checks(host: Mapping[str, Any]) -> Iterator[Check]:
     """Of CPUs, memory nodes and PCIe devices that are no GPU of CUDA's."""
     online, allowed = parse_cpu_list(host["online"]), parse_cpu_list(host["allowed_cpus"])
     if online and allowed:
-        narrowed = len(allowed) < len(online)
-        yield Check("this process", "CPUs", host["allowed_cpus"], host["online"], MORE if narrowed else EXPECTED)
-    yield _quota(host["quota_cores"], len(allowed or online))
-    yield _memory_limit(host["memory_left_bytes"], sum(node["memory_bytes"] for node in host["nodes"]))
+        verdict = MORE if len(allowed) < len(online) else EXPECTED
+        yield Check("this process", "CPUs", host["allowed_cpus"], host["online"], verdict)
+    quota, cpus = host["quota_cores"], len(allowed or online)
+    if quota is None:
+        yield Check("control group", "CPU quota", "none", "none")
+    else:
+        told = (MORE, "more threads than that are stopped in between") if quota < cpus else (EXPECTED, "")
+        yield Check("control group", "CPU quota", Quantity(quota), cpus, *told)
+    left, total = host["memory_left_bytes"], sum(node["memory_bytes"] for node in host["nodes"])
+    # Some systems write the largest number there is where there is no limit.
+    if left is None or left > total:
+        yield Check("control group", "memory limit", "none", "none")
+    else:
+        verdict = MORE if left < MUCH * total else EXPECTED
+        yield Check("control group", "memory limit", Quantity(left, "size"), Quantity(total, "size"), verdict)
     yield from _memory_nodes(host, allowed)
     for device in map(PcieDevice.from_json, host["pcie"]):
         if device.kind != "GPU":
             yield link_check(device.name, device.now, device.slot, device.card)
 
 
+def _memory_nodes(host: Mapping[str, Any], allowed: frozenset[int]) -> Iterator[Check]:
+    """Whether the memory that this process may take is beside the CPUs that it may run on."""
+    mine = {node["number"] for node in host["nodes"] if parse_cpu_list(node["cpus"]) & allowed}
+    may = parse_cpu_list(host["allowed_nodes"]) & {node["number"] for node in host["nodes"] if node["memory_bytes"]}
+    if not mine or not may:
+        return
+    found = f"CPUs of {cpu_list(mine)}, memory of {cpu_list(may)}"
+    told = (found, EXPECTED, "")
+    if not mine & may:
+        told = (cpu_list(mine), BELOW, "all memory lies on another node than the CPUs")
+    elif len(mine) > 1:
+        why = "threads that move leave their memory behind, unless under numactl --cpunodebind=N --membind=N"
+        told = ("one node", MORE, why)
+    yield Check("this process", "memory nodes", found, *told)
+
+
 def gpu_checks(found: Mapping[str, Any]) -> Iterator[Check]:
     """Of each GPU its slot, its NVLinks, its distance to this process; of all the copies between them and NCCL's."""
     for gpu in found["gpus"]:
-        who = f"GPU {gpu['index']}"
+        who, capability = f"GPU {gpu['index']}", tuple(gpu["compute_capability"])
         if gpu.get("now"):
             now, slot, card = (gpu[name] and PcieLink.parse(gpu[name]) for name in ("now", "slot", "card"))
             yield link_check(who, now, slot, card, awake=gpu["awake"])
         else:
-            made_for = int(pcie_of(tuple(gpu["compute_capability"])).name.split()[1])
-            yield Check(who, "PCIe link", None, str(PcieLink(made_for, LANES)), NOT_TOLD)
+            made_for = PcieLink(int(pcie_of(capability).name.split()[1]), LANES)
+            yield Check(who, "PCIe link", None, str(made_for), NOT_TOLD)
+        # Packets sent again: a link that is sound has next to none. A count without a time tells of no rate.
+        count = gpu.get("pcie_replays")
+        if count is not None:
+            why = "a few over weeks are harmless; a count that grows while data moves is a bad seat, riser or cable"
+            yield Check(who, "PCIe packets sent again", count, 0, *((NOT_TOLD, why) if count else (EXPECTED, "")))
         if "now" in gpu:
-            yield from _replays(who, gpu.get("pcie_replays"))
             yield from _nvlinks(who, gpu, is_alone=len(found["gpus"]) == 1)
             yield from _near(who, gpu, found)
     yield from _direct_copies(found)
@@ -98,68 +129,31 @@ def link_check(
     `awake` is False for a GPU that was seen idle: it may have gone back to an older generation to save power.
     """
     best = card.common(slot) if card else slot or now
-    could, verdict, why = card or best, EXPECTED, ""
+    could, told = card or best, (EXPECTED, "")
     if now.common(best) != best:
-        could, verdict = best, BELOW
+        could, told = best, (BELOW, "")
         if not awake:
-            why = "it was seen idle, when links slow down to save power"
-            verdict = NOT_TOLD if now.width == best.width else BELOW
+            told = (
+                NOT_TOLD if now.width == best.width else BELOW,
+                "it was seen idle, when links slow down to save power",
+            )
         elif slot is None:
-            verdict, why = MORE, "whether the slot has more is not told"
+            told = (MORE, "whether the slot has more is not told")
     elif card and best != card:
-        verdict, why = MORE, "the slot has no more"
-    elif card is None and slot is None:
-        return Check(who, "PCIe link", str(now), None, NOT_TOLD, rate=_rate(now))
-    return Check(who, "PCIe link", str(now), str(could), verdict, why, _rate(now), _rate(could))
-
-
-def _rate(link: PcieLink) -> float | None:
-    return None if link.gb_per_s is None else link.gb_per_s * 1e9
-
-
-def _quota(quota: float | None, cpus: int) -> Check:
-    if quota is None:
-        return Check("control group", "CPU quota", "none", "none")
-    why = "more threads than that are stopped in between" if quota < cpus else ""
-    return Check("control group", "CPU quota", Quantity(quota), cpus, MORE if why else EXPECTED, why)
-
-
-def _memory_limit(left: int | None, total: int) -> Check:
-    # Some systems write the largest number there is where there is no limit.
-    if left is None or left > total:
-        return Check("control group", "memory limit", "none", "none")
-    verdict = MORE if left < MUCH * total else EXPECTED
-    return Check("control group", "memory limit", Quantity(left, "size"), Quantity(total, "size"), verdict)
-
-
-def _memory_nodes(host: Mapping[str, Any], allowed: frozenset[int]) -> Iterator[Check]:
-    """Whether the memory that this process may take is beside the CPUs that it may run on."""
-    mine = {node["number"] for node in host["nodes"] if parse_cpu_list(node["cpus"]) & allowed}
-    may = parse_cpu_list(host["allowed_nodes"]) & {node["number"] for node in host["nodes"] if node["memory_bytes"]}
-    if not mine or not may:
-        return
-    found = f"CPUs of {cpu_list(mine)}, memory of {cpu_list(may)}"
-    expected, verdict, why = found, EXPECTED, ""
-    if not mine & may:
-        expected, verdict, why = cpu_list(mine), BELOW, "all memory lies on another node than the CPUs"
-    elif len(mine) > 1:
-        expected, verdict = "one node", MORE
-        why = "threads that move leave their memory behind, unless under numactl --cpunodebind=N --membind=N"
-    yield Check("this process", "memory nodes", found, expected, verdict, why)
-
-
-def _replays(who: str, count: int | None) -> Iterator[Check]:
-    """Packets sent again: a link that is sound has next to none. A count without a time tells of no rate."""
-    if count is not None:
-        why = "a few over weeks are harmless; a count that grows while data moves is a bad seat, riser or cable"
-        told = (NOT_TOLD, why) if count else (EXPECTED, "")
-        yield Check(who, "PCIe packets sent again", count, 0, *told)
+        told = (MORE, "the slot has no more")
+    rate, best_rate = (link.gb_per_s and link.gb_per_s * 1e9 for link in (now, could))
+    if card is None and slot is None:
+        return Check(who, "PCIe link", str(now), None, NOT_TOLD, rate=rate)
+    return Check(who, "PCIe link", str(now), str(could), *told, rate, best_rate)
 
 
 def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[Check]:
     """Active links beside those that the catalogue's GPU has; a bridge is the user's to buy, a board has them."""
-    spec = _catalogued(gpu["name"])
-    if spec is None or spec.link_bytes_per_s is None or " MIG " in gpu["name"]:
+    try:
+        spec = find_gpu(gpu["name"])
+    except UserError:
+        return
+    if spec.link_bytes_per_s is None:
         return
     has = nvlinks_per_gpu(spec.link_bytes_per_s / 1e9, tuple(gpu["compute_capability"]))
     active = sum(state is True for state in gpu["nvlinks"])
@@ -173,14 +167,6 @@ def _nvlinks(who: str, gpu: Mapping[str, Any], is_alone: bool) -> Iterator[Check
         told = (MORE, "with a bridge")
     if has:
         yield Check(who, "NVLinks", active, has, *told)
-
-
-def _catalogued(name: str) -> GpuSpec | None:
-    """The catalogue's GPU of that name, of a MIG slice its whole; None where it has none."""
-    try:
-        return find_gpu(name.split(" MIG ")[0])
-    except UserError:
-        return None
 
 
 def _near(who: str, gpu: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Check]:
