@@ -23,9 +23,8 @@ from pyperf_suite.operators.training.parallel.parameters import ParallelStepPara
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_products
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Dimensions, Shape, Sizes, every_size
-from pyperf_suite.spec.findings import Findings, findings, remark
+from pyperf_suite.spec.findings import findings, remark
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.rows import Rows
 
 # Products of a small GPT's micro-batches: a few hundred tokens, a few hundred columns.
 EXTENT = Extent(m=(64, 1024), nk=(64, 1024), flop=4e8, elements=2e6)
@@ -129,14 +128,10 @@ def sweep(axes: StepCalibrationAxes) -> Iterator[Case]:
         yield Case("parallel_step", engine.parameters, "gloo")
 
 
-def analyse(rows: Rows) -> Findings:
-    """How many there are, and what to do with them."""
-    told = (
-        "{count} kernels, collectives and small steps were timed: `pyperf-suite calibrate` makes of them what "
-        "`pyperf-suite study` predicts by"
-    )
-    return findings(remark(told, count=len(rows)) if rows else None)
-
+TOLD = (
+    "{count} kernels, collectives and small steps were timed: `pyperf-suite calibrate` makes of them what "
+    "`pyperf-suite study` predicts by"
+)
 
 # Run for its records, by name: it takes over a minute and says little by itself.
 PROBE = Probe(
@@ -145,7 +140,7 @@ PROBE = Probe(
     topic="laws",
     axes=axes,
     sweep=sweep,
-    analyse=analyse,
+    analyse=lambda rows: findings(remark(TOLD, count=len(rows)) if rows else None),
     group=lambda case: f"step_calibration {case.operator} {case.implementation}",
     is_timed=False,
     has_items=False,

@@ -19,7 +19,7 @@ from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.probes import tile_wave
 from pyperf_suite.probes.alignment import sweeps
 from pyperf_suite.probes.alignment.sizes import class_of
-from pyperf_suite.probes.attention_heads.sweeps import laws_of
+from pyperf_suite.probes.attention_heads.law import laws_of
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.rows import Rows, rows_of
 

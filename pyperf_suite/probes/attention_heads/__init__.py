@@ -19,7 +19,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.probes.attention_heads.findings import TABLES, analyse
-from pyperf_suite.probes.attention_heads.sweeps import OWN, setting
+from pyperf_suite.probes.attention_heads.law import OWN, kv_ratio, law_key
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Within
 from pyperf_suite.spec.probe import Probe
@@ -196,7 +196,10 @@ PROBE = Probe(
     title="Heads and head size",
     axes=axes,
     sweep=sweep,
-    order=lambda row: (*setting(row), row.hidden, row.heads, row.backward),
+    order=lambda row: (
+        *(law_key(row), row.batch, row.seq_q, row.keys, kv_ratio(row), row.causal),
+        *(row.hidden, row.heads, row.backward),
+    ),
     tables=TABLES,
     analyse=analyse,
     group=group,

@@ -6,27 +6,14 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 from pyperf_suite.laws.attention.law import FittedLaw, causes
 from pyperf_suite.laws.matmul.tiling import Tile, tile_efficiency
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.probes.attention_heads.sweeps import (
-    HEAD_DIM,
-    HEADS,
-    Along,
-    ends,
-    kernel,
-    kv_ratio,
-    law_key,
-    laws_of,
-    pass_of,
-    relative_rate,
-    split,
-    tiled,
-    what,
-)
+from pyperf_suite.probes.attention_heads.law import kernel, kv_ratio, law_key, laws_of, tiled
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, findings, remark
 from pyperf_suite.spec.probe import RowTable
 from pyperf_suite.spec.quantity import Quantity
@@ -49,6 +36,69 @@ CAUSES = {
     "slots": "too few tiles leave slots idle",
     "softmax": "more heads have more softmax",
 }
+
+
+def what(row: Row) -> str:
+    """What is computed, as in `2 x 4096 tokens, causal, kv ratio 4`."""
+    keys = "" if row.seq_q == row.keys else f" to {row.keys} keys"
+    mask = ", causal" if row.causal else ""
+    ratio = "" if kv_ratio(row) == "1" else f", kv ratio {kv_ratio(row)}"
+    return f"{row.batch} x {row.seq_q} tokens{keys}{mask}{ratio}"
+
+
+def split(row: Row) -> str:
+    """`40 x 128`: heads and their dimension."""
+    return f"{row.heads} x {row.head_dim}"
+
+
+def pass_of(row: Row) -> str:
+    """Which pass was timed."""
+    return "backward" if row.backward else "forward"
+
+
+@dataclass(frozen=True)
+class Along:
+    """The axis of a sweep, what is held along it and how that is said, and how many rows are enough to compare."""
+
+    axis: str
+    held: str
+    fixed: str
+    fewest: int
+
+    def key(self, row: Row) -> tuple[Any, ...]:
+        """What the rows of a sweep have in common."""
+        return (law_key(row), what(row), getattr(row, self.held), row.backward)
+
+    def sweep_of(self, row: Row) -> list[Row]:
+        """The sweep that a row belongs to; nothing where it is too short."""
+        sweep = row.rows.sharing(row, self.key)
+        return sweep if len(sweep) >= self.fewest else []
+
+    def sweeps(self, rows: Rows) -> list[list[Row]]:
+        """All that are long enough; a row may belong to one along each axis."""
+        return [sweep for sweep in grouped(rows, self.key).values() if len(sweep) >= self.fewest]
+
+
+HEADS = Along("heads", "hidden", "hidden {hidden}", 2)
+# A step over head dimensions shows with three.
+HEAD_DIM = Along("head_dim", "heads", "{heads} heads", 3)
+
+
+def ends(sweep: list[Row]) -> tuple[Row, Row]:
+    """The fastest split and the slowest: by forward and backward together, if two splits were measured in both."""
+    both = [(row, row.like(backward=not row.backward)) for row in sweep]
+    seconds = {row.heads: row.seconds + other.seconds for row, other in both if other is not None}
+    if len(seconds) < 2:
+        seconds = {row.heads: row.seconds for row in sweep}
+    ordered = sorted((row for row in sweep if row.heads in seconds), key=lambda row: seconds[row.heads])
+    return ordered[0], ordered[-1]
+
+
+def relative_rate(row: Row, base: Row) -> Ratio | None:
+    """Throughput relative to that of another row; None where no process measured both."""
+    ratio = row.faster_than(base)
+    return ratio and ratio * (row.flop / base.flop)
+
 
 IMPLEMENTATION, WHAT, PASS = Column("implementation", kernel), Column("what", what, priority=0), Column("pass", pass_of)
 SPLIT = Column("heads x head_dim", split, priority=2)

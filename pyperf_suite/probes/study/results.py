@@ -12,6 +12,7 @@ from typing import Any
 from pyperf_suite.hardware.catalogue import gpu_of
 from pyperf_suite.laws.model_flops import model_flop, utilization
 from pyperf_suite.measure.median import median_interval
+from pyperf_suite.probes.calibration.predictions import DTYPE_OF_LAW
 from pyperf_suite.probes.study.grid import OPERATOR
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
@@ -26,8 +27,6 @@ PARTS = {
     "activations": ("saved_activation_bytes",),
     "peak": ("peak_bytes",),
 }
-# The catalogue's words for the types that a step computes in.
-PEAK_OF = {"bfloat16": "bf16", "float32": "fp32"}
 CONFIDENCE = 0.95
 
 Memory = Mapping[str, float]
@@ -145,7 +144,7 @@ class Result:
     def mfu(self) -> float | None:
         """Share of all GPUs' peak by their data sheet; None on a CPU and for a GPU without one."""
         gpu = gpu_of(self.visits[0].identity)
-        peak = gpu and gpu.peak_flop_per_s.get(PEAK_OF[self.parameters.dtype])
+        peak = gpu and gpu.peak_flop_per_s.get(DTYPE_OF_LAW[self.parameters.dtype])
         return float(utilization(self.flop_per_s, 1.0, self.parameters.ranks, peak)) if peak else None
 
     @property
