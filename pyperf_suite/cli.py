@@ -276,18 +276,18 @@ def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
     """Every probe's question by topic; of those that are named their axes, and what each profile takes here."""
     from itertools import groupby
 
-    from pyperf_suite.spec.discovery import all_probes, find_probe
+    from pyperf_suite.spec.discovery import find_probe, listed
 
     def line(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
     if not names:
-        probes = all_probes()
+        probes = listed()
         width = max(len(probe.name) for probe in probes)
         for topic, members in groupby(probes, key=lambda probe: probe.topic):
             line(f"[bold]{topic}[/bold]")
-            for probe in members:
-                line(f"  {probe.name:{width}}  {probe.question}")
+            for each in members:
+                line(f"  {each.name:{width}}  {each.question}")
         line("\nAxes, values and how long each profile takes here: pyperf-suite run --list PROBE")
     for probe in [find_probe(name) for name in names]:
         line(f"[bold]{probe.name}[/bold]  {probe.question}")

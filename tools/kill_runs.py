@@ -80,7 +80,7 @@ def be_command_line(arguments: list[str]) -> None:
     else:
         from pyperf_suite.runner import session
 
-        session.Session._measure_sentinel = lambda _: None
+        session.Session._measure_sentinel = lambda *_: None
     command_line()
 
 

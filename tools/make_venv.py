@@ -26,6 +26,7 @@ HELD = ("numpy", "torch", "triton")
 # Packages that nothing but the named use needs.
 OPTIONAL = {
     "hypothesis": "`make test`",
+    "jinja2": "the page that `pyperf-suite report` writes",
     "matplotlib": "figures as PNG files",
     "mypy": "`make lint`",
     "nvidia-cuda-nvrtc": "CUDA kernels, unless torch or a CUDA toolkit has NVRTC",

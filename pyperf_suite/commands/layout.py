@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -121,12 +120,14 @@ def layout(
 
 def _present(answer: Any, as_json: bool, wide: bool) -> None:
     from pyperf_suite.advise.layout.report import findings_of_layouts, layouts_as_json
+    from pyperf_suite.render import findings_json
     from pyperf_suite.render.terminal import console_for, print_findings
 
+    findings = {"layout": findings_of_layouts(answer)}
     if as_json:
-        click.echo(json.dumps(layouts_as_json(answer), indent=2))
+        click.echo(findings_json.answer(findings, layouts_as_json(answer)), nl=False)
     else:
-        print_findings(console_for(wide), {"layout": findings_of_layouts(answer)}, [])
+        print_findings(console_for(wide), findings, [])
 
 
 def _fixed(named: dict[str, Any]) -> dict[str, int]:

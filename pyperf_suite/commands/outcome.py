@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from pyperf_suite.commands.options import json_option, options, path_option
+from pyperf_suite.commands.options import json_option, options, path_option, wide_option
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.exit_code import DEFAULT_FAIL_ON, FAIL_ON
 
@@ -32,10 +32,11 @@ class OutcomeOptions:
     markdown: Path | None = None
     junit: Path | None = None
     fail_on: str | None = None
+    wide: bool = False
 
 
 def outcome_options(command: Command) -> Any:
-    """`--json --markdown FILE --junit FILE --fail-on`, handed to the command as one argument `outcome`."""
+    """`--json --markdown FILE --junit FILE --fail-on --wide`, handed to the command as one argument `outcome`."""
 
     @functools.wraps(command)
     def with_outcome(
@@ -44,9 +45,10 @@ def outcome_options(command: Command) -> Any:
         markdown: Path | None,
         junit: Path | None,
         fail_on: str | None,
+        wide: bool,
         **others: Any,
     ) -> Any:
-        return command(*arguments, outcome=OutcomeOptions(as_json, markdown, junit, fail_on), **others)
+        return command(*arguments, outcome=OutcomeOptions(as_json, markdown, junit, fail_on, wide), **others)
 
     wrapped: Any = with_outcome
     return options(
@@ -60,6 +62,7 @@ def outcome_options(command: Command) -> Any:
             "undecided; nominated takes an unconfirmed slower change for a regression. "
             f"[default: pyproject.toml, or {DEFAULT_FAIL_ON}]",
         ),
+        wide_option,
     )(wrapped)
 
 
@@ -88,7 +91,7 @@ def finish(
         from pyperf_suite.render.comparisons import print_comparisons
         from pyperf_suite.render.terminal import console_for
 
-        print_comparisons(console_for(), heading, findings, notes, code, fail_on)
+        print_comparisons(console_for(asked.wide), heading, findings, notes, code, fail_on)
     _write_files(findings, asked, heading, notes, fail_on)
     raise SystemExit(code)
 

@@ -18,6 +18,7 @@ from pyperf_suite.commands.options import (
     path_option,
     results_option,
     seed_option,
+    wide_option,
 )
 from pyperf_suite.errors import Interrupted, UserError
 
@@ -85,6 +86,7 @@ class Shifts(click.ParamType):
 @seed_option("Seed of the order in which comparisons are made.")
 @json_option("Print the rates as JSON instead of tables.")
 @path_option("--markdown", help="Append the tables to FILE as Markdown.")
+@wide_option
 def selfcheck(
     shifts: dict[float, int | None],
     comparisons: int,
@@ -100,6 +102,7 @@ def selfcheck(
     seed: int,
     as_json: bool,
     markdown: Path | None,
+    wide: bool,
 ) -> None:
     """Compare the code with itself, and with itself slowed down: how often is the verdict of `ab` wrong here?
 
@@ -121,7 +124,7 @@ def selfcheck(
         stored = latest_selfcheck(results, machine)
         if stored is None:
             raise UserError(f"There is no selfcheck of {machine} in {results}: leave --show out to make one.")
-        _tell(stored, as_json, markdown)
+        _tell(stored, as_json, markdown, wide)
         return
     counts = {shift: count or comparisons for shift, count in shifts.items()}
     cases, rule = _cases(where, pattern, counts), _rule(margin, max_pairs)
@@ -143,9 +146,9 @@ def selfcheck(
         from pyperf_suite.history.selfcheck.selfcheck import open_selfcheck
 
         found = open_selfcheck(found.path)
-        _tell(found, as_json, markdown)
+        _tell(found, as_json, markdown, wide)
         raise Interrupted(f"Interrupted; {_what_is_left(found, plan) or 'every comparison was made.'}") from None
-    _tell(found, as_json, markdown)
+    _tell(found, as_json, markdown, wide)
     unfinished = _what_is_left(found, plan)
     if unfinished:
         click.echo(unfinished, err=True)
@@ -210,7 +213,7 @@ def _say_each(position: int, count: int, made: Comparison) -> None:
     click.echo(f"{position}/{count} {made.label} {injected}: {made.verdict}{concluded}, {pairs}", err=True)
 
 
-def _tell(found: Selfcheck, as_json: bool, markdown: Path | None) -> None:
+def _tell(found: Selfcheck, as_json: bool, markdown: Path | None, wide: bool) -> None:
     from pyperf_suite.history.selfcheck.report import findings_of_selfcheck, heading
     from pyperf_suite.render import markdown as as_markdown
     from pyperf_suite.render import text
@@ -219,7 +222,7 @@ def _tell(found: Selfcheck, as_json: bool, markdown: Path | None) -> None:
     if as_json:
         click.echo(json.dumps({"path": str(found.path), "settings": found.settings, **found.to_json()}, indent=2))
     else:
-        console = console_for()
+        console = console_for(wide)
         say(console, "", text.sentence(heading(found)), style="bold")
         print_told(console, findings_of_selfcheck(found))
         say(console, "", f"comparisons  {found.path}")

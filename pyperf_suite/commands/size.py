@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,6 +136,7 @@ def _present(
     """Print the answer; pictures and a page only into a folder that was named."""
     from pyperf_suite.advise.sizing.as_json import sizing_as_json
     from pyperf_suite.advise.sizing.report import findings_of_sizing
+    from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.markdown import page
     from pyperf_suite.render.run_report import draw_all
     from pyperf_suite.render.terminal import console_for, escape, print_findings
@@ -160,7 +160,7 @@ def _present(
         written = [*pictures, text]
     if as_json:
         told = sizing_as_json(found, [str(path) for path in written])
-        click.echo(json.dumps(told | ({} if measured is None else {"measured": measured.to_json()}), indent=2))
+        click.echo(answer(findings, told | ({} if measured is None else {"measured": measured.to_json()})), nl=False)
         return
     console = console_for(wide)
     print_findings(console, findings, records)
@@ -201,6 +201,7 @@ def explain(
         product_as_json,
     )
     from pyperf_suite.advise.product.likely_tile import likely_tile
+    from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, print_findings
 
     m, n, k = _sizes(sizes)
@@ -208,10 +209,11 @@ def explain(
     check_product(m, n, k, layout.upper())
     tiled = likely_tile(laws, dtype, m, n, k)
     product = explain_product(spec, _prices(laws, dtype), tiled, m, n, k, dtype, layout.upper())
+    findings = {"explain": findings_of_product(product)}
     if as_json:
-        click.echo(json.dumps(product_as_json(product), indent=2))
+        click.echo(answer(findings, product_as_json(product)), nl=False)
     else:
-        print_findings(console_for(wide), {"explain": findings_of_product(product)}, [])
+        print_findings(console_for(wide), findings, [])
 
 
 def _sizes(words: tuple[str, ...]) -> tuple[int, int, int]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
 from pyperf_suite.history.finding import VERDICTS, Finding, Verdict
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.render import markdown, strict
+from pyperf_suite.render import findings_json, markdown
 from pyperf_suite.render.terminal import note, print_table, say
-from pyperf_suite.spec.findings import Heading, Table
+from pyperf_suite.spec.findings import Findings, Heading, Table
 from pyperf_suite.spec.quantity import Quantity, quantity
 
 # What needs a reader comes first; within a verdict, what moved most.
@@ -99,25 +100,11 @@ def comparisons_as_json(
         "heading": heading,
         "exit_code": code,
         "counts": {verdict: counts[verdict] for verdict in VERDICTS},
-        "findings": [_as_data(finding) for finding in by_urgency(findings)],
+        "findings": [asdict(finding) for finding in by_urgency(findings)],
         "notes": list(notes),
         **(extra or {}),
     }
-    return strict.dumps(told)
-
-
-def _as_data(finding: Finding) -> dict[str, Any]:
-    ratio = finding.ratio
-    return {
-        "benchmark": finding.benchmark,
-        "probe": finding.probe,
-        "case_id": finding.case_id,
-        "verdict": finding.verdict,
-        "ratio": None if ratio is None else {"value": ratio.value, "low": ratio.low, "high": ratio.high},
-        "margin": finding.margin,
-        "sentence": finding.sentence,
-        "details": dict(finding.details),
-    }
+    return findings_json.answer({"comparison": Findings(tables=(_table(by_urgency(findings)),))}, told).rstrip()
 
 
 def _table(findings: Sequence[Finding], marked: bool = False) -> Table:

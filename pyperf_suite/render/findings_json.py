@@ -5,6 +5,7 @@ It is derived from the records and the laws of the version that wrote it: it may
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,16 @@ from pyperf_suite.render.command import command_of
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.cautions import cautions_of
 from pyperf_suite.spec.discovery import find_probe
-from pyperf_suite.spec.findings import Bars, Cell, Claim, Figure, Findings, HeatMap, Remark, Series, Table, Verdict
+from pyperf_suite.spec.findings import Bars, Document, Findings, HeatMap, Panel, Remark, Series, Verdict
 from pyperf_suite.spec.quantity import UNITS, Quantity
 from pyperf_suite.spec.rows import Reading, readings
-from pyperf_suite.spec.summary import summary_of
+from pyperf_suite.spec.summary import Point, summary_of
 
 FILE = "findings.json"
 SCHEMA, VERSION = "pyperf-suite findings", 1
+_KINDS = {Panel: "panel", HeatMap: "heat map", Bars: "bars"}
+# Fields that name a unit: what the values are counted in, and what they are shown in.
+_UNITS = ("unit", "x_unit", "y_unit")
 
 
 def document(
@@ -30,21 +34,21 @@ def document(
     records: Sequence[Record],
 ) -> dict[str, Any]:
     """The whole document as plain data; numbers that are not finite are for `as_text` to leave out."""
-    by_probe = {name: [record for record in records if record.probe == name] for name in findings}
     of_the_run, of_probes = cautions_of(records, findings)
-    points = summary_of(findings)
     return {
         "schema": SCHEMA,
         "version": VERSION,
         "run_id": run_id,
         "machine": machine,
         "run": dict(manifest),
-        "profile": _profile(records),
-        "processes": _processes(records),
-        "summary": [{"kind": each.kind, "probe": each.probe or None, "text": text.point(each)} for each in points],
-        "cautions": [_remark(each) for each in of_the_run],
+        **_effort(records),
+        "summary": as_data(summary_of(findings)),
+        "cautions": as_data(of_the_run),
         "probes": [
-            _probe(name, Findings(tuple(of_probes[name])) + found, by_probe[name], manifest)
+            {
+                **_probe(name, [record for record in records if record.probe == name], manifest),
+                **findings_as_data(Findings(tuple(of_probes[name])) + found),
+            }
             for name, found in findings.items()
         ],
     }
@@ -55,148 +59,72 @@ def as_text(told: Mapping[str, Any]) -> str:
     return strict.dumps(told) + "\n"
 
 
+def answer(findings: Mapping[str, Findings], details: Mapping[str, Any]) -> str:
+    """What a command that measures nothing prints: findings by name as `probes` have them, and its own `details`."""
+    parts = [{"name": name, **findings_as_data(found)} for name, found in findings.items()]
+    summary = as_data(summary_of(findings))
+    return as_text({"schema": SCHEMA, "version": VERSION, "summary": summary, "probes": parts, **details})
+
+
 def findings_as_data(found: Findings) -> dict[str, Any]:
-    """Remarks, verdicts, tables and figures: what a command that measures nothing has of the schema as well."""
+    """Remarks, verdicts, tables and figures."""
     remarks = [each for each in found.remarks if isinstance(each, Remark)]
     return {
-        "cautions": [_remark(each) for each in remarks if each.kind == "caution"],
-        "remarks": [_remark(each) for each in remarks if each.kind != "caution"],
-        "verdicts": [_verdict(each) for each in found.verdicts],
-        "tables": [_table(each) for each in found.tables],
-        "figures": [_figure(each) for each in found.figures],
-        "documents": [each.name for each in found.documents],
+        "cautions": as_data([each for each in remarks if each.kind == "caution"]),
+        "remarks": as_data([each for each in remarks if each.kind != "caution"]),
+        "verdicts": as_data(found.verdicts),
+        "tables": as_data(found.tables),
+        "figures": as_data(found.figures),
+        "documents": as_data(found.documents),
     }
 
 
-def _probe(name: str, found: Findings, records: Sequence[Record], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    probe = find_probe(name)
-    profile = _profile(records)
+def as_data(value: Any) -> Any:
+    """What was found as plain data: of each object its fields, and what a reader would have to work out."""
+    if isinstance(value, Quantity):
+        told = vars(value)
+        return {"value": told["value"], "unit": value.base, "shown": value.unit} | dict(list(told.items())[2:])
+    if isinstance(value, Document):
+        return value.name
+    if isinstance(value, Point):
+        return {"kind": value.kind, "probe": value.probe or None, "text": text.point(value)}
+    if isinstance(value, Mapping):
+        return {name: as_data(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [as_data(each) for each in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    fields = {name: _unit(each) if name in _UNITS else as_data(each) for name, each in vars(value).items()}
+    if isinstance(value, Remark):
+        return {"text": text.sentence(value), **fields, "noise": value.is_noise}
+    if isinstance(value, Verdict):
+        return {"text": text.sentence(value), **fields}
+    if isinstance(value, Series):
+        return {**fields, "predicted": value.predicted}
+    return {"kind": _KINDS[type(value)], **fields} if type(value) in _KINDS else fields
+
+
+def _unit(unit: str) -> dict[str, str]:
+    return {"base": UNITS[unit][0], "shown": unit}
+
+
+def _probe(name: str, records: Sequence[Record], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    probe, effort = find_probe(name), _effort(records)
     return {
         "name": name,
-        "title": getattr(probe, "heading", name),
+        "title": probe.heading,
         "question": probe.question,
-        "topic": getattr(probe, "topic", ""),
-        "command": command_of(name, manifest, profile),
-        "profile": profile,
-        "processes": _processes(records),
-        **findings_as_data(found),
+        "topic": probe.topic,
+        "command": command_of(name, manifest, effort["profile"]),
+        **effort,
         "cases": [_case(each) for each in readings(records)],
     }
 
 
-def _profile(records: Iterable[Record]) -> str:
-    return ", ".join(dict.fromkeys(record.profile for record in records if record.profile))
-
-
-def _processes(records: Iterable[Record]) -> int:
-    return len({record.process for record in records if record.kind == "timing" and record.outcome == "ok"})
-
-
-def _cell(value: Cell) -> Any:
-    if not isinstance(value, Quantity):
-        return value
-    return {
-        "value": value.value,
-        "unit": value.base,
-        "shown": value.unit,
-        "low": value.low,
-        "high": value.high,
-        "processes": value.processes,
-        "predicted": value.predicted,
-    }
-
-
-def _remark(remark: Remark) -> dict[str, Any]:
-    return {
-        "text": text.sentence(remark),
-        "template": remark.template,
-        "values": {name: _cell(value) for name, value in remark.values.items()},
-        "kind": remark.kind,
-        "effect": remark.effect or None,
-        "noise": remark.is_noise,
-    }
-
-
-def _verdict(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "text": text.sentence(verdict),
-        "claim": _claim(verdict.claim),
-        "measured": _cell(verdict.measured),
-        "outcome": verdict.outcome,
-        "why": verdict.why or None,
-        "remedy": verdict.remedy or None,
-        "template": verdict.told.template,
-        "values": {name: _cell(value) for name, value in verdict.told.values.items()},
-    }
-
-
-def _claim(claim: Claim) -> dict[str, Any]:
-    return {"text": claim.text, "source": claim.source, "low": claim.low, "high": claim.high}
-
-
-def _unit(unit: str) -> dict[str, str]:
-    return {"unit": UNITS[unit][0], "shown": unit}
-
-
-def _table(table: Table) -> dict[str, Any]:
-    return {
-        "title": table.title,
-        "columns": [{"name": each.name, **_unit(each.unit), "priority": each.priority} for each in table.columns],
-        "rows": [[_cell(value) for value in row] for row in table.rows],
-    }
-
-
-def _figure(figure: Figure) -> dict[str, Any]:
-    return {
-        "name": figure.name,
-        "title": figure.title,
-        "caption": figure.caption,
-        "panels": [[_panel(panel) for panel in row] for row in figure.rows],
-    }
-
-
-def _panel(panel: Any) -> dict[str, Any]:
-    if isinstance(panel, HeatMap):
-        return {
-            "kind": "heat map",
-            "title": panel.title,
-            "x": {"label": panel.x_label, "values": panel.x},
-            "y": {"label": panel.y_label, "values": panel.y},
-            "value_label": panel.value_label,
-            "values": panel.values,
-            "here": panel.here,
-        }
-    if isinstance(panel, Bars):
-        return {
-            "kind": "bars",
-            "title": panel.title,
-            "x": {"label": panel.x_label, **_unit(panel.unit)},
-            "label": panel.label,
-            "mark_label": panel.mark_label,
-            "bars": [vars(bar) for bar in panel.bars],
-        }
-    return {
-        "kind": "panel",
-        "title": panel.title,
-        "x": {"label": panel.x_label, **_unit(panel.x_unit)},
-        "y": {"label": panel.y_label, **_unit(panel.y_unit)},
-        "x_ticks": panel.x_ticks,
-        "strong_edges": panel.strong_edges,
-        "weak_edges": panel.weak_edges,
-        "series": [_series(each) for each in panel.series],
-    }
-
-
-def _series(series: Series) -> dict[str, Any]:
-    return {
-        "label": series.label,
-        "style": series.style,
-        "predicted": series.predicted,
-        "x": series.x,
-        "y": series.y,
-        "low": series.low,
-        "high": series.high,
-    }
+def _effort(records: Iterable[Record]) -> dict[str, Any]:
+    timed = [record for record in records if record.kind == "timing" and record.outcome == "ok"]
+    profiles = dict.fromkeys(record.profile for record in records if record.profile)
+    return {"profile": ", ".join(profiles), "processes": len({record.process for record in timed})}
 
 
 def _case(reading: Reading) -> dict[str, Any]:

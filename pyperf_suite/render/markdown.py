@@ -53,8 +53,7 @@ def remarks(of: Iterable[Remark | Verdict]) -> Iterator[str]:
     """A list; the verdicts on one claim below it."""
     for each in text.by_claim(of):
         if isinstance(each, Remark):
-            kind = f"{each.kind.capitalize()}: " if each.kind else ""
-            yield f"- {escape(kind + text.sentence(each))}"
+            yield f"- {'Caution: ' if each.kind == 'caution' else ''}{escape(text.sentence(each))}"
         else:
             claim, verdicts = each
             yield f"- Claim: {escape(text.in_words(claim))}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,18 +17,17 @@ from pyperf_suite import __version__
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored.observations import label_of
 from pyperf_suite.printable import printable
-from pyperf_suite.render import text
+from pyperf_suite.render import strict, text
 from pyperf_suite.render.command import command_of
-from pyperf_suite.render.history_section import history_of
+from pyperf_suite.render.helpers import Submit, helpers
 from pyperf_suite.render.machine_section import machine_of
 from pyperf_suite.render.plot import Shown, shown
 from pyperf_suite.render.results import Choice, Results, Run
 from pyperf_suite.render.sizing_section import sizing_of
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.cautions import about_the_cases, about_the_machine
-from pyperf_suite.spec.discovery import find_probe, probe_names
+from pyperf_suite.spec.discovery import TOPICS, find_probe, probe_names
 from pyperf_suite.spec.findings import Findings, Heading, Remark, Table, Verdict, remark
-from pyperf_suite.spec.probe import TOPICS
 from pyperf_suite.spec.rows import Column, grouped, table
 from pyperf_suite.spec.summary import Point, summary_of
 
@@ -60,29 +58,36 @@ class Section:
 
 def draw_page(results: Results, chosen: Mapping[str, Sequence[Choice]]) -> str:
     """One HTML document. The same results make the same text: it names no time at which it was made."""
-    machines = [_machine(results, machine, choices) for machine, choices in chosen.items()]
-    template = _environment().get_template("page.html")
-    return template.render(
-        machines=machines,
-        title=f"{' · '.join(chosen)} - pyperf-suite report",
-        passed_over=results.notes,
-        policy=POLICY,
-        version=__version__,
-        plotly=packed_plotly(),
+    shown_runs = {choice.run.place: choice.run for choices in chosen.values() for choice in choices}
+    with helpers(sum(run.path.stat().st_size for run in shown_runs.values())) as submit:
+        plotly = submit(packed_plotly)
+        histories = {machine: submit(_history, results, machine) for machine in chosen}
+        read = {machine: _sections(choices, submit) for machine, choices in chosen.items()}
+        machines = [
+            _machine(results.of_machine(machine), *held, histories[machine].result()) for machine, held in read.items()
+        ]
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            machines=machines,
+            title=f"{' · '.join(chosen)} - pyperf-suite report",
+            passed_over=results.notes,
+            policy=POLICY,
+            version=__version__,
+            plotly=plotly.result(),
+        )
     )
 
 
-def _machine(results: Results, machine: str, choices: Sequence[Choice]) -> dict[str, Any]:
+def _machine(
+    runs: Sequence[Run], sections: Sequence[Section], cautions: Sequence[tuple[str, Remark]], history: Section | None
+) -> dict[str, Any]:
     """What the template shows of one machine."""
-    runs = results.of_machine(machine)
-    sections, cautions = _sections(choices)
+    machine = runs[0].machine
     found = {section.probe: section.found for section in reversed(sections)}
     verdicts = [(each, section) for section in sections for each in section.found.verdicts]
     verdicts.sort(key=lambda item: _NEWS_FIRST.index(item[0].outcome))
-    others = [
-        Section(anchor("sizing", machine), **sizing_of(runs)),
-        *([] if results.single else [_history(results, machine)]),
-    ]
     return {
         "name": machine,
         "model": str(runs[-1].first.identity.get("model") or machine),
@@ -93,29 +98,33 @@ def _machine(results: Results, machine: str, choices: Sequence[Choice]) -> dict[
         "verdicts": verdicts,
         "outcomes": Counter(verdict.outcome for verdict, _ in verdicts),
         "glance": _glance(runs, sections),
-        "others": [section for section in others if section],
+        "others": [Section(anchor("sizing", machine), **sizing_of(runs)), *([history] if history else [])],
         "state": machine_of(runs),
     }
 
 
-def _sections(choices: Sequence[Choice]) -> tuple[list[Section], list[tuple[Run, Remark]]]:
-    """A section a choice, by topic, and what touches whole runs; the records of one run at a time are held."""
-    sections: list[Section] = []
-    cautions: list[tuple[Run, Remark]] = []
-    for of_run in grouped(choices, lambda choice: choice.run.place).values():
-        run = of_run[0].run
-        records = run.records()
-        cautions += [(run, each) for each in about_the_machine(records)]
-        by_probe = grouped(records, lambda record: record.probe)
-        del records
-        sections += [_section(choice, by_probe[choice.probe]) for choice in of_run]
+def _sections(choices: Sequence[Choice], submit: Submit) -> tuple[list[Section], list[tuple[str, Remark]]]:
+    """A section a choice, by topic, and what touches whole runs."""
+    by_run = grouped(choices, lambda choice: choice.run.place).values()
+    answers = [submit(_of_run, of_run) for of_run in sorted(by_run, key=len, reverse=True)]
+    sections = [section for answer in answers for section in answer.result()[0]]
+    cautions = [caution for answer in answers for caution in answer.result()[1]]
     order = {topic: place for place, topic in enumerate(TOPICS)}
     names = {name: place for place, name in enumerate(probe_names())}
 
     def rank(section: Section) -> tuple[int, int, str]:
         return order.get(section.topic, len(order)), names.get(section.probe, len(names)), section.probe
 
-    return sorted(sections, key=rank), cautions
+    return sorted(sections, key=rank), sorted(cautions, key=lambda caution: caution[0])
+
+
+def _of_run(choices: Sequence[Choice]) -> tuple[list[Section], list[tuple[str, Remark]]]:
+    """The sections of one run, whose records are held by nobody else, and its cautions with its name."""
+    run = choices[0].run
+    records = run.records()
+    by_probe = grouped(records, lambda record: record.probe)
+    cautions = [(run.run_id, each) for each in about_the_machine(records)]
+    return [_section(choice, by_probe[choice.probe]) for choice in choices], cautions
 
 
 def _section(choice: Choice, records: Sequence[Record]) -> Section:
@@ -124,8 +133,10 @@ def _section(choice: Choice, records: Sequence[Record]) -> Section:
     found = Findings(tuple(about_the_cases(records))) + findings_of(name, records)
     evidence = run.probes[name]
     when = f"{run.started_at[:16].replace('T', ' ')} UTC"
-    notes = [f"run {run.run_id} · {when} · {_strength(run, name)} · {evidence.measured} of {evidence.records} records "
-             "measured"]  # fmt: skip
+    notes = [
+        f"run {run.run_id} · {when} · {_strength(run, name)} · {evidence.measured} of {evidence.records} records "
+        "measured"
+    ]
     if choice.others:
         others = ", ".join(f"{each.run_id} ({_strength(each, name)})" for each in choice.others[:5])
         more = len(choice.others) - 5
@@ -199,6 +210,11 @@ def _numbered(sections: Sequence[Section]) -> list[Section]:
 
 
 def _history(results: Results, machine: str) -> Section | None:
+    if results.single:
+        return None
+    # What it imports takes long, and only the helper that does this needs it.
+    from pyperf_suite.render.history_section import history_of
+
     place = anchor("history", machine)
     try:
         held = history_of(results.root, machine)
@@ -234,18 +250,8 @@ def island(data: Any) -> str:
     >>> island({"name": "</script>", "y": [1 / 3, float("nan")]})
     '{"name":"\\u003c/script\\u003e","y":[0.333333,null]}'
     """
-    plain = json.dumps(_plain(data), separators=(",", ":"), allow_nan=False)
+    plain = json.dumps(strict.plain(data, digits=6), separators=(",", ":"), allow_nan=False)
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_plain(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return printable(value) if isinstance(value, str) else value
 
 
 def by_claim(remarks: Iterable[Remark | Verdict]) -> list[Any]:
@@ -255,8 +261,11 @@ def by_claim(remarks: Iterable[Remark | Verdict]) -> list[Any]:
 
 @cache
 def _environment() -> Any:
-    import jinja2
-    from markupsafe import Markup
+    try:
+        import jinja2
+        from markupsafe import Markup
+    except ModuleNotFoundError:
+        raise UserError("The report's page needs jinja2, which is not installed: pip install jinja2.") from None
 
     def finalize(value: Any) -> Any:
         # Every text that a template shows comes through here: what turns the direction of writing is replaced.

@@ -126,8 +126,11 @@ def _draw_panel(axis: Axes, rows: Sequence[Sequence[Any]], place: int, column: i
         return rows[row][beside] if 0 <= row < len(rows) and 0 <= beside < len(rows[row]) else None
 
     panel, above, left, below = (
-        at(place, column), at(place - 1, column), at(place, column - 1), at(place + 1, column),
-    )  # fmt: skip
+        at(place, column),
+        at(place - 1, column),
+        at(place, column - 1),
+        at(place + 1, column),
+    )
     if isinstance(panel, HeatMap):
         _draw_heat_map(axis, panel)
     elif isinstance(panel, Bars):
@@ -165,27 +168,37 @@ def draw_chart(axis: Axes, chart: Chart) -> None:
 def _draw_trace(axis: Axes, trace: Trace) -> None:
     label = plain(trace.label)
     if trace.colour == BESIDE or not isinstance(trace.colour, int):
-        axis.plot(
-            trace.x, trace.y, "x--", color=_GREY, linewidth=1.1, markersize=3.5, label=label, zorder=1
-        )  # fmt: skip
+        axis.plot(trace.x, trace.y, "x--", color=_GREY, linewidth=1.1, markersize=3.5, label=label, zorder=1)
         return
     colour = COLOURS[trace.colour]
     if trace.style == "line":
         axis.plot(trace.x, trace.y, color=colour, linewidth=1.4, label=label, zorder=2)
         return
     axis.errorbar(
-        trace.x, trace.y, yerr=trace.whiskers, fmt=_MARKS[trace.colour], markersize=3.5, color=colour, elinewidth=1,
-        label=label, zorder=3,
-    )  # fmt: skip
+        trace.x,
+        trace.y,
+        yerr=trace.whiskers,
+        fmt=_MARKS[trace.colour],
+        markersize=3.5,
+        color=colour,
+        elinewidth=1,
+        label=label,
+        zorder=3,
+    )
 
 
 def _draw_heat_map(axis: Axes, heat_map: HeatMap) -> None:
     """The cells, their numbers where they have room, a frame around `here` and the bar that reads the colours."""
     spread = spread_of(heat_map)
     image = axis.imshow(
-        heat_map.values, cmap=_MAP_COLOURS, vmin=1 - spread, vmax=1 + spread, origin="lower", aspect="auto",
+        heat_map.values,
+        cmap=_MAP_COLOURS,
+        vmin=1 - spread,
+        vmax=1 + spread,
+        origin="lower",
+        aspect="auto",
         interpolation="nearest",
-    )  # fmt: skip
+    )
     axis.set_facecolor(_NOTHING)
     for side, sizes, most in ((axis.xaxis, heat_map.x, 18), (axis.yaxis, heat_map.y, 24)):
         places = range(0, len(sizes), max(1, math.ceil(len(sizes) / most)))
@@ -200,9 +213,13 @@ def _draw_heat_map(axis: Axes, heat_map: HeatMap) -> None:
         row, column = heat_map.here
         across, up = (-0.5, 0.5, 0.5, -0.5, -0.5), (-0.5, -0.5, 0.5, 0.5, -0.5)
         axis.plot(
-            [column + each for each in across], [row + each for each in up], color="black", linewidth=2,
-            label="as asked", clip_on=False,
-        )  # fmt: skip
+            [column + each for each in across],
+            [row + each for each in up],
+            color="black",
+            linewidth=2,
+            label="as asked",
+            clip_on=False,
+        )
     axis.set_xlabel(plain(heat_map.x_label))
     axis.set_ylabel(plain(heat_map.y_label))
     axis.figure.colorbar(image, ax=axis, label=plain(heat_map.value_label))
@@ -214,16 +231,30 @@ def _draw_bars(axis: Axes, panel: Bars) -> None:
     shown = [place for place, bar in enumerate(panel.bars) if math.isfinite(bar.value)]
     bars = [panel.bars[place] for place in shown]
     axis.barh(
-        shown, [bar.value / scale for bar in bars], xerr=[bar.error / scale for bar in bars], color=COLOURS[0],
-        alpha=0.75, height=0.62, error_kw={"elinewidth": 1.2, "capsize": 3, "ecolor": "black"},
-        label=plain(panel.label), zorder=2,
-    )  # fmt: skip
+        shown,
+        [bar.value / scale for bar in bars],
+        xerr=[bar.error / scale for bar in bars],
+        color=COLOURS[0],
+        alpha=0.75,
+        height=0.62,
+        error_kw={"elinewidth": 1.2, "capsize": 3, "ecolor": "black"},
+        label=plain(panel.label),
+        zorder=2,
+    )
     marked = [place for place in shown if math.isfinite(panel.bars[place].mark)]
     if marked:
         axis.plot(
-            [panel.bars[place].mark / scale for place in marked], marked, linestyle="", marker="D", markersize=5,
-            markerfacecolor="none", markeredgewidth=1.4, color=COLOURS[1], label=plain(panel.mark_label), zorder=3,
-        )  # fmt: skip
+            [panel.bars[place].mark / scale for place in marked],
+            marked,
+            linestyle="",
+            marker="D",
+            markersize=5,
+            markerfacecolor="none",
+            markeredgewidth=1.4,
+            color=COLOURS[1],
+            label=plain(panel.mark_label),
+            zorder=3,
+        )
     low, high = (end / scale for end in bars_range(panel))
     axis.set_xlim(low, high)
     for place, bar in enumerate(panel.bars):

@@ -49,14 +49,14 @@ class Shown:
 
 
 def shown(figure: Figure) -> Shown:
-    """The figure with all its panels; those of a kind that is not known here are tables alone."""
+    """The figure with all its panels."""
     rows = charts_of(figure)
     panels = [panel for row in figure.rows for panel in row]
     measured = any(
         isinstance(panel, Bars) or any(each.style == "points" for each in getattr(panel, "series", ()))
         for panel in panels
     )
-    tables = [table for panel in panels for table in _tables(panel)]
+    tables = list(map(_table, panels))
     predicted = not measured and "redicted" in figure.caption
     return shown_charts(figure.title, caption_of(figure, rows), rows, tables, predicted)
 
@@ -91,38 +91,28 @@ def table_of_panel(panel: Panel) -> Table:
     return Table(panel.title or panel.y_label, columns, rows)
 
 
-def _tables(panel: Any) -> list[Table]:
-    """The values of a panel in rows; of a kind not known here, what of it stands in sequences of one length."""
+def _table(panel: Panel | HeatMap | Bars) -> Table:
+    """The values of a panel in rows."""
     if isinstance(panel, Panel):
-        return [table_of_panel(panel)]
+        return table_of_panel(panel)
     if isinstance(panel, HeatMap):
         names = (Heading(f"{panel.y_label} \\ {panel.x_label}"), *(Heading(str(x), "x") for x in panel.x))
         upwards = reversed(list(zip(panel.y, panel.values, strict=True)))
         cells = tuple((str(y), *(_known(value, "x") for value in values)) for y, values in upwards)
-        return [Table(f"{panel.value_label}: {panel.title}".rstrip(": "), names, cells)]
-    if isinstance(panel, Bars):
-        numbers = (Heading(name, panel.unit) for name in (panel.x_label, "half the error bar", panel.mark_label))
-        cells = tuple(
-            (bar.name, *(_known(each, panel.unit) for each in (bar.value, bar.error, bar.mark)), bar.note)
-            for bar in panel.bars
-        )
-        return [Table(panel.title or panel.x_label, (Heading(panel.label), *numbers, Heading("note")), cells)]
-    held = vars(panel) if dataclasses.is_dataclass(panel) else {}
-    lists = {name: each for name, each in held.items() if isinstance(each, tuple | list) and each}
-    length = max(map(len, lists.values()), default=0)
-    whole = {name: each for name, each in lists.items() if len(each) == length}
+        return Table(f"{panel.value_label}: {panel.title}".rstrip(": "), names, cells)
+    numbers = (Heading(name, panel.unit) for name in (panel.x_label, "half the error bar", panel.mark_label))
     cells = tuple(
-        tuple(_known(each, "") if isinstance(each, float) else str(each) for each in row)
-        for row in zip(*whole.values(), strict=True)
+        (bar.name, *(_known(each, panel.unit) for each in (bar.value, bar.error, bar.mark)), bar.note)
+        for bar in panel.bars
     )
-    return [Table(str(held.get("title", "")), tuple(map(Heading, whole)), cells)] if whole else []
+    return Table(panel.title or panel.x_label, (Heading(panel.label), *numbers, Heading("note")), cells)
 
 
 def _known(value: float, unit: str) -> Quantity | None:
     return quantity(float(value), unit) if math.isfinite(value) else None
 
 
-def _picture(panel: Any) -> Picture | None:
+def _picture(panel: Chart | HeatMap | Bars) -> Picture:
     if isinstance(panel, Chart):
         series = ", ".join(f"{each.label} ({KINDS.get(each.style, each.style)})" for each in panel.traces if each.x)
         words = f"{panel.y_label} over {panel.x_label}: {series}"
@@ -132,17 +122,15 @@ def _picture(panel: Any) -> Picture | None:
         data = {"kind": "map", **dataclasses.asdict(panel), "spread": spread_of(panel)}
         height, width = 70 + len(panel.y) * _CELL_PX, 82 + len(panel.x) * _CELL_WIDTH_PX
         return Picture(panel.title, words, data, height, width, panel.value_label)
-    if isinstance(panel, Bars):
-        unit, scale = shown_in(panel.unit, [bar.value for bar in panel.bars])
-        label = with_unit(panel.x_label, unit)
-        bars = {
-            "names": [bar.name for bar in panel.bars],
-            "notes": [bar.note for bar in panel.bars],
-            **{f"{name}s": [getattr(bar, name) / scale for bar in panel.bars] for name in ("value", "error", "mark")},
-        }
-        data = {"kind": "bars", "x_label": label, "label": panel.label, "mark_label": panel.mark_label, **bars}
-        data["x_range"] = [end / scale for end in bars_range(panel)]
-        marks = f", {panel.mark_label} as a line" if panel.mark_label else ""
-        words = f"{label} of {', '.join(bar.name for bar in panel.bars)}"
-        return Picture(panel.title, words, data, 60 + len(panel.bars) * _BAR_PX, key=f"Bars: {panel.label}{marks}")
-    return None
+    unit, scale = shown_in(panel.unit, [bar.value for bar in panel.bars])
+    label = with_unit(panel.x_label, unit)
+    bars = {
+        "names": [bar.name for bar in panel.bars],
+        "notes": [bar.note for bar in panel.bars],
+        **{f"{name}s": [getattr(bar, name) / scale for bar in panel.bars] for name in ("value", "error", "mark")},
+    }
+    data = {"kind": "bars", "x_label": label, "label": panel.label, "mark_label": panel.mark_label, **bars}
+    data["x_range"] = [end / scale for end in bars_range(panel)]
+    marks = f", {panel.mark_label} as a line" if panel.mark_label else ""
+    words = f"{label} of {', '.join(bar.name for bar in panel.bars)}"
+    return Picture(panel.title, words, data, 60 + len(panel.bars) * _BAR_PX, key=f"Bars: {panel.label}{marks}")

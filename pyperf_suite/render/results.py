@@ -16,7 +16,8 @@ from typing import Any
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import nearest
-from pyperf_suite.runner.journal import require_whole, sharing_machines
+from pyperf_suite.render.helpers import helpers
+from pyperf_suite.runner.journal import record_of, sharing_machines
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
@@ -131,9 +132,13 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
         places = [path for path in places if path.parent.parent.name == machine]
         if not places and known:
             raise UserError(f"Machine {machine[:80]!r} is not in {asked.name}: it holds {', '.join(known)}.")
-    notes: list[str] = []
-    runs = [_run(path, root, notes) for path in places]
-    read = sorted(filter(None, runs), key=lambda run: (run.machine, run.started_at, run.run_id))
+    with helpers(sum(path.stat().st_size for path in places)) as submit:
+        # The largest first, so that none is waited for alone.
+        largest_first = sorted(places, key=lambda path: -path.stat().st_size)
+        answers = {path: submit(_run, path, root) for path in largest_first}
+        runs = [answers[path].result() for path in places]
+    notes = [note for _, note in runs if note]
+    read = sorted((run for run, _ in runs if run), key=lambda run: (run.machine, run.started_at, run.run_id))
     for note in notes:
         warnings.warn(note, stacklevel=2)
     if not read:
@@ -201,8 +206,8 @@ def _layout(asked: Path) -> tuple[Path, list[Path], bool]:
     return asked, sorted(asked.glob(f"*/*/{RECORDS}")), False
 
 
-def _run(path: Path, root: Path, notes: list[str]) -> Run | None:
-    """The run of a journal; None where it holds no record."""
+def _run(path: Path, root: Path) -> tuple[Run | None, str]:
+    """The run of a journal, None where it holds no record, and what of it was passed over."""
     place = path.relative_to(root).as_posix()
     damaged: list[str] = []
     outcomes: Counter[str] = Counter()
@@ -214,12 +219,12 @@ def _run(path: Path, root: Path, notes: list[str]) -> Run | None:
         if record.kind != "sentinel":
             outcomes[record.outcome] += 1
             probes.setdefault(record.probe, Evidence()).add(record)
-    if damaged:
-        more = f" {len(damaged) - 1} more such." if len(damaged) > 1 else ""
-        notes.append(f"{place}: {damaged[0].rstrip('.')}.{more}")
+    more = f" {len(damaged) - 1} more such." if len(damaged) > 1 else ""
+    note = f"{place}: {damaged[0].rstrip('.')}.{more}" if damaged else ""
     if first is None or last is None:
-        return None
-    return Run(path.parent.parent.name, path.parent.name, place, path, _manifest(path), outcomes, probes, first, last)
+        return None, note
+    manifest = _manifest(path)
+    return Run(path.parent.parent.name, path.parent.name, place, path, manifest, outcomes, probes, first, last), note
 
 
 def _records(path: Path, damaged: list[str]) -> Iterator[tuple[int, Record]]:
@@ -227,46 +232,23 @@ def _records(path: Path, damaged: list[str]) -> Iterator[tuple[int, Record]]:
 
     def readable() -> Iterator[tuple[int, Record]]:
         parsed: set[str] = set()
-        for number, line in enumerate(_lines(path, damaged), start=1):
-            if not line.strip():
-                continue
-            try:
-                require_whole(line)
-                record = Record.from_json(_DECODER.decode(line.decode()))
-                _check(record, parsed)
-                yield number, record
-            except (ValueError, OverflowError, RecursionError, UserError) as error:
-                damaged.append(f"line {number} is passed over: {str(error)[:200]}")
+        try:
+            with files.open_for_reading(path) as file:
+                for number, line in enumerate(file, start=1):
+                    try:
+                        if line.strip():
+                            record = record_of(line)
+                            if record.case_id not in parsed:
+                                # A case of an operator there is not: no probe could read it.
+                                record.parsed_case()
+                                parsed.add(record.case_id)
+                            yield number, record
+                    except (ValueError, OverflowError, RecursionError, UserError) as error:
+                        damaged.append(f"line {number} is passed over: {str(error)[:200]}")
+        except OSError as error:
+            damaged.append(f"it cannot be read: {error.strerror}")
 
     return sharing_machines(readable())
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"it holds {name}, which is no number of JSON")
-
-
-# Not history's own decoder, which also refuses a key that comes twice: that takes longer than all else here together.
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
-
-
-def _lines(path: Path, damaged: list[str]) -> Iterator[bytes]:
-    try:
-        with files.open_for_reading(path) as file:
-            yield from file
-    except OSError as error:
-        damaged.append(f"it cannot be read: {error.strerror}")
-
-
-def _check(record: Record, parsed: set[str]) -> None:
-    """Raise UserError for what no probe could read: names that are no text, a case of an operator there is not."""
-    names = (record.run_id, record.case_id, record.probe, record.started_at, record.reason, record.profile)
-    if not all(isinstance(name, str) for name in names):
-        raise UserError("a name in it is no text")
-    if not all(isinstance(held, dict) for held in (record.identity, record.state, record.kernel, record.quality)):
-        raise UserError("what it says of the machine is no mapping")
-    if record.case_id not in parsed:
-        record.parsed_case()
-        parsed.add(record.case_id)
 
 
 def _manifest(path: Path) -> Mapping[str, Any]:

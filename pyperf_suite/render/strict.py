@@ -15,14 +15,14 @@ def dumps(value: Any, indent: int | None = 2) -> str:
     return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, digits: int = 17) -> Any:
     """The same with only what JSON has: numpy scalars become numbers, what is not finite null, all else its text."""
     if isinstance(value, Mapping):
-        return {printable(str(key)): plain(item) for key, item in value.items()}
+        return {printable(str(key)): plain(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [plain(item, digits) for item in value]
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return plain(value.tolist(), digits)
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | float) else printable(str(value))

@@ -30,7 +30,7 @@ _MOST_VERDICTS = 3
 _NARROW, _NARROWEST = 24, 10
 _STYLES = {"holds": "green", "does not hold here": "red", "undecided": "yellow"}
 _POINTS = {"effect": "cyan", "fails": "red", "undecided": "yellow"}
-_KINDS = {"caution": "[yellow]caution[/yellow]", "predicted": "[magenta]predicted[/magenta]", "law": "[cyan]law[/cyan]"}
+_CAUTION = "[yellow]caution[/yellow]"
 
 
 def console_for(wide: bool = False) -> Console:
@@ -43,7 +43,7 @@ def print_findings(console: Console, findings: Mapping[str, Findings], records: 
     """What makes the run doubtful, then every probe's cautions, remarks, verdicts and tables."""
     of_the_run, of_probes = cautions_of(records, findings)
     for caution in of_the_run:
-        say(console, _KINDS["caution"], text.sentence(caution))
+        say(console, _CAUTION, text.sentence(caution))
     for name, found in findings.items():
         console.print(f"\n[bold]{escape(name)}[/bold]")
         print_told(console, Findings(tuple(of_probes[name])) + found)
@@ -70,7 +70,8 @@ def print_told(console: Console, found: Findings) -> None:
     """Cautions, remarks, the verdicts on one claim below it, and tables."""
     for each in text.by_claim(found.remarks):
         if isinstance(each, Remark):
-            say(console, f"  {_KINDS.get(each.kind, '[cyan]•[/cyan]')}", text.sentence(each))
+            mark = _CAUTION if each.kind == "caution" else "[cyan]•[/cyan]"
+            say(console, f"  {mark}", text.sentence(each))
         else:
             _print_claim(console, *each)
     for table in found.tables:

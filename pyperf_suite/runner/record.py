@@ -124,7 +124,7 @@ class Record:
             raise OtherSchema(
                 f"A record of schema version {repr(version)[:40]} was found; this version reads {SCHEMA_VERSION}."
             )
-        known = {item.name for item in dataclasses.fields(cls)}
+        known = cls.__dataclass_fields__
         try:
             metrics = {name: Metric.from_json(metric) for name, metric in data["metrics"].items()}
             record = cls(**{name: value for name, value in data.items() if name in known} | {"metrics": metrics})

@@ -78,6 +78,16 @@ def about_the_cases(records: Sequence[Record]) -> Iterator[Remark]:
             loose=loose,
             measured=len(measured),
         )
+    kept = [each for each in measured if each.quality.get("kept_despite")]
+    if kept:
+        reasons = sorted({str(reason) for each in kept for reason in each.quality["kept_despite"]})
+        yield remark(
+            "{count} of {measured} measurements have no sample without {reasons}: all are kept, and do not converge.",
+            kind="caution",
+            count=len(kept),
+            measured=len(measured),
+            reasons=", ".join(reasons),
+        )
 
 
 def _timed(records: Sequence[Record]) -> list[Record]:

@@ -6,6 +6,7 @@ imported is named in a warning and passed over; only who asks for it is refused.
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import pkgutil
@@ -13,20 +14,26 @@ import warnings
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import offer
 from pyperf_suite.spec.axes import parse_overrides
-from pyperf_suite.spec.probe import TOPICS, Probe
+
+if TYPE_CHECKING:
+    from pyperf_suite.spec.probe import Probe
+
+TOPICS = ("products", "attention", "network", "training", "the whole step", "laws", "the machine")
+"""What probes are about, in the order in which they are listed and shown."""
 
 PACKAGE = "pyperf_suite.probes"
+PROBES = Path(__file__).parent.parent / "probes"
 
 REPLACED: dict[str, Probe] = {}
 
 
 def _own_names() -> list[str]:
-    folder = Path(__file__).parent.parent / "probes"
-    return [module.name for module in pkgutil.iter_modules([str(folder)]) if not module.name.startswith("_")]
+    return [module.name for module in pkgutil.iter_modules([str(PROBES)]) if not module.name.startswith("_")]
 
 
 @functools.cache
@@ -45,6 +52,8 @@ def _load(name: str) -> Probe:
             found = plugin.load()
         except (Exception, SystemExit) as error:  # a stranger's module may raise anything
             raise UserError(f"The probe {name} of {plugin.value} cannot be imported: {error!r:.200}") from error
+    from pyperf_suite.spec.probe import Probe
+
     if not isinstance(found, Probe) or found.name != name:
         raise UserError(f"The probe {name} is no Probe of that name: {found!r:.120}")
     return found
@@ -62,13 +71,54 @@ def find_probe(name: str) -> Probe:
 def all_probes() -> list[Probe]:
     """Every probe that can be imported, by topic; others are named in a warning."""
     found = []
-    for name in probe_names():
+    for name in dict.fromkeys((*probe_names(), *REPLACED)):
         try:
             found.append(find_probe(name))
         except UserError as error:
             warnings.warn(str(error), stacklevel=2)
     places = {topic: place for place, topic in enumerate(TOPICS)}
     return sorted(found, key=lambda probe: places.get(probe.topic, len(TOPICS)))
+
+
+class Listed(NamedTuple):
+    """What a list shows of a probe."""
+
+    topic: str
+    name: str
+    question: str
+
+
+def listed() -> list[Listed]:
+    """Every probe by topic, read off the sources of ours: importing them all takes longer than a person should wait."""
+    found, own = [], _own_names()
+    for name in probe_names():
+        try:
+            found.append(
+                _read(name) if name in own else Listed((probe := find_probe(name)).topic, name, probe.question)
+            )
+        except UserError as error:
+            warnings.warn(str(error), stacklevel=2)
+    places = {topic: place for place, topic in enumerate(TOPICS)}
+    return sorted(found, key=lambda each: places.get(each.topic, len(TOPICS)))
+
+
+def _listed(probe: Probe) -> Listed:
+    return Listed(probe.topic, probe.name, probe.question)
+
+
+def _read(name: str) -> Listed:
+    """From the call that makes PROBE, whose topic and question are written out."""
+    path = PROBES / f"{name}.py"
+    source = (path if path.exists() else PROBES / name / "__init__.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.targets[0]) == "PROBE"
+        ):
+            said = {each.arg: each.value.value for each in node.value.keywords if isinstance(each.value, ast.Constant)}
+            return Listed(str(said["topic"]), name, str(said["question"]))
+    raise UserError(f"The probe {name} has no PROBE in its source.")
 
 
 def replace_probe(probe: Probe) -> None:

@@ -16,9 +16,6 @@ from pyperf_suite.spec.findings import Claim, Findings, Verdict, findings
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, named, rows_of, table
 
-TOPICS = ("products", "attention", "network", "training", "the whole step", "laws", "the machine")
-"""What probes are about, in the order in which they are listed and shown."""
-
 
 def _every(_: Row) -> bool:
     return True

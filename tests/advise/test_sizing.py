@@ -199,7 +199,7 @@ def test_size_reads_a_config(command, tmp_path):
         (("--gpu", "H200", "--tp", "3"), "take tp = 2 or 4"),
         (("--gpu", "H200", "--ffn", "99999999999"), "beyond the"),
         (("--gpu", "H2000"), "H200"),
-        (("--gpu", "H200", "--dtype", "fp8", "--vary", "depth"), "write names, as in heads,vocab"),
+        (("--gpu", "H200", "--dtype", "fp8", "--vary", "depth"), "choose from hidden"),
         (("--gpu", "H200", "--vary", ""), "write names, as in heads,vocab"),
         (("--gpu", "H200", "--head-dims", "64,many"), "write numbers"),
         (("--gpu", "H200", "--head-dims", ""), "write numbers"),

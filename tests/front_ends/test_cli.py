@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from pyperf_suite.cli import main
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.session import Session
+from pyperf_suite.spec.discovery import probe_names
 
 SMALL = ("-a", "tile=32x32x32", "-a", "k=40", "-a", "workers=1", "-a", "schedule=data_parallel,stream_k")
 
@@ -105,7 +106,7 @@ def test_a_torn_last_line_is_a_plain_warning_and_the_run_goes_on(tmp_path: Path)
         (("run", "tile_wave", "--profile", "slow"), "Unknown profile 'slow'"),
         (("run", "tile_wave", "--device", "tpu"), "tpu"),
         (("run", "tile_wave", "--device", "cuda:31"), "cuda:31"),
-        (("run", "tile_wave", "-a", "dtype=int3"), "Unknown dtype 'int3'"),
+        (("run", "tile_wave", "-a", "dtype=int3"), "dtype=int3 was asked for: choose from"),
         (("run", "tile_wave", "-a", "k=0"), "K = 0"),
         (("run", "tile_wave", "-a", "k=-5"), "K = -5"),
         (("run", "tile_wave", "-a", "k=four"), "k=four"),
@@ -150,11 +151,17 @@ def test_a_time_that_is_no_number_is_bad_usage(arguments: tuple[str, ...], sente
     assert sentence in result.output
 
 
-def test_the_list_names_every_probe_and_what_each_profile_costs_here() -> None:
-    result = invoke("run", "--list")
-    assert result.exit_code == 0
-    for name in ("tile_wave", "baseline", "quick", "standard", "full"):
-        assert name in result.output
+def test_the_list_names_every_probe_and_what_each_profile_of_a_named_one_costs_here() -> None:
+    every = invoke("run", "--list")
+    assert every.exit_code == 0
+    assert [name for name in probe_names() if name not in every.output] == []
+    one = invoke("run", "--list", "optimizer")
+    for words in ("quick", "standard", "full", "-a tensors=", "-a workers="):
+        assert words in one.output
+    assert "baseline" not in one.output
+    refused = invoke("run", "--list", "optimiser")
+    assert refused.exit_code == 2
+    assert "did you mean optimizer?" in refused.output
 
 
 @pytest.mark.parametrize("heavy", ["torch", "numpy", "scipy", "matplotlib", "pytest", "rich"])

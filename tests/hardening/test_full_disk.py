@@ -26,7 +26,7 @@ from pyperf_suite.runner.journal import Journal, read_journal
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.results import create_run, find_run
-from pyperf_suite.spec.findings import Figure, Findings, Panel, Series
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, remark
 
 CASE = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")
 PLAN = Plan((PlannedCase("tile_wave", CASE),), QUICK, resolve("cpu"))
@@ -113,11 +113,11 @@ def test_an_index_that_has_no_space_is_kept_in_memory_and_told_of(disk, timed_re
 def test_pages_and_pictures_without_space_are_warned_of_and_none_is_left_half(disk):
     run = create_run(disk, identity(PLAN.device), PLAN)
     panel = Panel("a", "m", "s", (Series("measured", (1, 2), (1, 2), "line"),))
-    found = {"tile_wave": Findings(("word " * 5000,), figures=(Figure("drawn", "t", "c", ((panel,),)),))}
+    found = {"tile_wave": Findings((remark("word " * 5000),), figures=(Figure("drawn", "t", "c", ((panel,),)),))}
     fill(disk)
     with pytest.warns(UserWarning, match="could not be written") as warned:
         assert write_all(found, [], run) == []
-    assert len(warned) == 2
+    assert len(warned) == 3
     assert [path.name for path in run.path.iterdir()] == ["run.json"]
 
 

@@ -18,7 +18,7 @@ from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.render.markdown import page
 from pyperf_suite.render.terminal import print_findings
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.findings import Findings, Table
+from pyperf_suite.spec.findings import Findings, Heading, Table, remark
 
 # Clears a terminal, names its window, ends a tag that was never begun, begins one, turns the writing round.
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[/bold][red]x[/red]\u202eabc\x9b31m<script>alert(1)</script>"
@@ -32,16 +32,20 @@ def hostile_record(timed_record):
 
 
 def test_the_report_of_a_run_shows_it_and_does_not_obey(hostile_record):
-    table = Table(HOSTILE, (HOSTILE, "b"), ((HOSTILE, "1"),))
+    table = Table(HOSTILE, (Heading(HOSTILE), Heading("b")), ((HOSTILE, 1),))
     text = io.StringIO()
-    print_findings(Console(file=text, width=200), {HOSTILE: Findings((HOSTILE,), (table,))}, [hostile_record])
+    print_findings(
+        Console(file=text, width=200),
+        {HOSTILE: Findings((remark("{said}", said=HOSTILE),), (table,))},
+        [hostile_record],
+    )
     assert not OBEYED.search(text.getvalue())
     assert text.getvalue().count("[/bold][red]x[/red]") == 6
 
 
 def test_the_page_of_a_run_shows_it_and_does_not_obey(hostile_record):
-    table = Table(HOSTILE, (HOSTILE, "b"), ((HOSTILE, "1"),))
-    text = page("title", {"probe": Findings((HOSTILE,), (table,))}, [hostile_record], [])
+    table = Table(HOSTILE, (Heading(HOSTILE), Heading("b")), ((HOSTILE, 1),))
+    text = page("title", {"probe": Findings((remark("{said}", said=HOSTILE),), (table,))}, [hostile_record], [])
     assert not OBEYED.search(text)
     assert "<script" not in text.replace("\\<script", "")
 

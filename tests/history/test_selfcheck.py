@@ -219,10 +219,10 @@ def invoke(tmp_path, monkeypatch):
 def test_the_command_tells_rates_with_intervals_and_how_long_it_takes(invoke, tmp_path):
     done = invoke("--shifts", "0:12,5", "--comparisons", "8", "--markdown", "told.md")
     assert done.exit_code == 0, done.output
-    assert "5.0      8  100 [63, 100]" in done.stdout
+    assert "5.0 %      8  100 % [63, 100]" in done.stdout
     assert "median, s" in done.stdout
     assert "1/20 matmul" in done.stderr or "1/20 attention" in done.stderr
-    assert "| 5.0 | 8 | 100 \\[63, 100\\] |" in (tmp_path / "told.md").read_text()
+    assert "| 5.0 % | 8 | 100 % \\[63, 100\\] |" in (tmp_path / "told.md").read_text()
     assert latest_selfcheck(tmp_path / "bench_results", identity(CPU).slug).false_alarms.tries == 12
 
 

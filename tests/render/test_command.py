@@ -14,7 +14,7 @@ from pyperf_suite.hardware.identity import identity
 from pyperf_suite.render.command import command_of
 from pyperf_suite.render.run_report import write_all
 from pyperf_suite.runner.results import create_run, open_run
-from pyperf_suite.spec.findings import Findings
+from pyperf_suite.spec.findings import Findings, remark
 
 
 def planned_by(command: str) -> str:
@@ -71,7 +71,7 @@ def test_manifests_of_before_or_of_strangers_name_the_sweep_without_axes(asked) 
 def test_the_page_beside_the_records_names_the_command(tmp_path: Path) -> None:
     plan = _plan(("topology",), "quick", "cpu", ("part=host",), 0)
     run = create_run(tmp_path, identity(resolve("cpu")), plan)
-    write_all({"topology": Findings(("Seen.",))}, [], run)
+    write_all({"topology": Findings((remark("Seen."),))}, [], run)
     page = (run.path / "findings.md").read_text()
     assert "    pyperf-suite run topology -a part=host --profile quick --device cpu\n" in page
     assert json.loads((run.path / "run.json").read_text())["asked"] == ["part=host"]

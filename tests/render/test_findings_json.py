@@ -121,8 +121,8 @@ def test_hostile_text_and_numbers_that_are_none_leave_it_strict_json() -> None:
     assert told.isascii()
     [probe] = json.loads(told, parse_constant=pytest.fail)["probes"]
     assert probe["tables"][0]["rows"][0][1]["low"] is None
-    assert "\u202e" not in probe["verdicts"][0]["values"]["name"]
-    assert probe["figures"][0]["panels"][0][2]["bars"][0]["value"] is None
+    assert "\u202e" not in probe["verdicts"][0]["told"]["values"]["name"]
+    assert probe["figures"][0]["rows"][0][2]["bars"][0]["value"] is None
 
 
 def objects(told: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -136,17 +136,19 @@ def objects(told: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from (("remark", each) for each in (*probe["cautions"], *probe["remarks"]))
         for verdict in probe["verdicts"]:
             yield from (("verdict", verdict), ("claim", verdict["claim"]), ("value", verdict["measured"]))
+            yield "remark", verdict["told"]
         for table in probe["tables"]:
             yield "table", table
             yield from (("column", each) for each in table["columns"])
+            yield from (("unit", each["unit"]) for each in table["columns"])
             yield from (("value", cell) for row in table["rows"] for cell in row if isinstance(cell, dict))
         for figure in probe["figures"]:
             yield "figure", figure
-            for panel in (panel for row in figure["panels"] for panel in row):
+            for panel in (panel for row in figure["rows"] for panel in row):
                 yield panel["kind"], panel
                 yield from (("series", each) for each in panel.get("series", ()))
                 yield from (("bar", each) for each in panel.get("bars", ()))
-                yield from (("axis", panel[name]) for name in ("x", "y") if "values" not in panel.get(name, "values"))
+                yield from (("unit", panel[name]) for name in ("unit", "x_unit", "y_unit") if name in panel)
 
 
 def test_the_documentation_lists_exactly_the_fields_that_there_are(committed: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.spec import discovery
-from pyperf_suite.spec.discovery import all_probes, find_probe, overrides_of, probe_names, replace_probe
+from pyperf_suite.spec.discovery import all_probes, find_probe, listed, overrides_of, probe_names, replace_probe
 from pyperf_suite.spec.probe import Probe
 
 GOOD = """
@@ -62,6 +62,10 @@ def test_every_module_of_the_probes_folder_is_a_probe_of_that_name() -> None:
         found = all_probes()
     assert sorted(probe.name for probe in found) == sorted(probe_names())
     assert {"optimizer", "block", "backward", "input_pipeline", "static_kernels"} <= set(probe_names())
+
+
+def test_what_is_listed_is_what_the_probes_say() -> None:
+    assert [tuple(each) for each in listed()] == [(each.topic, each.name, each.question) for each in all_probes()]
 
 
 def test_names_are_known_without_importing_a_probe(bring: Callable[..., None]) -> None:

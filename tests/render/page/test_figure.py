@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,15 +20,6 @@ from pyperf_suite.spec.quantity import Quantity
 MEASURED = Series("measured", [1, 2], [3e-6, 4e-6], "points", [2.9e-6, 3.9e-6], [3.1e-6, 4.1e-6])
 LAW = Series("a law", [1, 2], [3e-6, 4e-6], "line")
 MAP = HeatMap("", "heads", "hidden", "work", (1, 2), (3, 4), ((1.0, 1.5), (math.nan, 0.5)), here=(0, 0))
-
-
-@dataclass(frozen=True)
-class Radar:
-    """A kind of panel that no presenter knows."""
-
-    title: str
-    names: tuple[str, ...]
-    lengths: tuple[float, ...]
 
 
 class Source:
@@ -112,12 +102,6 @@ def test_bars_are_in_the_unit_shown_with_the_reason_where_there_is_no_value() ->
     )
     assert data["x_label"] == "rate, TFLOP/s"
     assert html.count("out of memory") >= 2
-
-
-def test_a_panel_of_an_unknown_kind_becomes_its_table() -> None:
-    html = drawn(Radar("a radar", ("north", "south"), (1.25, 2.5)))
-    assert "<td>north</td>" in html
-    assert ">1.25</td>" in html
 
 
 def test_panels_below_each_other_stay_so_where_a_row_is_shorter() -> None:

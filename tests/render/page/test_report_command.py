@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.operators.training.optimizer_update import OptimizerUpdateParameters, TensorSet
+from pyperf_suite.render import page
 from pyperf_suite.render.results import choose, read_results
 from pyperf_suite.runner.case import Case
 
@@ -245,12 +246,14 @@ def test_a_run_without_its_manifest_is_told_by_its_records(results, a_record, wr
     assert "quick, 1 process" in page_of(results)
 
 
-def test_without_plotly_the_command_says_what_to_install(results, a_history, monkeypatch) -> None:
+@pytest.mark.parametrize("absent", ["plotly", "jinja2"])
+def test_what_the_page_needs_and_is_absent_is_named(results, a_history, monkeypatch, absent) -> None:
     a_history(results)
-    monkeypatch.setitem(__import__("sys").modules, "plotly", None)
+    page._environment.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, absent, None)
     result = run(results)
     assert result.exit_code == 2
-    assert "pip install plotly" in result.output
+    assert f"pip install {absent}" in result.output
 
 
 def test_results_are_read_without_being_changed_but_for_the_index(results, a_history) -> None:
