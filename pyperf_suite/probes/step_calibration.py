@@ -14,7 +14,6 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.operators.training.data_parallel import DataParallelParameters
@@ -23,10 +22,9 @@ from pyperf_suite.operators.training.optimizer_update import OptimizerUpdatePara
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_products
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import Dimensions, Shape, Sizes
-from pyperf_suite.spec.findings import Findings, findings, remark
+from pyperf_suite.spec.axes import Dimensions, Shape, Sizes, every_size
+from pyperf_suite.spec.findings import findings, remark
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.rows import Rows
 
 # Products of a small GPT's micro-batches: a few hundred tokens, a few hundred columns.
 EXTENT = Extent(m=(64, 1024), nk=(64, 1024), flop=4e8, elements=2e6)
@@ -109,43 +107,31 @@ def axes(profile: str, device: Device) -> StepCalibrationAxes:
 
 def sweep(axes: StepCalibrationAxes) -> Iterator[Case]:
     """Everything, each thread by itself first."""
-    yield from _kernels(axes)
-    for ranks, op, ladder in itertools.product(axes.ranks, axes.op, axes.size):
-        for size in ladder.ladder():
-            yield Case("collective", CollectiveParameters(op, size, ranks, in_place=op == "all_reduce"), "gloo")
-    # Each model on one rank and, without exchange, on all of them at once.
-    for ranks, model in itertools.product((1, *axes.ranks), axes.model):
-        shape = {"heads": max(2, model.hidden // 32), "tied": False, **vars(model)}
-        yield Case("data_parallel", DataParallelParameters(**shape, ranks=ranks, exchange="none"), "gloo")
-    for engine in axes.engine:
-        yield Case("parallel_step", engine.parameters, "gloo")
-
-
-def _kernels(axes: StepCalibrationAxes) -> Iterator[Case]:
     one = Schedule("library", 1)
     for shape, layout in itertools.product(axes.shape, axes.layout):
         yield Case("matmul", MatmulParameters(shape.m, shape.n, shape.k, one, dtype="float32", layout=layout), "torch")
     passes = itertools.product(axes.attention, axes.attention_implementation, (False, True))
     for each, implementation, backward in passes:
-        attention = AttentionParameters(
-            each.batch, each.heads, each.head_dim, each.seq, causal=True, backward=backward, dtype="float32"
-        )
-        yield Case("attention", attention, implementation)
+        yield Case("attention", each.parameters(backward=backward, dtype="float32"), implementation)
     for layer, tokens, phase in itertools.product(axes.layer, axes.tokens, ("forward", "backward")):
         if (layer, phase) != ("copy", "backward"):
             yield Case("layer_pass", LayerPassParameters(layer, phase, seq=tokens, hidden=256), "torch")
     for tensors in axes.tensors:
         yield Case("optimizer_update", OptimizerUpdateParameters(tensors), "fused")
+    for ranks, op, size in itertools.product(axes.ranks, axes.op, every_size(axes.size)):
+        yield Case("collective", CollectiveParameters(op, size, ranks, in_place=op == "all_reduce"), "gloo")
+    # Each model on one rank and, without exchange, on all of them at once.
+    for ranks, model in itertools.product((1, *axes.ranks), axes.model):
+        own = {"heads": max(2, model.hidden // 32), "tied": False, **vars(model)}
+        yield Case("data_parallel", DataParallelParameters(**own, ranks=ranks, exchange="none"), "gloo")
+    for engine in axes.engine:
+        yield Case("parallel_step", engine.parameters, "gloo")
 
 
-def analyse(rows: Rows) -> Findings:
-    """How many there are, and what to do with them."""
-    told = (
-        "{count} kernels, collectives and small steps were timed: `pyperf-suite calibrate` makes of them what "
-        "`pyperf-suite study` predicts by"
-    )
-    return findings(remark(told, count=len(rows)) if rows else None)
-
+TOLD = (
+    "{count} kernels, collectives and small steps were timed: `pyperf-suite calibrate` makes of them what "
+    "`pyperf-suite study` predicts by"
+)
 
 # Run for its records, by name: it takes over a minute and says little by itself.
 PROBE = Probe(
@@ -154,7 +140,7 @@ PROBE = Probe(
     topic="laws",
     axes=axes,
     sweep=sweep,
-    analyse=analyse,
+    analyse=lambda rows: findings(remark(TOLD, count=len(rows)) if rows else None),
     group=lambda case: f"step_calibration {case.operator} {case.implementation}",
     is_timed=False,
     has_items=False,

@@ -106,14 +106,7 @@ def _grown_residuals_of_waves(runs: Runs) -> list[tuple[str, str, dict[str, Any]
 
 
 def _grown_residuals_of_attention(runs: Runs) -> list[tuple[str, str, dict[str, Any]]]:
-    errors = [
-        {
-            name: statistics.median(law.held_out)
-            for name, law in laws_of([row.reading for row in run]).items()
-            if law.held_out
-        }
-        for run in runs
-    ]
+    errors = [{name: statistics.median(law.held_out) for name, law in laws_of(run).items()} for run in runs]
     return _grown(errors, "the law of attention")
 
 

@@ -5,10 +5,11 @@ Sweeps split a hidden size into heads, and step head_dim over the buckets of kno
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -18,8 +19,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.probes.attention_heads.findings import TABLES, analyse
-from pyperf_suite.probes.attention_heads.law import OWN
-from pyperf_suite.probes.attention_heads.sweeps import setting
+from pyperf_suite.probes.attention_heads.law import OWN, kv_ratio, law_key
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Within
 from pyperf_suite.spec.probe import Probe
@@ -32,9 +32,6 @@ ALL = "all"
 
 # Blocks that our kernel chooses for the case.
 CHOSEN = "chosen"
-
-# These compute no gradients.
-FORWARD_ONLY = ("native",)
 
 SDPA = ("sdpa_default", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
 BESIDE = ("sdpa_math", "flex", "two_gemm", "two_gemm_products")
@@ -73,133 +70,97 @@ class AttentionHeadsAxes:
     mode: tuple[str, ...] = ("burst",)
 
 
-# Each profile adds to the one before it.
-CPU_PROFILES: dict[str, dict[str, Any]] = {
-    "quick": {},
-    "standard": {
-        "beside": ("two_gemm", "two_gemm_products"),
-        "heads": (12, 6, 8, 16),
-        "head_dim": (72, 136),
-        "mask": ("full", "causal"),
-        "seq": (256, 512),
-    },
-    "full": {
-        "implementation": ("native", *SDPA[:2], "sdpa_math", "flex", "two_gemm", "two_gemm_products"),
-        "beside": (),
-        "heads": (12, 8, 6, 16, 4, 24),
-        "head_dim": BUCKET_EDGES,
-        "kv_ratio": ("1", "4", ALL),
-        "phase": PHASES,
-        "seq": (512, 1024, 2048),
-        "dtype": ("float32", "bfloat16"),
-        "varied_splits": (2,),
-    },
-}
-# Causal first, as models are trained; 40 and 64 heads of 5120 are the two that have been built most.
-CUDA_PROFILES: dict[str, dict[str, Any]] = {
-    "quick": {
-        "workers": (1,),
-        "implementation": ("triton", "sdpa_default"),
-        "hidden": (5120,),
-        "heads": (40, 64),
-        "heads_of_head_dim": (32,),
-        "mask": ("causal",),
-        "seq": (4096,),
-        "batch": (2,),
-        "dtype": ("bfloat16",),
-    },
-    "standard": {
-        "implementation": ("triton", *SDPA),
-        "beside": BESIDE,
-        "heads": (40, 64, 20, 32, 80, 160),
-        "head_dim": BUCKET_EDGES,
-        "kv_ratio": ("1", "4", "8", ALL),
-        "mask": ("causal", "full"),
-        "phase": PHASES,
-        "seq": (4096, 1024, 16384),
-        "varied_splits": (2,),
-    },
-    "full": {
-        "implementation": ("triton", *SDPA, *BESIDE),
-        "beside": (),
-        "heads_of_head_dim": (32, 33),  # with 4 blocks of queries 33 heads fill the 132 multiprocessors of an H200
-        "seq": (4096, 512, 1024, 2048, 8192, 16384),
-        "dtype": ("bfloat16", "float16"),
-    },
-}
-
-
 def axes(profile: str, device: Device) -> AttentionHeadsAxes:
     """Small models on a CPU; on a GPU the splits of hidden size 5120, and head_dim over every bucket."""
-    profiles = CUDA_PROFILES if device.kind == "cuda" else CPU_PROFILES
-    chosen = AttentionHeadsAxes(workers=(cpu.detect().usable_cores,))
-    for name in itertools.takewhile(lambda each: each != profile, profiles):
-        chosen = replace(chosen, **profiles[name])
-    return replace(chosen, **profiles[profile])
+    if device.kind == "cpu":
+        quick = AttentionHeadsAxes(workers=(cpu.detect().usable_cores,))
+        standard = replace(
+            quick, beside=BESIDE[2:], heads=(12, 6, 8, 16), head_dim=(72, 136), mask=MASKS, seq=(256, 512)
+        )
+        full = replace(
+            standard,
+            implementation=("native", *SDPA[:2], *BESIDE),
+            beside=(),
+            heads=(12, 8, 6, 16, 4, 24),
+            head_dim=BUCKET_EDGES,
+            kv_ratio=("1", "4", ALL),
+            phase=PHASES,
+            seq=(512, 1024, 2048),
+            dtype=("float32", "bfloat16"),
+            varied_splits=(2,),
+        )
+    else:
+        # Causal first, as models are trained; 40 and 64 heads of 5120 are the two that have been built most.
+        quick = AttentionHeadsAxes(
+            workers=(1,),
+            implementation=("triton", SDPA[0]),
+            hidden=(5120,),
+            heads=(40, 64),
+            heads_of_head_dim=(32,),
+            mask=("causal",),
+            seq=(4096,),
+            batch=(2,),
+            dtype=("bfloat16",),
+        )
+        standard = replace(
+            quick,
+            implementation=("triton", *SDPA),
+            beside=BESIDE,
+            heads=(40, 64, 20, 32, 80, 160),
+            head_dim=BUCKET_EDGES,
+            kv_ratio=("1", "4", "8", ALL),
+            mask=("causal", "full"),
+            phase=PHASES,
+            seq=(4096, 1024, 16384),
+            varied_splits=(2,),
+        )
+        full = replace(
+            standard,
+            implementation=("triton", *SDPA, *BESIDE),
+            beside=(),
+            heads_of_head_dim=(32, 33),  # with 4 blocks of queries 33 heads fill the 132 multiprocessors of an H200
+            seq=(4096, 512, 1024, 2048, 8192, 16384),
+            dtype=("bfloat16", "float16"),
+        )
+    return {"quick": quick, "standard": standard, "full": full}[profile]
 
 
 def sweep(axes: AttentionHeadsAxes) -> Iterator[Case]:
     """Every split forward and backward; the other axes on the first splits (see AttentionHeadsAxes)."""
-    splits = [(heads, _head_dim(hidden, heads)) for hidden, heads in itertools.product(axes.hidden, axes.heads)]
-    varied = splits[: axes.varied_splits[0]]
-    base, *variations = _variations(axes)
-    passes = tuple(phase for phase in axes.phase if phase != "decode")
-    for split in (*splits, *itertools.product(axes.heads_of_head_dim, axes.head_dim)):
-        yield from _cases(axes, split, base, axes.implementation, passes)
-    for split in varied:
-        yield from _cases(axes, split, base, axes.beside, passes)
-        for variation in (base, *variations):
-            yield from _cases(axes, split, variation, axes.implementation, axes.phase)
-
-
-def _variations(axes: AttentionHeadsAxes) -> Iterator[dict[str, Any]]:
-    """The first of each, then every other value of one at a time."""
+    splits = [
+        (heads, _share(hidden, heads, f"{heads} heads were asked for, but they do not divide the hidden size {hidden}"))
+        for hidden, heads in itertools.product(axes.hidden, axes.heads)
+    ]
     base = {name: getattr(axes, name)[0] for name in ("kv_ratio", "mask", "seq", "batch")}
-    yield base
-    yield from (base | {name: value} for name in base for value in getattr(axes, name)[1:])
+    varied = [base, *(base | {name: value} for name in base for value in getattr(axes, name)[1:])]
+    passes = [phase for phase in axes.phase if phase != "decode"]
+    asked: list[tuple[tuple[int, int], dict[str, Any], Sequence[str], Sequence[str]]] = []
+    for split in (*splits, *itertools.product(axes.heads_of_head_dim, axes.head_dim)):
+        asked.append((split, base, axes.implementation, passes))
+    for split in splits[: axes.varied_splits[0]]:
+        asked.append((split, base, axes.beside, passes))
+        asked += [(split, other, axes.implementation, axes.phase) for other in varied]
+    for split, other, implementations, phases in asked:
+        everything = itertools.product(implementations, phases, axes.dtype, axes.workers, axes.blocks, axes.mode)
+        for implementation, phase, dtype, workers, blocks, mode in everything:
+            parameters = _parameters(*split, **other, phase=phase, dtype=dtype, workers=workers)
+            # A library chooses its blocks itself; our kernel for CPUs computes no gradients.
+            if blocks != CHOSEN and implementation in OWN:
+                parameters = replace(parameters, blocks=Blocks.parse(blocks))
+            if (implementation, phase) != ("native", "backward"):
+                yield Case("attention", parameters, implementation, mode=mode)
 
 
-def _cases(
-    axes: AttentionHeadsAxes,
-    split: tuple[int, int],
-    variation: Mapping[str, Any],
-    implementations: Sequence[str],
-    phases: Sequence[str],
-) -> Iterator[Case]:
-    heads, head_dim = split
-    key_heads = _key_heads(heads, variation["kv_ratio"])
-    for implementation, phase, dtype, workers in itertools.product(implementations, phases, axes.dtype, axes.workers):
-        if phase == "backward" and implementation in FORWARD_ONLY:
-            continue
-        decoding = phase == "decode"
-        parameters = AttentionParameters(
-            batch=variation["batch"],
-            heads=heads,
-            head_dim=head_dim,
-            seq_q=1 if decoding else variation["seq"],
-            seq_k=variation["seq"] if decoding else 0,
-            kv_heads=0 if key_heads == heads else key_heads,
-            # A single query sees all keys, masked or not.
-            causal=variation["mask"] == "causal" and not decoding,
-            backward=phase == "backward",
-            dtype=dtype,
-            workers=workers,
-        )
-        # A library chooses its blocks itself.
-        asked = axes.blocks if implementation in OWN else (CHOSEN,)
-        for blocks, mode in itertools.product(asked, axes.mode):
-            own = replace(parameters, blocks=None if blocks == CHOSEN else Blocks.parse(blocks))
-            yield Case("attention", own, implementation, mode=mode)
-
-
-def _head_dim(hidden: int, heads: int) -> int:
-    """Of the hidden size in equal heads. Raises UserError that names the nearest numbers that divide it."""
-    if hidden % heads:
-        raise UserError(
-            f"{heads} heads were asked for, but they do not divide the hidden size {hidden}: take "
-            f"{_nearest_divisors(hidden, heads)}."
-        )
-    return hidden // heads
+def _parameters(
+    heads: int, head_dim: int, kv_ratio: str, mask: str, seq: int, batch: int, phase: str, **other: Any
+) -> AttentionParameters:
+    key_heads = _key_heads(heads, kv_ratio)
+    if phase == "decode":
+        # A single query sees all keys, masked or not.
+        other |= {"seq_q": 1, "seq_k": seq}
+    else:
+        other |= {"seq_q": seq, "causal": mask == "causal", "backward": phase == "backward"}
+    return AttentionParameters(batch, heads, head_dim, kv_heads=0 if key_heads == heads else key_heads, **other)
 
 
 def _key_heads(heads: int, ratio: str) -> int:
@@ -208,21 +169,17 @@ def _key_heads(heads: int, ratio: str) -> int:
         return 1
     if not re.fullmatch("[1-9][0-9]{0,8}", ratio):
         raise UserError(f"kv_ratio={ratio} was asked for: write a number of query heads to a key head, or all.")
-    if heads % int(ratio):
-        raise UserError(
-            f"kv_ratio={ratio} was asked for, but it does not divide {heads} heads: take "
-            f"{_nearest_divisors(heads, int(ratio))}."
-        )
-    return heads // int(ratio)
+    return _share(heads, int(ratio), f"kv_ratio={ratio} was asked for, but it does not divide {heads} heads")
 
 
-def _nearest_divisors(whole: int, asked: int) -> str:
-    """The divisors on both sides of what was asked for, as `5 or 8`."""
-    small = [count for count in range(1, math.isqrt(whole) + 1) if whole % count == 0]
-    divisors = sorted({*small, *(whole // count for count in small)})
-    below = [count for count in divisors if count < asked][-1:]
-    above = [count for count in divisors if count > asked][:1]
-    return " or ".join(map(str, below + above))
+def _share(whole: int, parts: int, refusal: str) -> int:
+    """One of so many equal parts. Raises UserError with the nearest numbers that divide the whole."""
+    if whole % parts:
+        small = [count for count in range(1, math.isqrt(whole) + 1) if whole % count == 0]
+        divisors = sorted({*small, *(whole // count for count in small)})
+        above = bisect.bisect(divisors, parts)
+        raise UserError(f"{refusal}: take {' or '.join(map(str, divisors[above - 1 : above + 1]))}.")
+    return whole // parts
 
 
 def group(case: Case) -> str:
@@ -239,7 +196,10 @@ PROBE = Probe(
     title="Heads and head size",
     axes=axes,
     sweep=sweep,
-    order=lambda row: (*setting(row), row.hidden, row.heads, row.backward),
+    order=lambda row: (
+        *(law_key(row), row.batch, row.seq_q, row.keys, kv_ratio(row), row.causal),
+        *(row.hidden, row.heads, row.backward),
+    ),
     tables=TABLES,
     analyse=analyse,
     group=group,

@@ -5,28 +5,16 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from pyperf_suite.laws.attention.law import FittedLaw, causes
 from pyperf_suite.laws.matmul.tiling import Tile, tile_efficiency
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.probes.attention_heads.law import law_key, laws_of, tiled
-from pyperf_suite.probes.attention_heads.sweeps import (
-    HELD,
-    ends,
-    is_swept,
-    kernel,
-    kv_ratio,
-    pass_of,
-    relative_rate,
-    split,
-    sweep_of,
-    sweeps_of,
-    what,
-)
-from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, Table, findings, remark
+from pyperf_suite.probes.attention_heads.law import kernel, kv_ratio, law_key, laws_of, tiled
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, findings, remark
 from pyperf_suite.spec.probe import RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table, wins
@@ -49,24 +37,91 @@ CAUSES = {
     "softmax": "more heads have more softmax",
 }
 
+
+def what(row: Row) -> str:
+    """What is computed, as in `2 x 4096 tokens, causal, kv ratio 4`."""
+    keys = "" if row.seq_q == row.keys else f" to {row.keys} keys"
+    mask = ", causal" if row.causal else ""
+    ratio = "" if kv_ratio(row) == "1" else f", kv ratio {kv_ratio(row)}"
+    return f"{row.batch} x {row.seq_q} tokens{keys}{mask}{ratio}"
+
+
+def split(row: Row) -> str:
+    """`40 x 128`: heads and their dimension."""
+    return f"{row.heads} x {row.head_dim}"
+
+
+def pass_of(row: Row) -> str:
+    """Which pass was timed."""
+    return "backward" if row.backward else "forward"
+
+
+@dataclass(frozen=True)
+class Along:
+    """The axis of a sweep, what is held along it and how that is said, and how many rows are enough to compare."""
+
+    axis: str
+    held: str
+    fixed: str
+    fewest: int
+
+    def key(self, row: Row) -> tuple[Any, ...]:
+        """What the rows of a sweep have in common."""
+        return (law_key(row), what(row), getattr(row, self.held), row.backward)
+
+    def sweep_of(self, row: Row) -> list[Row]:
+        """The sweep that a row belongs to; nothing where it is too short."""
+        sweep = row.rows.sharing(row, self.key)
+        return sweep if len(sweep) >= self.fewest else []
+
+    def sweeps(self, rows: Rows) -> list[list[Row]]:
+        """All that are long enough; a row may belong to one along each axis."""
+        return [sweep for sweep in grouped(rows, self.key).values() if len(sweep) >= self.fewest]
+
+
+HEADS = Along("heads", "hidden", "hidden {hidden}", 2)
+# A step over head dimensions shows with three.
+HEAD_DIM = Along("head_dim", "heads", "{heads} heads", 3)
+
+
+def ends(sweep: list[Row]) -> tuple[Row, Row]:
+    """The fastest split and the slowest: by forward and backward together, if two splits were measured in both."""
+    both = [(row, row.like(backward=not row.backward)) for row in sweep]
+    seconds = {row.heads: row.seconds + other.seconds for row, other in both if other is not None}
+    if len(seconds) < 2:
+        seconds = {row.heads: row.seconds for row in sweep}
+    ordered = sorted((row for row in sweep if row.heads in seconds), key=lambda row: seconds[row.heads])
+    return ordered[0], ordered[-1]
+
+
+def relative_rate(row: Row, base: Row) -> Ratio | None:
+    """Throughput relative to that of another row; None where no process measured both."""
+    ratio = row.faster_than(base)
+    return ratio and ratio * (row.flop / base.flop)
+
+
 IMPLEMENTATION, WHAT, PASS = Column("implementation", kernel), Column("what", what, priority=0), Column("pass", pass_of)
-SPLIT, RATE = Column("heads x head_dim", split, priority=2), Column("rate", "flop_per_s", "TFLOP/s", 2)
+SPLIT = Column("heads x head_dim", split, priority=2)
+WHO = (IMPLEMENTATION, WHAT, SPLIT)
+
+Laws = Mapping[str, FittedLaw]
+"""By kernel."""
 
 
 def analyse(rows: Rows) -> Findings:
     """The recommendation first, then cliffs, what torch picks, the law, and pictures of both kinds of sweep."""
-    laws, by_heads = laws_of(rows), sweeps_of(rows, "heads")
+    laws, by_heads = laws_of(rows), HEADS.sweeps(rows)
     longest = max(map(len, by_heads), default=0)
+    softmax = Column("softmax", lambda row: softmax_by_law(row, laws), "%", predicted=True)
     return findings(
         # Of masks, key heads and lengths with a few splits only the table tells.
         (advice(sweep, laws.get(law_key(sweep[0]))) for sweep in by_heads if 2 * len(sweep) > longest),
-        map(cliff, sweeps_of(rows, "head_dim")),
+        map(cliff, HEAD_DIM.sweeps(rows)),
         picks(rows),
         (told_law(key, law) for key, law in laws.items()),
-        table("Fastest and slowest split", EXTREMES, map(ends, by_heads)),
-        computed(rows, laws),
-        figures(rows, "heads", laws),
-        figures(rows, "head_dim", laws),
+        table("What the forward kernels compute", (*COMPUTED, softmax), rows.where(lambda row: tiled(row) is not None)),
+        figures(rows, HEADS, laws),
+        figures(rows, HEAD_DIM, laws),
     )
 
 
@@ -87,26 +142,23 @@ def advice(sweep: list[Row], fitted: FittedLaw | None) -> Iterator[Remark]:
     yield fast.remark(template, effect="faster", faster=faster, slow=split(slow), **of(fast))
     bad, good = tiled(slow), tiled(fast)
     if bad is not None and good is not None and wins(faster):
-        law = None if fitted is None else fitted.law
-        for cause in causes(bad, good, slow.seconds / fast.seconds, law):
+        for cause in causes(bad, good, slow.seconds / fast.seconds, fitted.law if fitted else None):
             template = "{kernel}, {what}, hidden {hidden}: {split} is slower than {fast}: {cause}"
             yield slow.remark(template, fast=split(fast), cause=CAUSES[cause], **of(slow))
 
 
 def cliff(sweep: list[Row]) -> Remark | None:
     """The largest drop of throughput from one head dimension to the next."""
-    steps = [(relative_rate(after, before), before, after) for before, after in itertools.pairwise(sweep)]
-    drops = [(ratio, before, after) for ratio, before, after in steps if ratio is not None and ratio.value < 1]
+    pairs = ((relative_rate(after, before), before, after.head_dim) for before, after in itertools.pairwise(sweep))
+    drops = [(ratio, before, after) for ratio, before, after in pairs if ratio is not None and ratio.value < 1]
     if not drops:
         return None
-    drop, before, after = min(drops, key=lambda step: step[0].value)
+    drop, before, after = min(drops, key=lambda each: each[0].value)
     return before.remark(
-        "{kernel}, {what}, {heads} heads: throughput of {of_pass} falls most from head_dim {head_dim} to {after}, from "
-        "{rate} to {then} ({drop})",
+        "{kernel}, {what}, {heads} heads: head_dim {after} has {drop} the throughput of {head_dim} in {of_pass}, the "
+        "largest drop",
         effect="drop",
-        after=after.head_dim,
-        rate=RATE.cell(before),
-        then=RATE.cell(after),
+        after=after,
         drop=drop,
         **of(before),
     )
@@ -119,17 +171,17 @@ def picks(rows: Rows) -> Iterator[Remark]:
         for path, count in sorted(paths.items()):
             template = "{kernel}: torch picked {path} in {count} of {cases} cases"
             yield remark(template, kernel=key, path=path, count=count, cases=len(members))
-        choices = [(row, row.like(implementation=name)) for row in members for name in CHOICES]
-        ratios = [(other.faster_than(row), other) for row, other in choices if other is not None]
+        others = [other for row in members for name in CHOICES if (other := row.like(implementation=name)) is not None]
+        ratios = [(other.against(implementation=DEFAULT), other) for other in others]
         faster = [(ratio, other) for ratio, other in ratios if ratio is not None and wins(ratio)]
         if faster:
-            ratio, best = max(faster, key=lambda each: each[0].value)
-            count = len({str(other.parameters) for _, other in faster})
+            most, best = max(faster, key=lambda each: each[0].value)
             template = (
                 "{kernel} is {faster} as fast as what torch picks at {split} in {of_pass} ({what}), the most of "
                 "{count} cases where another backend is faster"
             )
-            yield best.remark(template, effect="faster", faster=ratio, count=count, **of(best))
+            count = len({other.parameters for _, other in faster})
+            yield best.remark(template, effect="faster", faster=most, count=count, **of(best))
 
 
 def told_law(key: str, fitted: FittedLaw) -> Remark:
@@ -151,34 +203,21 @@ def told_law(key: str, fitted: FittedLaw) -> Remark:
     )
 
 
-EXTREMES = (
-    Column("implementation", lambda ends: kernel(ends[0])),
-    Column("what", lambda ends: what(ends[0])),
-    Column("pass", lambda ends: pass_of(ends[0])),
-    Column("hidden", lambda ends: ends[0].hidden, priority=0),
-    Column("fastest", lambda ends: split(ends[0]), priority=2),
-    Column("slowest", lambda ends: split(ends[1]), priority=2),
-    Column("faster", lambda ends: ends[0].faster_than(ends[1]), "x", 2),
-)
+def of_tiles(name: str) -> Callable[[Row], Any]:
+    """What is counted of a row's tiles."""
+    return lambda row: getattr(tiled(row), name, None)
 
 
-def computed(rows: Rows, laws: Mapping[str, FittedLaw]) -> Table:
-    """What the forward kernels compute beside what is asked of them: where splits lose time."""
-    cases = {row.case.case_id: case for row in rows if (case := tiled(row)) is not None}
+def softmax_by_law(row: Row, laws: Laws) -> float | None:
+    """The softmax's share of a step, where the kernel has a law."""
+    case, fitted = tiled(row), laws.get(law_key(row))
+    return 1 - fitted.law.product_share(case.padded_head_dim) if case and fitted else None
 
-    def softmax(row: Row) -> float | None:
-        fitted, head_dim = laws.get(law_key(row)), cases[row.case.case_id].padded_head_dim
-        return None if fitted is None else 1 - fitted.law.product_share(head_dim)
 
-    columns = (
-        *(IMPLEMENTATION, WHAT, SPLIT),
-        Column("padding", lambda row: 1 - cases[row.case.case_id].padding_efficiency, "%"),
-        Column("pairs that count", lambda row: cases[row.case.case_id].tile_efficiency, "%"),
-        Column("tiles", lambda row: cases[row.case.case_id].tiles),
-        Column("slots", lambda row: row.kernel["details"].get("slots")),
-        Column("softmax", softmax, "%", predicted=True),
-    )
-    return table("What the forward kernels compute", columns, rows.where(lambda row: row.case.case_id in cases))
+def rate_by_law(row: Row, laws: Laws) -> float | None:
+    """FLOP/s, where the kernel has a law."""
+    case, fitted = tiled(row), laws.get(law_key(row))
+    return row.flop / float(fitted.law.seconds([case])[0]) if case and fitted else None
 
 
 def softmax_share(row: Row) -> Quantity | None:
@@ -186,8 +225,8 @@ def softmax_share(row: Row) -> Quantity | None:
     ratio = row.against(implementation="two_gemm_products")
     if ratio is None:
         return None
-    low, high = max(0.0, 1 - ratio.high), max(0.0, 1 - ratio.low)
-    return Quantity(max(0.0, 1 - ratio.value), "%", low, high, ratio.processes)
+    value, low, high = (max(0.0, 1 - each) for each in (ratio.value, ratio.high, ratio.low))
+    return Quantity(value, "%", low, high, ratio.processes)
 
 
 def tile_of_values(row: Row) -> Tile | None:
@@ -201,106 +240,100 @@ def tile_of_values(row: Row) -> Tile | None:
     return Tile(m, n, 1)
 
 
-def filled(row: Row) -> float | None:
+def filled(row: Row, tile: Tile) -> float:
     """Share of what P·V computes that is its result: poor tiles are the saw-tooth of the two-product form."""
-    tile = tile_of_values(row)
-    return None if tile is None else float(tile_efficiency(row.seq_q * row.group, row.head_dim, tile))
+    return float(tile_efficiency(row.seq_q * row.group, row.head_dim, tile))
 
 
-def figures(rows: Rows, along: str, laws: Mapping[str, FittedLaw]) -> Iterator[Figure]:
+def figures(rows: Rows, along: Along, laws: Laws) -> Iterator[Figure]:
     """One figure for each dtype, way of measuring and number fixed: a panel a pass, a series an implementation."""
-    drawn = grouped(
-        (sweep for sweep in sweeps_of(rows, along) if len(sweep) >= FEWEST_SIZES),
-        lambda sweep: (getattr(sweep[0], HELD[along]), sweep[0].mode, sweep[0].dtype, sweep[0].workers, what(sweep[0])),
-    )
-    for (held, mode, dtype, workers, computed), sweeps in drawn.items():
-        row = sweeps[0][0]
-        fixed = f"hidden {held}" if along == "heads" else f"{held} heads"
-        mask = "causal" if row.causal else "full"
-        panels = grouped(sweeps, lambda sweep: sweep[0].backward).values()
-        yield Figure(
-            name=f"attention_{along}_{fixed.replace(' ', '_')}_{mode}_{dtype}_w{workers}"
-            f"_b{row.batch}_q{row.seq_q}_k{row.keys}_{mask}_kv{kv_ratio(row)}",
-            title=f"Attention by {'number of heads' if along == 'heads' else 'head dimension'}: {fixed}, {dtype}, "
-            f"{computed}",
-            caption="Points: measured, bars span the processes; line: the law of our own kernel. Padding does not "
-            "count as work." + (" Dotted: the buckets of head_dim." if along == "head_dim" else ""),
-            rows=(tuple(_panel(each, along, laws) for each in panels),),
-        )
+
+    def fixed(row: Row) -> str:
+        return along.fixed.format(hidden=row.hidden, heads=row.heads)
+
+    def stem(row: Row) -> str:
+        sizes = f"b{row.batch}_q{row.seq_q}_k{row.keys}_{'causal' if row.causal else 'full'}_kv{kv_ratio(row)}"
+        return f"{fixed(row).replace(' ', '_')}_{row.mode}_{row.dtype}_w{row.workers}_{sizes}"
+
+    drawn = (sweep for sweep in along.sweeps(rows) if len(sweep) >= FEWEST_SIZES)
+    for name, sweeps in grouped(drawn, lambda sweep: stem(sweep[0])).items():
+        row, passes = sweeps[0][0], grouped(sweeps, lambda sweep: pass_of(sweep[0]))
+        title = f"Attention by {along.axis}: {fixed(row)}, {row.dtype}, {what(row)}"
+        caption = "Points: measured, bars span the processes; line: the law of our own kernel; dotted: known buckets."
+        panels = tuple(panel(each, passes[each], along, laws) for each in passes)
+        yield Figure(f"attention_{along.axis}_{name}", title, caption, (panels,))
 
 
-def _panel(sweeps: list[list[Row]], along: str, laws: Mapping[str, FittedLaw]) -> Panel:
+def panel(title: str, sweeps: list[list[Row]], along: Along, laws: Laws) -> Panel:
+    """What was measured in a pass, the law where a kernel has one, and the buckets of head_dim."""
     head_dims = [row.head_dim for sweep in sweeps for row in sweep]
-    edges = tuple(float(bucket) for bucket in BUCKETS if min(head_dims) <= bucket <= max(head_dims))
-    return Panel(
-        title=pass_of(sweeps[0][0]),
-        x_label=along,
-        y_label="throughput",
-        series=tuple(each for sweep in sweeps for each in _series(sweep, along, laws)),
-        weak_edges=edges if along == "head_dim" else (),
-        y_unit="TFLOP/s",
-    )
+    buckets = [float(bucket) for bucket in BUCKETS if min(head_dims) <= bucket <= max(head_dims)]
+    place, drawn = attrgetter(along.axis), list[Series]()
+    for sweep in sweeps:
+        label = f"{sweep[0].implementation} {sweep[0].blocks or ''}".rstrip()
+        law = series(f"law of {label}", sweep, place, lambda row: rate_by_law(row, laws), "line")
+        drawn += [series(label, sweep, place, lambda row: row.throughput), *([law] if law.x else [])]
+    edges = tuple(buckets) if along is HEAD_DIM else ()
+    return Panel(title, along.axis, "throughput", tuple(drawn), weak_edges=edges, y_unit="TFLOP/s")
 
 
-def _series(sweep: list[Row], along: str, laws: Mapping[str, FittedLaw]) -> Iterator[Series]:
-    """What was measured, and the law where the kernel has one."""
-    label = f"{sweep[0].implementation} {sweep[0].blocks or ''}".rstrip()
-    yield series(label, sweep, lambda row: getattr(row, along), lambda row: row.throughput)
-    fitted = laws.get(law_key(sweep[0]))
-    cases = [(row, case) for row in sweep if (case := tiled(row)) is not None]
-    if fitted is not None and cases:
-        seconds = fitted.law.seconds([case for _, case in cases]).tolist()
-        rates = [(getattr(row, along), row.flop / each) for (row, _), each in zip(cases, seconds, strict=True)]
-        yield series(f"law of {label}", rates, lambda point: point[0], lambda point: point[1], "line")
-
-
-def in_pass(column: Column, backward: bool) -> Column:
-    """The column of that pass, whichever of the two a row is."""
-
-    def value(row: Row) -> Any:
-        timed = row if row.backward == backward else row.like(backward=backward)
-        return None if timed is None else column.cell(timed)
-
-    return replace(column, value=value)
-
-
-def by_size(title: str, along: str) -> RowTable:
+def by_size(title: str, along: Along) -> RowTable:
     """A line for each size of each sweep, both passes in it."""
 
+    def in_pass(backward: bool, value: Callable[[Row], Any]) -> Callable[[Row], Any]:
+        return lambda row: None if (timed := row.like(backward=backward)) is None else value(timed)
+
     def beside_best(row: Row) -> Ratio | str | None:
-        best = max(sweep_of(row, along), key=lambda each: each.flop_per_s)
+        best = max(row.rows.sharing(row, along.key), key=lambda each: each.flop_per_s)
         return "best" if best is row else relative_rate(row, best)
 
-    beside = Column("beside the best", beside_best, "x")
     return RowTable(
         title,
         (
-            *(IMPLEMENTATION, WHAT),
-            Column(HELD[along], priority=0),
-            SPLIT,
-            Column("computed as", lambda row: (case := tiled(row)) and case.padded_head_dim, priority=0),
-            *(replace(in_pass(RATE, False), name="forward"), in_pass(beside, False)),
-            *(replace(in_pass(RATE, True), name="backward"), in_pass(beside, True)),
+            *(IMPLEMENTATION, WHAT, Column(along.held, priority=0), SPLIT),
+            Column("computed as", of_tiles("padded_head_dim"), priority=0),
+            Column("forward", in_pass(False, lambda row: row.flop_per_s), "TFLOP/s", 2),
+            Column("beside the best", in_pass(False, beside_best), "x"),
+            Column("backward", in_pass(True, lambda row: row.flop_per_s), "TFLOP/s", 2),
+            Column("beside the best", in_pass(True, beside_best), "x"),
         ),
-        where=lambda row: is_swept(row, along) and not (row.backward and row.like(backward=False)),
+        where=lambda row: bool(along.sweep_of(row)) and not (row.backward and row.like(backward=False)),
     )
 
 
+COMPUTED = (
+    *WHO,
+    Column("padding", lambda row: 1 - of_tiles("padding_efficiency")(row), "%"),
+    Column("pairs that count", of_tiles("tile_efficiency"), "%"),
+    Column("tiles", of_tiles("tiles")),
+    Column("slots", lambda row: row.kernel["details"].get("slots")),
+)
 TABLES = (
-    by_size("Throughput by number of heads at constant hidden size", "heads"),
-    by_size("Throughput by head dimension at a fixed number of heads", "head_dim"),
+    by_size("Throughput by number of heads at constant hidden size", HEADS),
+    by_size("Throughput by head dimension at a fixed number of heads", HEAD_DIM),
+    RowTable(
+        "Fastest and slowest split",
+        (
+            *(IMPLEMENTATION, WHAT, PASS, Column("hidden", priority=0)),
+            Column("fastest", split, priority=2),
+            Column("slowest", lambda row: split(ends(HEADS.sweep_of(row))[1]), priority=2),
+            Column("faster", lambda row: row.faster_than(ends(HEADS.sweep_of(row))[1]), "x", 2),
+        ),
+        where=lambda row: bool(sweep := HEADS.sweep_of(row)) and ends(sweep)[0] is row,
+    ),
     RowTable(
         "Other masks, key heads and lengths",
-        (IMPLEMENTATION, WHAT, SPLIT, PASS, Column("time", "seconds", "us"), RATE),
-        where=lambda row: not any(is_swept(row, along) for along in HELD),
+        (*WHO, PASS, Column("time", "seconds", "us"), Column("rate", "flop_per_s", "TFLOP/s", 2)),
+        where=lambda row: not (HEADS.sweep_of(row) or HEAD_DIM.sweep_of(row)),
     ),
     RowTable(
         "Two products with a softmax between them",
         (
-            *(IMPLEMENTATION, WHAT, SPLIT, PASS),
+            *WHO,
+            PASS,
             Column("softmax and mask", softmax_share, "%", 2),
             Column("tile of P·V", lambda row: (tile := tile_of_values(row)) and f"{tile.m}x{tile.n}", priority=0),
-            Column("tile filled", filled, "%", 0),
+            Column("tile filled", lambda row: (tile := tile_of_values(row)) and filled(row, tile), "%", 0),
         ),
         where=lambda row: row.implementation == "two_gemm",
     ),

@@ -1,4 +1,4 @@
-"""Attention in tiles as its readings tell them, and a law of our own kernels fitted to those."""
+"""Attention in tiles as its rows tell them, and a law of our own kernels fitted to those."""
 
 from __future__ import annotations
 
@@ -7,20 +7,30 @@ from collections.abc import Iterable
 from pyperf_suite.laws.attention.counted import Blocks, TiledAttention
 from pyperf_suite.laws.attention.law import FittedLaw
 from pyperf_suite.operators.attention.kernel_names import flash_kernel
-from pyperf_suite.probes.attention_heads.sweeps import kernel
-from pyperf_suite.spec.rows import Reading, Row, grouped
+from pyperf_suite.spec.rows import Row, grouped
 
 # Our own kernels, whose blocks are asked for.
 OWN = ("native", "triton")
 
 
-def tiled(row: Row | Reading) -> TiledAttention | None:
+def kernel(row: Row) -> str:
+    """Who computes, as in `sustained triton 128x64, bfloat16`."""
+    words = ("" if row.mode == "burst" else row.mode, row.implementation, str(row.blocks or ""))
+    return f"{' '.join(filter(None, words))}, {row.dtype}"
+
+
+def kv_ratio(row: Row) -> str:
+    """How many query heads share a key head, or "all"."""
+    return "all" if row.key_heads == 1 < row.heads else str(row.group)
+
+
+def tiled(row: Row) -> TiledAttention | None:
     """The tiles that a forward pass was computed in; None where its kernel does not tell them.
 
     The gradients are computed in tiles of other kinds, which the law does not count. A library does not tell its slots:
     as on a single one, none of its tiles are too few.
     """
-    p, details = row.case.parameters, row.kernel.get("details", {})
+    p, details = row.parameters, row.kernel.get("details", {})
     if p.backward:
         return None
     if {"blocks", "padded_head_dim"} <= details.keys():
@@ -29,36 +39,19 @@ def tiled(row: Row | Reading) -> TiledAttention | None:
         padded_head_dim, blocks = flash.padded_head_dim, flash.blocks
     else:
         return None
+    slots, together = details.get("slots") or 1, details.get("heads_together", 0)
     return TiledAttention(
-        batch=p.batch,
-        heads=p.heads,
-        seq_q=p.seq_q,
-        seq_k=p.keys,
-        head_dim=p.head_dim,
-        padded_head_dim=padded_head_dim,
-        causal=p.causal,
-        blocks=blocks,
-        slots=details.get("slots") or 1,
-        heads_together=details.get("heads_together", 0),
+        p.batch, p.heads, p.seq_q, p.keys, p.head_dim, padded_head_dim, p.causal, blocks, slots, together
     )
 
 
-def law_key(row: Row | Reading) -> str:
+def law_key(row: Row) -> str:
     """The kernel that a law is fitted for: who computes, and on how many workers."""
-    workers = row.case.parameters.workers
-    return f"{kernel(row)}, {workers} worker{'s' if workers > 1 else ''}"
+    return f"{kernel(row)}, {row.workers} worker{'s' if row.workers > 1 else ''}"
 
 
-def laws_of(found: Iterable[Row | Reading]) -> dict[str, FittedLaw]:
-    """A law for each of our kernels that has enough cases.
-
-    Decoding takes no part: with one query a kernel is another one.
-    """
-    own = [
-        (law_key(row), (case, row.seconds))
-        for row in found
-        if row.case.implementation in OWN and (case := tiled(row)) is not None and case.seq_q > 1
-    ]
-    members = grouped(own, lambda each: each[0])
-    fitted = {key: FittedLaw.fit([measured for _, measured in members[key]]) for key in sorted(members)}
-    return {key: law for key, law in fitted.items() if law is not None}
+def laws_of(rows: Iterable[Row]) -> dict[str, FittedLaw]:
+    """A law for each of our kernels that has enough cases. With one query a kernel is another one: none decodes."""
+    members = grouped((row for row in rows if row.implementation in OWN and row.seq_q > 1), law_key)
+    measured = {key: [(case, row.seconds) for row in members[key] if (case := tiled(row))] for key in sorted(members)}
+    return {key: law for key, cases in measured.items() if (law := FittedLaw.fit(cases)) is not None}

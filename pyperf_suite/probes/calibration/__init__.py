@@ -8,16 +8,15 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.catalogue import gpu_of
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_attentions, spread_products
 from pyperf_suite.probes.calibration.predictions import predicted_seconds
@@ -39,11 +38,11 @@ MOST_ROWS = 12
 class CalibrationAxes:
     """Each product by `implementation`, each attention forward by `attention_implementation`, in each dtype."""
 
-    implementation: tuple[str, ...]
     shape: tuple[Shape, ...]
     attention: tuple[AttentionShape, ...]
-    dtype: tuple[str, ...]
-    workers: tuple[int, ...]
+    implementation: tuple[str, ...] = ("cublas",)
+    dtype: tuple[str, ...] = ("bfloat16",)
+    workers: tuple[int, ...] = (1,)
     attention_implementation: tuple[str, ...] = ("sdpa_default",)
     layout: tuple[str, ...] = ("TN",)
     mode: tuple[str, ...] = ("burst",)
@@ -53,20 +52,13 @@ def axes(profile: str, device: Device) -> CalibrationAxes:
     """On a GPU about a hundred cases in under two minutes; on a CPU a few, for there the law is a rate."""
     quick = profile == "quick"
     if device.kind == "cpu":
+        attentions = spread_attentions(2, (128, 512), (2, 8), 1e9)
+        workers = (cpu.detect().usable_cores,)
         return CalibrationAxes(
-            implementation=("torch",),
-            shape=spread_products(6 if quick else 24, CPU_EXTENT),
-            attention=spread_attentions(2, (128, 512), (2, 8), 1e9),
-            dtype=("float32",),
-            workers=(cpu.detect().usable_cores,),
+            spread_products(6 if quick else 24, CPU_EXTENT), attentions, ("torch",), ("float32",), workers
         )
-    return CalibrationAxes(
-        implementation=("cublas",),
-        shape=spread_products(72 if quick else 160, GPU_EXTENT),
-        attention=spread_attentions(20 if quick else 40, (256, 8192), (8, 64), 2e11 if quick else 4e11),
-        dtype=("bfloat16",),
-        workers=(1,),
-    )
+    attentions = spread_attentions(20 if quick else 40, (256, 8192), (8, 64), 2e11 if quick else 4e11)
+    return CalibrationAxes(spread_products(72 if quick else 160, GPU_EXTENT), attentions)
 
 
 def sweep(axes: CalibrationAxes) -> Iterator[Case]:
@@ -79,17 +71,7 @@ def sweep(axes: CalibrationAxes) -> Iterator[Case]:
     for shape, implementation, dtype, workers, mode in itertools.product(
         axes.attention, axes.attention_implementation, axes.dtype, axes.workers, axes.mode
     ):
-        attention = AttentionParameters(
-            batch=shape.batch,
-            heads=shape.heads,
-            head_dim=shape.head_dim,
-            seq_q=shape.seq,
-            kv_heads=0 if shape.kv_heads == shape.heads else shape.kv_heads,
-            causal=True,
-            dtype=dtype,
-            workers=workers,
-        )
-        yield Case("attention", attention, implementation, mode=mode)
+        yield Case("attention", shape.parameters(dtype=dtype, workers=workers), implementation, mode=mode)
 
 
 def analyse(rows: Rows) -> Findings:
@@ -98,50 +80,33 @@ def analyse(rows: Rows) -> Findings:
         return Findings()
     kinds = grouped(sorted(rows, key=lambda row: (row.operator, row.dtype)), kind_of)
     rates = [told_rates(kind, members) for kind, members in kinds.items()]
-    spec = gpu_of(rows.records[0].identity)
-    if spec is None:
+    gpu = gpu_of(rows.records[0].identity)
+    if gpu is None:
         none = "No law is shipped for this device: these rates are all there is to say"
         return findings(rates, remark(none, kind="caution"))
-    predicted: dict[str, float] = {}
+    known: list[Row] = []
     refused: dict[str, Remark] = {}
     for members in kinds.values():
         try:
-            seconds = predicted_seconds(spec, [row.case for row in members]).tolist()
+            seconds = predicted_seconds(gpu, [row.case for row in members]).tolist()
         except UserError as reason:
             refused[str(reason)] = remark("{reason}", kind="caution", reason=str(reason))
         else:
-            predicted |= {row.case.case_id: each for row, each in zip(members, seconds, strict=True)}
-
-    def ratio(row: Row) -> float:
-        # Above 1 where the law takes this machine for slower than it is.
-        return predicted[row.case.case_id] / row.seconds
-
-    columns = (
-        Column("what", what, priority=2),
-        Column("dtype", priority=0),
-        Column("measured", "seconds", "us"),
-        Column("predicted", lambda row: predicted[row.case.case_id], "us", predicted=True),
-        Column("predicted / measured", ratio, "x", 2),
-        Column("rate", "flop_per_s", "TFLOP/s"),
-    )
-    known = [row for row in itertools.chain(*kinds.values()) if row.case.case_id in predicted]
+            known += [replace(row, seen={"by law": each}) for row, each in zip(members, seconds, strict=True)]
     worst = sorted(known, key=lambda row: -abs(math.log(ratio(row))))
     advice = "`pyperf-suite calibrate` fits the laws to these records and states the error on held-out ones"
     return findings(
         rates,
-        (told_error(spec.name, kind, [*map(ratio, members)]) for kind, members in grouped(known, kind_of).items()),
+        (told_error(gpu.name, kind, [*map(ratio, members)]) for kind, members in grouped(known, kind_of).items()),
         refused.values(),
         remark(advice) if known else None,
-        table("Where the shipped laws miss most", columns, worst[:MOST_ROWS]),
+        table("Where the shipped laws miss most", COLUMNS, worst[:MOST_ROWS]),
     )
 
 
-def gpu_of(identity: Mapping[str, Any]) -> GpuSpec | None:
-    """The GPU that records were taken on, by the catalogue; None for a CPU or a GPU that it lacks."""
-    try:
-        return find_gpu(str(identity.get("model", ""))) if identity.get("kind") == "cuda" else None
-    except UserError:
-        return None
+def ratio(row: Row) -> float:
+    """Above 1 where the law takes this machine for slower than it is."""
+    return row.seen["by law"] / row.seconds
 
 
 def kind_of(row: Row) -> str:
@@ -152,14 +117,10 @@ def kind_of(row: Row) -> str:
 def told_rates(kind: str, rows: Sequence[Row]) -> Remark:
     """Between which rates the rows of a kind lie."""
     rates = [row.flop_per_s for row in rows]
-    return remark(
-        "{count} {kind_of} of all sizes ran at {least} to {most}, half of them above {median}",
-        count=len(rows),
-        kind_of=kind,
-        least=Quantity(min(rates), "TFLOP/s"),
-        most=Quantity(max(rates), "TFLOP/s"),
-        median=Quantity(statistics.median(rates), "TFLOP/s"),
-    )
+    told = {"least": min(rates), "most": max(rates), "median": statistics.median(rates)}
+    template = "{count} {kind_of} of all sizes ran at {least} to {most}, half of them above {median}"
+    quantities: dict[str, Any] = {name: Quantity(rate, "TFLOP/s") for name, rate in told.items()}
+    return remark(template, count=len(rows), kind_of=kind, **quantities)
 
 
 def told_error(gpu: str, kind: str, ratios: Sequence[float]) -> Remark:
@@ -185,6 +146,14 @@ def what(row: Row) -> str:
     return f"attention {row.batch} x {row.heads} heads ({row.key_heads} key) of {row.head_dim}, {row.seq_q} tokens"
 
 
+COLUMNS = (
+    Column("what", what, priority=2),
+    Column("dtype", priority=0),
+    Column("measured", "seconds", "us"),
+    Column("predicted", lambda row: row.seen["by law"], "us", predicted=True),
+    Column("predicted / measured", ratio, "x", 2),
+    Column("rate", "flop_per_s", "TFLOP/s"),
+)
 PROBE = Probe(
     name="calibration",
     question="How far do the shipped laws fit this machine? Records for `pyperf-suite calibrate`.",

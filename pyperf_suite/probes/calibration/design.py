@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
+from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.spec.axes import Dimensions, Shape
 
 # Sizes that models have and libraries are good at; what misaligned ones cost is the alignment probe's to find.
@@ -43,24 +45,24 @@ class AttentionShape(Dimensions):
     head_dim: int
     seq: int
 
+    def parameters(self, **other: Any) -> AttentionParameters:
+        """It as a case has it, with what else there is to choose."""
+        kv_heads = 0 if self.kv_heads == self.heads else self.kv_heads
+        sizes = (self.batch, self.heads, self.head_dim, self.seq)
+        return AttentionParameters(*sizes, kv_heads=kv_heads, causal=True, **other)
+
 
 def spread_products(count: int, extent: Extent) -> tuple[Shape, ...]:
     """So many different products, evenly over the logarithms of m, n and k inside the extent."""
-    shapes = (
-        Shape(
-            _between(*extent.m, place[0], ROUND_M),
-            _between(*extent.nk, place[1], ROUND_NK),
-            _between(*extent.nk, place[2], ROUND_NK),
-        )
-        for place in _lattice(3)
-    )
-    allowed = (
-        shape
-        for shape in shapes
-        if 2.0 * shape.m * shape.n * shape.k <= extent.flop
-        and shape.m * shape.k + shape.k * shape.n + shape.m * shape.n <= extent.elements
-    )
-    return tuple(itertools.islice(allowed, count))
+    found: list[Shape] = []
+    places = _lattice(3)
+    while len(found) < count:
+        place = next(places)
+        m = _between(*extent.m, place[0], ROUND_M)
+        n, k = (_between(*extent.nk, each, ROUND_NK) for each in place[1:])
+        if 2.0 * m * n * k <= extent.flop and m * k + k * n + m * n <= extent.elements:
+            found.append(Shape(m, n, k))
+    return tuple(found)
 
 
 def spread_attentions(
@@ -68,20 +70,15 @@ def spread_attentions(
 ) -> tuple[AttentionShape, ...]:
     """So many different causal attentions, evenly over the logarithms of tokens, batch x heads and grouping."""
     found: dict[AttentionShape, None] = {}
-    for place in _lattice(5):
-        ratio = KV_RATIOS[int(place[2] * len(KV_RATIOS))]
-        shape = AttentionShape(
-            batch=_between(1, 8, place[3], 1),
-            heads=_between(*heads, place[1], ratio),
-            kv_heads=_between(*heads, place[1], ratio) // ratio,
-            head_dim=HEAD_DIMS[int(place[4] * len(HEAD_DIMS))],
-            seq=_between(*tokens, place[0], ROUND_NK),
-        )
-        pairs = int(visible_pairs(shape.seq, shape.seq, causal=True))
-        if float(attention_flop(shape.batch, shape.heads, shape.head_dim, pairs, False)) <= flop:
+    places = _lattice(5)
+    while len(found) < count:
+        place = next(places)
+        ratio, head_dim = (of[int(each * len(of))] for of, each in ((KV_RATIOS, place[2]), (HEAD_DIMS, place[4])))
+        all_heads, seq = _between(*heads, place[1], ratio), _between(*tokens, place[0], ROUND_NK)
+        shape = AttentionShape(_between(1, 8, place[3], 1), all_heads, all_heads // ratio, head_dim, seq)
+        pairs = int(visible_pairs(seq, seq, causal=True))
+        if float(attention_flop(shape.batch, all_heads, head_dim, pairs)) <= flop:
             found[shape] = None
-        if len(found) == count:
-            break
     return tuple(found)
 
 

@@ -5,10 +5,11 @@ Operators name types as torch does and laws as data sheets do; this is where the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pyperf_suite import laws
 from pyperf_suite.errors import UserError
@@ -25,6 +26,7 @@ DTYPE_OF_LAW = {
     "float8_e4m3fn": "fp8",
     "int8": "int8",
 }
+PRODUCT, ATTENTION = ("m", "n", "k"), ("batch", "seq_q", "keys", "heads", "key_heads", "head_dim")
 DTYPE_OF_OPERATOR = {law: operator for operator, law in DTYPE_OF_LAW.items()}
 
 
@@ -42,29 +44,19 @@ def predicted_seconds(gpu: GpuSpec | Calibration | str, cases: Sequence[Case]) -
     Cases that differ in sizes alone are one call of a law. Raises UserError for an operator or a type without a law.
     """
     seconds = np.empty(len(cases))
-    for positions in grouped(range(len(cases)), lambda position: _asked_together(cases[position])).values():
-        seconds[positions] = _one_call(gpu, [cases[position] for position in positions])
+    for (law, names, fixed), places in grouped(range(len(cases)), lambda place: _call_of(cases[place])).items():
+        together = [cases[place].parameters for place in places]
+        sizes = (np.array([getattr(each, name) for each in together], dtype=np.int64) for name in names)
+        seconds[places] = law(gpu, *sizes, **dict(fixed))
     return seconds
 
 
-def _asked_together(case: Case) -> tuple[object, ...]:
-    """What a call of a law has one value of."""
+def _call_of(case: Case) -> tuple[Callable[..., Any], tuple[str, ...], tuple[tuple[str, Any], ...]]:
+    """The law, the sizes that it takes arrays of, and what a call of it has one value of."""
     p = case.parameters
     if case.operator == "matmul":
-        return (case.operator, law_dtype(case), p.layout, case.mode)
+        return laws.gemm_time, PRODUCT, (("dtype", law_dtype(case)), ("layout", p.layout), ("mode", case.mode))
     if case.operator == "attention":
-        return (case.operator, law_dtype(case), p.causal, p.backward)
+        fixed = (("causal", p.causal), ("dtype", law_dtype(case)), ("backward", p.backward))
+        return laws.attention_time, ATTENTION, fixed
     raise UserError(f"No law is for {case.operator}, only for matmul and attention.")
-
-
-def _one_call(gpu: GpuSpec | Calibration | str, cases: Sequence[Case]) -> ArrayLike:
-    p, dtype, mode = cases[0].parameters, law_dtype(cases[0]), cases[0].mode
-    if cases[0].operator == "matmul":
-        m, n, k = _sizes(cases, "m", "n", "k")
-        return laws.gemm_time(gpu, m, n, k, dtype=dtype, layout=p.layout, mode=mode)
-    b, q, k, h, kv, d = _sizes(cases, "batch", "seq_q", "keys", "heads", "key_heads", "head_dim")
-    return laws.attention_time(gpu, b, q, k, h, kv, d, causal=p.causal, dtype=dtype, backward=p.backward)
-
-
-def _sizes(cases: Sequence[Case], *names: str) -> list[NDArray[np.int64]]:
-    return [np.array([getattr(case.parameters, name) for case in cases], dtype=np.int64) for name in names]

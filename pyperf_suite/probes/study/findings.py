@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 import statistics
 import textwrap
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.operators.training.on_ranks import MOST_RANKS
 from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.study.results import PARTS, Memory, Predictor, Result, held, results_of
 from pyperf_suite.spec.findings import Bar, Bars, Claim, Figure, Findings, Remark, Table, Verdict, findings, remark
 from pyperf_suite.spec.quantity import Quantity, quantity
-from pyperf_suite.spec.rows import Column, Rows, grouped, mean_speedup, speedup, table
+from pyperf_suite.spec.rows import Column, Rows, grouped, mean_speedup, table
 
 # 2.7 B parameters on 16 A100 of Polaris, samples/s over 5 steps, in decreasing order: ZeRO 1 with flash attention, ZeRO
 # 1 without, ZeRO 2, ZeRO 3, pipelines; what is checkpointed is behind all that is not.
@@ -35,20 +34,20 @@ FEWEST_IN_ORDER = 3
 LONGEST_REASON, LONGEST_NOTE = 160, 90
 ALL = "all parts"
 
-Change = Callable[[ParallelStepParameters], Mapping[str, Any]]
+Change = Callable[[ParallelStepParameters], ParallelStepParameters | None]
 
 
 def _turned(name: str, own: Container[Any], other: Any) -> Change:
     """One parameter turned from any of these values into another."""
-    return lambda p: {name: other} if getattr(p, name) in own else {}
+    return lambda p: replace(p, **{name: other}) if getattr(p, name) in own else None
 
 
 def _recut(way: str) -> Change:
     """Data-parallel ranks turned into as many of another way; the global batch and the micro-batch stay."""
 
-    def change(p: ParallelStepParameters) -> Mapping[str, Any]:
-        is_ddp = p.data > 1 and p.ranks == p.data and not p.zero_stage
-        return {"data": 1, "micro_batches": p.micro_batches * p.data, way: p.data} if is_ddp else {}
+    def change(p: ParallelStepParameters) -> ParallelStepParameters | None:
+        other: dict[str, Any] = {"data": 1, "micro_batches": p.micro_batches * p.data, way: p.data}
+        return replace(p, **other) if p.data > 1 and p.ranks == p.data and not p.zero_stage else None
 
     return change
 
@@ -84,11 +83,11 @@ COLUMNS = (
     Column("median", lambda each: each.median[0], "samples/s"),
     Column("rate", lambda each: each.rate * each.parameters.seq, "tokens/s", priority=0),
     Column("MFU", "mfu", "%"),
-    Column("predicted", "predicted_rate", "samples/s"),
+    Column("predicted", "predicted_rate", "samples/s", predicted=True),
     Column("time off", "time_error", "+%"),
     *map(_bytes_of, PARTS),
     Column("memory", _sum_of_parts, "MB"),
-    Column("predicted memory", "predicted_bytes", "MB", priority=0),
+    Column("predicted memory", lambda each: held(each.predicted_memory) or None, "MB", priority=0, predicted=True),
     Column("memory off", "memory_error", "+%"),
 )
 LOST = (
@@ -104,7 +103,7 @@ def analyse(rows: Rows, predictor: Predictor | None = None) -> Findings:
     """What the configurations of each model and batch say; predictions beside them where somebody makes them."""
     found = list(grouped(results_of(rows.records, predictor), _model).values())
     names = ["study"] if len(found) == 1 else [f"study_{number}" for number in range(1, len(found) + 1)]
-    return findings(_of_model(results, name) for results, name in zip(found, names, strict=True))
+    return findings(map(_of_model, found, names))
 
 
 def _model(result: Result) -> tuple[Any, ...]:
@@ -114,20 +113,20 @@ def _model(result: Result) -> tuple[Any, ...]:
 
 
 def _of_model(found: Sequence[Result], name: str) -> Iterator[Any]:
-    timed = [each for each in found if each.timed]
-    p = found[0].parameters
+    timed, p = [each for each in found if each.timed], found[0].parameters
     model = (
         f"{'Llama' if p.gated else 'GPT'} of {p.layers} layers, hidden {p.hidden}, {p.heads} heads, seq {p.seq}, "
         f"{p.dtype}, global batch {p.global_batch}"
     )
-    if len(timed) < len(found):
+    if lost := [each.name for each in found if not each.timed]:
         told = "{lost} of {configurations} configurations gave no time: {names}"
-        lost = [each.name for each in found if not each.timed]
         yield remark(told, kind="caution", lost=len(lost), configurations=len(found), names=", ".join(lost))
     if timed:
-        yield _how_taken(timed)
+        yield _how_taken(min(timed, key=lambda each: len(each.rates)))
         yield _fastest(model, timed, len(found))
-        yield _lead(timed)
+        if len(timed) > 1 and (lead := _faster([(timed[1], timed[0])])):
+            told = "{configuration} trains {lead} as fast as the next, {next}"
+            yield remark(told, effect="lead", configuration=timed[0].name, lead=lead, next=timed[1].name)
         yield from (_compared(timed, *each) for each in COMPARED)
         yield _least_memory(timed)
         yield table(model, COLUMNS, timed)
@@ -136,9 +135,8 @@ def _of_model(found: Sequence[Result], name: str) -> Iterator[Any]:
     yield table("Experiments without a time", LOST, (each for each in found if each.lost))
 
 
-def _how_taken(timed: Sequence[Result]) -> Remark:
+def _how_taken(fewest: Result) -> Remark:
     """How much is known of what differs between experiments."""
-    fewest = min(timed, key=lambda each: len(each.rates))
     if fewest.error is None:
         return remark("One experiment has no error: --experiments 3 shows how far experiments differ", kind="caution")
     return remark(
@@ -151,8 +149,7 @@ def _how_taken(timed: Sequence[Result]) -> Remark:
 def _fastest(model: str, timed: Sequence[Result], configurations: int) -> Remark:
     """What it gains is how much the choice matters: its speed relative to the slowest."""
     best, slowest = timed[0], timed[-1]
-    ratio = speedup(slowest.reading, best.reading) if len(timed) > 1 else None
-    gain = None if ratio is None else _ratio(ratio)
+    gain = _faster([(slowest, best)]) if len(timed) > 1 else None
     place = "the fastest of {configurations} configurations" if configurations > 1 else "the only configuration"
     place += ", {gain} as fast as the slowest, {slowest}" if gain else ""
     return remark(
@@ -170,40 +167,38 @@ def _fastest(model: str, timed: Sequence[Result], configurations: int) -> Remark
     )
 
 
-def _lead(timed: Sequence[Result]) -> Remark | None:
-    ratio = speedup(timed[1].reading, timed[0].reading) if len(timed) > 1 else None
+def _faster(pairs: Sequence[tuple[Result, Result]]) -> Quantity | None:
+    """How many times as fast the second of each pair is, in the mean; of a single experiment without bounds.
+
+    Its steps know nothing of what differs between experiments.
+    """
+    ratio = mean_speedup([(slow.reading, fast.reading) for slow, fast in pairs])
     if ratio is None:
         return None
-    told = "{configuration} trains {lead} as fast as the next, {next}"
-    return remark(told, effect="lead", configuration=timed[0].name, lead=_ratio(ratio), next=timed[1].name)
+    return Quantity(ratio.value, "x", processes=1) if ratio.processes == 1 else quantity(ratio)
 
 
 def _compared(
     timed: Sequence[Result], claim: Claim | None, way: str, other: str, change: Change
 ) -> Remark | Verdict | None:
     """As a mean over all pairs that differ in nothing else; None where there is none."""
-    by_parameters = {(each.parameters, each.case.implementation): each for each in timed}
-    pairs = []
-    for each in timed:
-        changed = change(each.parameters)
-        slow = by_parameters.get((replace(each.parameters, **changed), each.case.implementation))
-        if changed and slow is not None:
-            pairs.append((slow, each))
-    ratio = mean_speedup([(slow.reading, fast.reading) for slow, fast in pairs])
-    if ratio is None:
+    by_case = {each.case: each for each in timed}
+    pairs = [
+        (slow, fast)
+        for fast in timed
+        if (changed := change(fast.parameters)) is not None
+        if (slow := by_case.get(replace(fast.case, parameters=changed))) is not None
+    ]
+    measured = _faster(pairs)
+    if measured is None:
         return None
+    slow, fast = pairs[0]
     where = "{fast} compared with {slow}" if len(pairs) == 1 else "mean of {pairs} pairs that differ in nothing else"
     told = f"Training with {{way}} is {{measured}} as fast as with {{other}} ({where})"
-    slow, fast = pairs[0]
     values: dict[str, Any] = {"way": way, "other": other, "fast": fast.name, "slow": slow.name, "pairs": len(pairs)}
     if claim is not None:
-        return claim.judge(told, _ratio(ratio), remedy="--experiments 3 has three", **values)
-    return remark(told, effect="measured", measured=_ratio(ratio), **values)
-
-
-def _ratio(ratio: Ratio) -> Quantity:
-    """Of a single experiment without bounds: its steps know nothing of what differs between experiments."""
-    return Quantity(ratio.value, "x", processes=1) if ratio.processes == 1 else quantity(ratio)
+        return claim.judge(told, measured, remedy="--experiments 3 has three", **values)
+    return remark(told, effect="measured", measured=measured, **values)
 
 
 def _least_memory(timed: Sequence[Result]) -> Remark | None:
@@ -223,10 +218,10 @@ def _least_memory(timed: Sequence[Result]) -> Remark | None:
 
 def _agreement(predicted: Sequence[Result]) -> Iterator[Remark | Table]:
     """How far predictions are off: of the order and size of times, and of each part of every rank's memory."""
-    if not predicted:
+    laws = [each.prediction for each in predicted if each.prediction]
+    if not laws:
         return
     errors = [abs(each.time_error or 0.0) for each in predicted]
-    laws = [each.prediction for each in predicted if each.prediction]
     yield remark(
         "Predicted times of {configurations} configurations are off by {median} (median; worst {worst}); the rank "
         "correlation of predicted with measured times is {order} (Spearman)",
@@ -237,9 +232,8 @@ def _agreement(predicted: Sequence[Result]) -> Iterator[Remark | Table]:
         order=rank_correlation([law.seconds for law in laws], [each.reading.seconds for each in predicted]),
     )
     both = [(law.rank_memory, each.rank_memory) for law, each in zip(laws, predicted, strict=True)]
-    weighed = [pair for pair in both if pair[0] and len(pair[0]) == len(pair[1])]
-    worst = memory_errors([ranks for pair in weighed for ranks in zip(*pair, strict=True)])
-    if worst:
+    weighed = [list(zip(*pair, strict=True)) for pair in both if pair[0] and len(pair[0]) == len(pair[1])]
+    if worst := memory_errors([rank for ranks in weighed for rank in ranks]):
         told = "Predicted memory of every rank of {configurations} configurations is off by {error} at most"
         yield remark(told, kind="law", configurations=len(weighed), error=Quantity(worst[ALL], "%"))
         columns = (Column("part", lambda each: each[0]), Column("worst error of a rank", lambda each: each[1], "%"))
@@ -269,22 +263,14 @@ def memory_errors(ranks: Sequence[tuple[Memory, Memory]]) -> dict[str, float]:
 
 def _figure(model: str, found: Sequence[Result], name: str) -> Figure:
     """Bars in the order of the table; what gave no time has its reason instead."""
-    bars = Bars(
-        title="",
-        x_label="samples/s",
-        bars=tuple(map(_bar, found)),
-        label="measured (mean ± standard error over experiments)",
-        mark_label="predicted by the laws",
-        unit="samples/s",
-    )
-    caption = "Bars: samples per second over all steps of an experiment, the fastest on top."
-    beside = " Diamonds: predicted." if any(each.prediction for each in found) else ""
-    return Figure(name, model, caption + beside, ((bars,),))
+    label, marks = "measured (mean ± standard error over experiments)", "predicted by the laws"
+    caption = "Samples per second over all steps of an experiment, the fastest on top, beside what laws predict."
+    bars = Bars("", "samples/s", tuple(map(_bar, found)), label, marks, "samples/s")
+    return Figure(name, model, caption, ((bars,),))
 
 
 def _bar(result: Result) -> Bar:
     if not result.timed:
         lost = result.lost[0]
         return Bar(result.name, math.nan, note=textwrap.shorten(f"{lost.outcome}: {lost.reason}", LONGEST_NOTE))
-    error, mark = result.error, result.predicted_rate
-    return Bar(result.name, result.rate, error if error else math.nan, mark.value if mark else math.nan)
+    return Bar(result.name, result.rate, result.error or math.nan, result.predicted_rate or math.nan)

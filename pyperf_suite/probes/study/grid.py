@@ -118,9 +118,8 @@ def cases_of(axes: StudyAxes) -> list[Case]:
     owns: list[dict[str, Any]] = [dict(each.axes) for each in axes.configuration] or [{}]
     grids = [replace(axes, **own) for own in owns]
     for grid in grids:
-        for name in AXES:
-            if not getattr(grid, name):
-                raise UserError(f"{name} is an empty list: give it a value, or leave it out.")
+        if empty := [name for name in AXES if not getattr(grid, name)]:
+            raise UserError(f"{empty[0]} is an empty list: give it a value, or leave it out.")
         check_axes(grid)
     count = sum(math.prod(len(getattr(grid, name)) for name in AXES) for grid in grids)
     if count > MOST_CONFIGURATIONS:
@@ -157,35 +156,30 @@ def _cross(grid: StudyAxes, asked: Collection[str]) -> list[Case]:
     for values in itertools.product(*lists.values()):
         combination = dict(zip(AXES, values, strict=True))
         try:
-            possible.append((combination, _case(combination)))
+            possible.append((combination, _case(**combination)))
         except UserError as reason:
             refused.append((combination, reason))
     if not possible:
         raise refused[0][1]
-
-    def firsts(each: tuple[Mapping[str, Any], UserError]) -> int:
-        return sum(each[0][name] == values[0] for name, values in lists.items())
-
-    for name in asked:
-        for value in lists[name]:
-            if all(combination[name] != value for combination, _ in possible):
-                # Said of the combination that has most first values of the other axes.
-                _, why = max((each for each in refused if each[0][name] == value), key=firsts)
-                raise UserError(f"{name}={value} combines with nothing else asked for: {why}")
+    # A refusal is told of the combination that has most first values of the other axes.
+    refused.sort(key=lambda each: -sum(each[0][name] == values[0] for name, values in lists.items()))
+    there = {(name, value) for combination, _ in possible for name, value in combination.items()}
+    for axis in asked:
+        for value in lists[axis]:
+            if (axis, value) not in there:
+                why = next(why for combination, why in refused if combination[axis] == value)
+                raise UserError(f"{axis}={value} combines with nothing else asked for: {why}")
     return [case for _, case in possible]
 
 
-def _case(combination: Mapping[str, Any]) -> Case:
+def _case(global_batch: int, batch: int, data: int, implementation: str, gated: Flag, tied: Flag, **axes: Any) -> Case:
     """One configuration. Raises UserError for one that cannot be, on whatever machine."""
-    axes = dict(combination)
-    global_batch, implementation = axes.pop("global_batch"), axes.pop("implementation")
-    batch, data = axes["batch"], axes["data"]
     if global_batch % (batch * data):
         raise UserError(
             f"A global batch of {global_batch} cannot be cut into micro-batches of {batch} on {data} data-parallel "
             f"rank{'s' if data > 1 else ''} evenly: choose a divisor."
         )
-    axes |= {"gated": axes["gated"].value, "tied": axes["tied"].value}
+    axes |= {"batch": batch, "data": data, "gated": gated.value, "tied": tied.value}
     parameters = ParallelStepParameters(**axes, micro_batches=global_batch // (batch * data))
     parameters.validate()
     if parameters.zero_stage and data == 1:

@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.hardware.catalogue import gpu_of
 from pyperf_suite.laws.model_flops import model_flop, utilization
 from pyperf_suite.measure.median import median_interval
-from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.probes.calibration.predictions import DTYPE_OF_LAW
 from pyperf_suite.probes.study.grid import OPERATOR
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
@@ -27,8 +27,6 @@ PARTS = {
     "activations": ("saved_activation_bytes",),
     "peak": ("peak_bytes",),
 }
-# The catalogue's words for the types that a step computes in.
-PEAK_OF = {"bfloat16": "bf16", "float32": "fp32"}
 CONFIDENCE = 0.95
 
 Memory = Mapping[str, float]
@@ -64,15 +62,14 @@ class Result:
         return self.visits[0].parsed_case()
 
     @property
-    def parameters(self) -> ParallelStepParameters:
-        """How the step is cut."""
-        found: ParallelStepParameters = self.case.parameters
-        return found
+    def parameters(self) -> Any:
+        """How the step is cut: those of the case."""
+        return self.case.parameters
 
     @property
     def name(self) -> str:
         """As in `dp2 zero1 flash`."""
-        return self.parameters.name
+        return str(self.parameters.name)
 
     @cached_property
     def timed(self) -> list[Record]:
@@ -93,7 +90,7 @@ class Result:
     @cached_property
     def rate(self) -> float:
         """The mean over experiments."""
-        return math.fsum(self.rates) / len(self.rates)
+        return statistics.fmean(self.rates)
 
     @property
     def error(self) -> float | None:
@@ -112,18 +109,16 @@ class Result:
     def reading(self) -> Reading:
         """Seconds a step, of each experiment by the mean of its steps, as its samples per second are counted."""
         usual = readings(self.timed)[0]
-        by_process = {visit.process: statistics.fmean(visit.kept_seconds) for visit in self.timed}
-        times = by_process.values()
+        times = {visit.process: statistics.fmean(visit.kept_seconds) for visit in self.timed}
         half = (usual.high - usual.low) / 2 if len(times) == 1 else 0.0
-        middle, low, high = statistics.median(times), min(times) - half, max(times) + half
-        return replace(usual, seconds=middle, low=low, high=high, by_process=by_process)
+        low, high = min(times.values()) - half, max(times.values()) + half
+        return replace(usual, seconds=statistics.median(times.values()), low=low, high=high, by_process=times)
 
     @cached_property
     def rank_memory(self) -> tuple[Memory, ...]:
         """Of each rank as the engine counted it; the same in each experiment, so the last one's."""
-        columns = self.timed[-1].kernel.get("details", {}).get("rank_bytes") if self.timed else None
-        if not isinstance(columns, dict):
-            return ()
+        told = self.timed[-1].kernel.get("details", {}).get("rank_bytes") if self.timed else None
+        columns = told if isinstance(told, dict) else {}
         known = {part: [columns[name] for name in names if name in columns] for part, names in PARTS.items()}
         return tuple(
             {part: float(sum(each[rank] for each in counted)) for part, counted in known.items() if counted}
@@ -141,11 +136,6 @@ class Result:
         return max(self.prediction.rank_memory, key=held, default={}) if self.prediction else {}
 
     @property
-    def predicted_bytes(self) -> Quantity | None:
-        """All of that together."""
-        return Quantity(held(self.predicted_memory), "MB", predicted=True) if self.predicted_memory else None
-
-    @property
     def flop_per_s(self) -> float:
         """The model's own FLOPs, what checkpointing computes again left out, over all ranks."""
         return self.rate * float(model_flop(self.parameters.dimensions, 1, self.parameters.seq))
@@ -153,19 +143,14 @@ class Result:
     @property
     def mfu(self) -> float | None:
         """Share of all GPUs' peak by their data sheet; None on a CPU and for a GPU without one."""
-        identity = self.visits[0].identity
-        try:
-            gpu = find_gpu(str(identity.get("model", "")) if identity.get("kind") == "cuda" else "")
-            peak = gpu.peak(PEAK_OF[self.parameters.dtype])
-        except UserError:
-            return None
-        return float(utilization(self.flop_per_s, 1.0, self.parameters.ranks, peak))
+        gpu = gpu_of(self.visits[0].identity)
+        peak = gpu and gpu.peak_flop_per_s.get(DTYPE_OF_LAW[self.parameters.dtype])
+        return float(utilization(self.flop_per_s, 1.0, self.parameters.ranks, peak)) if peak else None
 
     @property
-    def predicted_rate(self) -> Quantity | None:
+    def predicted_rate(self) -> float | None:
         """Samples per second by the laws."""
-        law = self.prediction
-        return Quantity(self.parameters.global_batch / law.seconds, "samples/s", predicted=True) if law else None
+        return self.parameters.global_batch / self.prediction.seconds if self.prediction else None
 
     @property
     def time_error(self) -> float | None:
