@@ -119,6 +119,7 @@ def analyse(rows: Rows) -> Findings:
         map(cliff, HEAD_DIM.sweeps(rows)),
         picks(rows),
         (told_law(key, law) for key, law in laws.items()),
+        table("Fastest and slowest split", EXTREMES, (ends(sweep)[0] for sweep in by_heads)),
         table("What the forward kernels compute", (*COMPUTED, softmax), rows.where(lambda row: tiled(row) is not None)),
         figures(rows, HEADS, laws),
         figures(rows, HEAD_DIM, laws),
@@ -301,6 +302,12 @@ def by_size(title: str, along: Along) -> RowTable:
     )
 
 
+EXTREMES = (
+    *(IMPLEMENTATION, WHAT, PASS, Column("hidden", priority=0)),
+    Column("fastest", split, priority=2),
+    Column("slowest", lambda row: split(ends(HEADS.sweep_of(row))[1]), priority=2),
+    Column("faster", lambda row: row.faster_than(ends(HEADS.sweep_of(row))[1]), "x", 2),
+)
 COMPUTED = (
     *WHO,
     Column("padding", lambda row: 1 - of_tiles("padding_efficiency")(row), "%"),
@@ -311,16 +318,6 @@ COMPUTED = (
 TABLES = (
     by_size("Throughput by number of heads at constant hidden size", HEADS),
     by_size("Throughput by head dimension at a fixed number of heads", HEAD_DIM),
-    RowTable(
-        "Fastest and slowest split",
-        (
-            *(IMPLEMENTATION, WHAT, PASS, Column("hidden", priority=0)),
-            Column("fastest", split, priority=2),
-            Column("slowest", lambda row: split(ends(HEADS.sweep_of(row))[1]), priority=2),
-            Column("faster", lambda row: row.faster_than(ends(HEADS.sweep_of(row))[1]), "x", 2),
-        ),
-        where=lambda row: bool(sweep := HEADS.sweep_of(row)) and ends(sweep)[0] is row,
-    ),
     RowTable(
         "Other masks, key heads and lengths",
         (*WHO, PASS, Column("time", "seconds", "us"), Column("rate", "flop_per_s", "TFLOP/s", 2)),
