@@ -88,7 +88,7 @@ def test_a_budget_that_is_used_up_leaves_it_undecided_and_says_what_more_would_c
     measured(noisy(lambda case: 1.03, noise=0.05))
     finding = compare_case(OLD, NEW, case_of(64), CPU, budget_s=0.1)
     assert (finding.verdict, finding.details["pairs"]) == ("undecided", 1)
-    assert f"about {finding.details['further_pairs']} further pairs" in finding.sentence
+    assert f"at least {SequentialRule().looks[0]} are needed: --budget" in finding.sentence
 
 
 def test_every_pair_is_written_before_the_next_is_measured(measured):

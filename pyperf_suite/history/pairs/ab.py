@@ -6,6 +6,7 @@ The rule is stated before the first pair; a suite's verdicts must also survive b
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import statistics
 import time
@@ -120,7 +121,7 @@ class Comparison:
         decision = self.decision
         assert decision is not None
         verdict = as_one_of_many or decision.verdict
-        sentence = _sentence(verdict, decision, self.rule.margin, self.spent_s)
+        sentence = _sentence(verdict, decision, self.rule, self.spent_s)
         if verdict == "undecided" and decision.is_decided:
             sentence += f" Alone it would be {decision.verdict}; as one of several that is not sure enough."
         cautions = self._cautions()
@@ -269,10 +270,10 @@ def _unbuilt(comparison: Comparison) -> Finding | None:
     return comparison.finding()
 
 
-def _sentence(verdict: Verdict, decision: Decision, margin: float, seconds: float) -> str:
-    ratio = decision.ratio
+def _sentence(verdict: Verdict, decision: Decision, rule: SequentialRule, seconds: float) -> str:
+    ratio, margin = decision.ratio, rule.margin
     interval = f"{_percent(ratio.low - 1)} to {_percent(ratio.high - 1)}"
-    cost = f"{decision.pairs} pairs in {seconds:.0f} s"
+    cost = f"{decision.pairs} {'pair' if decision.pairs == 1 else 'pairs'} in {seconds:.0f} s"
     if verdict == "equivalent":
         return f"No difference beyond {100 * margin:g} %: {_percent(ratio.value - 1)} ({interval}; {cost})."
     if verdict in ("slower", "faster"):
@@ -280,9 +281,12 @@ def _sentence(verdict: Verdict, decision: Decision, margin: float, seconds: floa
     seen = f"{_percent(ratio.value - 1)} ({interval}) after {cost}"
     if decision.is_decided:
         return f"Undecided: {seen}."
+    each_s = seconds / decision.pairs
+    fewest = rule.looks[0]
+    if decision.pairs < fewest:
+        return f"Undecided: {seen}, where at least {fewest} are needed: --budget {math.ceil(fewest * each_s * 1.2)}."
     if decision.further_pairs is None:
         return f"Undecided: {seen}; it lies too near the margin of {100 * margin:g} % for any number of pairs."
-    each_s = seconds / decision.pairs
     pairs = "pair" if decision.further_pairs == 1 else "pairs"
     return (
         f"Undecided: {seen}; about {decision.further_pairs} further {pairs} "
