@@ -144,6 +144,8 @@ class _Measuring:
                 "excludes_errors_in_one_of": math.floor(1 / excluded_rate(self.launches_checked)),
                 "confidence": CONFIDENCE,
             }
+        elif not self.transfers.repeatable:
+            result["verification"] |= {"unchecked": "Each iteration starts from what the last one left."}
         again = self._checked()
         if not again["passed"]:
             return result | _wrong(again, "after timing")

@@ -165,6 +165,7 @@ def test_what_changes_its_own_input_is_looked_at_before_and_after_alone() -> Non
     answer = measured_alone(SometimesWrong(lambda number: True, repeatable=False))
     assert answer["outcome"] == "ok"
     assert "launches_checked" not in answer["verification"]
+    assert answer["verification"]["unchecked"] == "Each iteration starts from what the last one left."
 
 
 def test_verifying_alone_takes_no_samples(pool: WorkerPool) -> None:
