@@ -158,7 +158,7 @@ def test_a_rank_stopped_while_it_starts_is_named_after_the_deadline(launch: Laun
     stopped = time.monotonic()
     said = ""
     # Rank 0 keeps the sentence as what became of its case, and reports it.
-    while "rank 2: Rank 1 " not in said or "visit failed" not in said:
+    while "rank 2: Rank 1 " not in said or "trial failed" not in said:
         assert launcher.stdout is not None
         said += launcher.stdout.readline()
         assert time.monotonic() - stopped < 30, said
