@@ -5,6 +5,7 @@ What is no record is named and passed over, as the store of history does: the re
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
 from collections import Counter
@@ -133,6 +134,8 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
         if not places and known:
             raise UserError(f"Machine {machine[:80]!r} is not in {asked.name}: it holds {', '.join(known)}.")
     with helpers(sum(path.stat().st_size for path in places)) as submit:
+        if not single:
+            submit(_bring_history_up_to_date, root)
         # The largest first, so that none is waited for alone.
         largest_first = sorted(places, key=lambda path: -path.stat().st_size)
         answers = {path: submit(_run, path, root) for path in largest_first}
@@ -148,6 +151,14 @@ def read_results(asked: Path, machine: str | None = None) -> Results:
             "folder."
         )
     return Results(root, tuple(read), tuple(notes), single)
+
+
+def _bring_history_up_to_date(root: Path) -> None:
+    """While journals are read here: the section of history finds it done, or says what stands in the way."""
+    from pyperf_suite.history.stored.store import Store
+
+    with contextlib.suppress(UserError), Store(root) as store:
+        store.update()
 
 
 def _is_folder(path: Path) -> bool:
