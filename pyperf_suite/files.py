@@ -52,16 +52,20 @@ def read_text(path: Path, limit: int = LARGEST_BYTES) -> str:
     return read_bytes(path, limit).decode("utf-8")
 
 
-def open_named_by_user(path: Path) -> IO[bytes]:
+def open_named_by_user(path: Path, limit: int = LARGEST_BYTES) -> IO[bytes]:
     """What the user named: a regular file, or a pipe, which is waited on where somebody writes it and else is empty.
 
-    Raises OSError, NotRegular for anything else.
+    Raises OSError, NotRegular for anything else, and where the file is larger than `limit`.
     """
     descriptor = os.open(path, os.O_RDONLY | _NEVER_WAIT)
-    mode = os.fstat(descriptor).st_mode
+    found = os.fstat(descriptor)
+    mode = found.st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
         os.close(descriptor)
         raise NotRegular(path, kind_of(mode))
+    if found.st_size > limit:
+        os.close(descriptor)
+        raise OSError(errno.EFBIG, f"it is larger than {limit / 2**20:.0f} MiB", str(path))
     if hasattr(os, "set_blocking"):
         os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, "rb")

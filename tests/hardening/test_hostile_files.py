@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from pyperf_suite import files
 from pyperf_suite.cli import main
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.identity import identity
@@ -140,6 +141,12 @@ def results(tmp_path_factory: pytest.TempPathFactory, timed_record: Callable[...
     for name in ("ab-20260101T000000Z-0000", "selfcheck-20260101T000000Z-0000"):
         (run.path.parent / name).mkdir()
     return place
+
+
+def test_a_file_that_a_user_names_is_not_read_where_it_is_larger_than_any_journal(tmp_path: Path) -> None:
+    sparse(tmp_path / "records.jsonl", tmp_path)
+    with pytest.raises(OSError, match="larger than"):
+        files.open_named_by_user(tmp_path / "records.jsonl")
 
 
 class TooLate(BaseException):
