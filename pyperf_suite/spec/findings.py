@@ -34,15 +34,15 @@ class Remark:
     effect: str = ""
 
     @property
-    def weight(self) -> float:
-        """How large the effect is, as the logarithm of a ratio; 0 where it is not told apart from none."""
-        found = self.values.get(self.effect)
-        return _weight(found) if isinstance(found, Quantity) else 0.0
-
-    @property
     def is_noise(self) -> bool:
         """Whether it speaks of an effect that is not known, or whose interval holds none."""
-        return bool(self.effect) and self.weight == 0.0
+        if not self.effect:
+            return False
+        found = self.values.get(self.effect)
+        if not isinstance(found, Quantity) or math.isnan(found.value):
+            return True
+        none = 0.0 if found.base == "change" else 1.0
+        return not found.excludes(none) if found.has_interval else found.value == none
 
 
 def remark(template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
@@ -63,17 +63,6 @@ def remark_on(item: Any, template: str, *, kind: Kind = "", effect: str = "", **
         values[name.replace(".", "_")] = operator.attrgetter(name)(item)
         template = template.replace(f"{{{name}}}", f"{{{name.replace('.', '_')}}}")
     return remark(template, kind=kind, effect=effect, **values)
-
-
-def _weight(found: Quantity) -> float:
-    none = 0.0 if found.base == "change" else 1.0
-    if found.has_interval and not found.excludes(none):
-        return 0.0
-    ratio = found.value + 1 - none
-    if math.isnan(ratio):
-        return 0.0
-    # All of it gone, or none of it before: no logarithm, but no noise either.
-    return abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf
 
 
 Outcome = Literal["holds", "does not hold here", "undecided"]
@@ -137,11 +126,6 @@ class Verdict:
     outcome: Outcome
     why: str = ""
     remedy: str = ""
-
-    @property
-    def weight(self) -> float:
-        """How large the measured effect is (see Remark)."""
-        return _weight(self.measured)
 
 
 @dataclass(frozen=True)

@@ -189,14 +189,14 @@ def test_real_life_sizes_are_told_by_name() -> None:
     assert not advice.is_noise
 
 
-def test_advice_that_noise_explains_is_not_told_and_advice_to_pad_weighs_what_it_wins() -> None:
+def test_advice_that_noise_explains_is_not_told_and_advice_to_pad_names_what_it_wins() -> None:
     (unclear,) = remarks(
         PROBE.findings(records(sweep(axes(real=("vocabulary",), ladder=(64,))), by_work, noise=0.3)),
         "known_as",
     )
     assert (unclear.values["verdict"], unclear.is_noise) == ("undecided", True)
     padded = vocabulary(lambda case: by_work(case) * (1.0 if case.parameters.padded.n % 64 == 0 else 2.0))
-    assert padded.weight == pytest.approx(np.log(2), rel=0.02)
+    assert padded.values[padded.effect].value == pytest.approx(2, rel=0.02)
 
 
 def test_of_sizes_that_take_the_same_time_the_smallest_is_the_one_to_pad_to() -> None:

@@ -83,47 +83,41 @@ def test_what_is_counted_is_judged_in_its_unit_without_an_interval():
 
 
 @pytest.mark.parametrize(
-    ("effect", "weight", "is_noise"),
+    ("effect", "is_noise"),
     [
-        (Ratio(2.0, 1.9, 2.1, 3), math.log(2), False),
-        (Ratio(0.5, 0.4, 0.6, 3), math.log(2), False),
-        (Ratio(1.1, 0.9, 1.3, 3), 0, True),
-        (Ratio(1.1, 1.0, 1.3, 3), 0, True),
-        (Ratio(1.1, 1.05, 1.15, 1), math.log(1.1), False),
-        (Quantity(0.25, "+%", 0.2, 0.3, 3), math.log(1.25), False),
-        (Quantity(-0.2, "+%", -0.3, -0.1, 3), -math.log(0.8), False),
-        (Quantity(0.05, "+%", -0.1, 0.2, 3), 0, True),
-        (Quantity(0.0, "+%"), 0, True),
-        (Quantity(1.0, "x"), 0, True),
-        (Quantity(2.0, "x"), math.log(2), False),
-        (Quantity(1e300, "x"), math.log(1e300), False),
-        (Quantity(math.nan, "x"), 0, True),
-        (None, 0, True),
-        ("unknown", 0, True),
-        # No logarithm, but an effect: all of it is gone, or there was none of it.
-        (Quantity(-1.0, "+%", -1.0, -0.9, 3), math.inf, False),
-        (Quantity(0.0, "x"), math.inf, False),
-        (Quantity(math.inf, "x"), math.inf, False),
+        (Ratio(2.0, 1.9, 2.1, 3), False),
+        (Ratio(0.5, 0.4, 0.6, 3), False),
+        (Ratio(1.1, 0.9, 1.3, 3), True),
+        (Ratio(1.1, 1.0, 1.3, 3), True),
+        (Ratio(1.1, 1.05, 1.15, 1), False),
+        (Quantity(0.25, "+%", 0.2, 0.3, 3), False),
+        (Quantity(-0.2, "+%", -0.3, -0.1, 3), False),
+        (Quantity(0.05, "+%", -0.1, 0.2, 3), True),
+        (Quantity(0.0, "+%"), True),
+        (Quantity(1.0, "x"), True),
+        (Quantity(2.0, "x"), False),
+        (Quantity(1e300, "x"), False),
+        (Quantity(math.nan, "x"), True),
+        (None, True),
+        ("unknown", True),
+        # All of it is gone, or there was none of it.
+        (Quantity(-1.0, "+%", -1.0, -0.9, 3), False),
+        (Quantity(0.0, "x"), False),
+        (Quantity(math.inf, "x"), False),
     ],
 )
-def test_an_effect_weighs_as_its_ratio_and_is_noise_where_none_is_possible(effect, weight, is_noise):
+def test_an_effect_is_noise_where_none_is_possible(effect, is_noise):
     told = remark("{faster} as fast", effect="faster", faster=effect)
-    assert told.weight == pytest.approx(weight)
     assert told.is_noise is is_noise
 
 
 def test_a_remark_that_names_no_effect_is_no_noise():
     told = remark("{share}", share=Ratio(1.0, 0.9, 1.1, 3))
-    assert (told.weight, told.is_noise) == (0.0, False)
+    assert not told.is_noise
 
 
 def test_an_effect_that_a_remark_has_no_value_of_is_not_told():
     assert remark("", effect="faster").is_noise
-
-
-def test_a_verdict_weighs_as_what_was_measured():
-    assert IS_FASTER.judge("{measured}", Ratio(3.0, 2.9, 3.1, 3)).weight == pytest.approx(math.log(3))
-    assert IS_FASTER.judge("{measured}", Ratio(3.0, 0.9, 9.1, 3)).weight == 0
 
 
 def test_values_of_a_remark_are_quantities_names_or_unknown():
@@ -153,4 +147,4 @@ def test_a_remark_on_an_item_names_its_attributes_and_theirs():
     told = remark_on(item, "{sweep.setting}: {size} runs {gain} as fast", effect="gain")
     assert told.template == "{sweep_setting}: {size} runs {gain} as fast"
     assert told.values == {"sweep_setting": "native", "size": 7, "gain": Quantity(2.0, "x", 1.9, 2.1, 3)}
-    assert told.weight > 0
+    assert not told.is_noise
