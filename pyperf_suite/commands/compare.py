@@ -49,9 +49,9 @@ def compare(
     from pyperf_suite.history.thresholds import load_thresholds
 
     thresholds = load_thresholds()
-    if old == new:
-        raise UserError(f"OLD and NEW are both {old}: name two runs, as in latest~1 latest.")
     before, after = (_chosen(find_side(name, results), pattern) for name in (old, new))
+    if old == new or (before.run_ids and before.run_ids == after.run_ids):
+        raise UserError(f"OLD and NEW are both {before.name}: name two runs, as in latest~1 latest.")
     findings, notes = _compare(before, after, thresholds, margin, results)
     uncompared = one_sided(before, after)
     notes = [*before.notes, *after.notes, *_uncompared_sentences(before, after, uncompared), *notes]

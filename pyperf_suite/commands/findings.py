@@ -49,6 +49,8 @@ def _folder(run: str, results: Path) -> Path:
     runs = {path.parent.name: path.parent for path in results.glob("*/*/records.jsonl")}
     if run == "latest" and runs:
         return runs[max(runs)]
+    if not runs:
+        raise UserError(f"There is no run in {results}: measure one with `pyperf-suite run`, or name --results.")
     if run not in runs:
         raise UserError(f"There is no run {run[:80]!r} in {results}: {offer(run, ['latest', *sorted(runs)[-20:]])}")
     return runs[run]

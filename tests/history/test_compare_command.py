@@ -134,3 +134,11 @@ def test_a_run_that_several_machines_have_is_to_be_named_by_its_folder(results, 
     with pytest.raises(UserError, match="Several machines have a run"):
         find_side(run_id(1), results)
     assert find_side(str(results / "cpu-other-8c" / run_id(1)), results).machine == "cpu-other-8c"
+
+
+def test_a_run_is_not_compared_with_itself_by_whatever_name(compare, write_run):
+    write_run(run_id(1), [1e-3] * 3)
+    for other in ("latest", run_id(1)):
+        done = compare("latest", other)
+        assert done.exit_code == 2
+        assert "name two runs" in done.output
