@@ -12,9 +12,9 @@ import pytest
 
 from pyperf_suite.hardware.cuda_driver import driver
 from pyperf_suite.hardware.shared_library import Unavailable
-from pyperf_suite.operators import find_operator
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.workloads import find_workload
 
 # The same examples in each run: a change is judged by what it changes. HYPOTHESIS_PROFILE=default searches on.
 hypothesis.settings.register_profile("same_each_time", derandomize=True, deadline=None)
@@ -48,7 +48,7 @@ def timed_record() -> Callable[..., Record]:
     """A record as a worker leaves of one visit: timed_record(case, seconds), and fields that shall be otherwise."""
 
     def made(case: Case, seconds: float, **otherwise: Any) -> Record:
-        work = find_operator(case.operator).work(case.parameters)
+        work = find_workload(case.operator).work(case.parameters)
         usual = {
             "run_id": "made-up",
             "kind": "timing",

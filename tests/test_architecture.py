@@ -21,7 +21,7 @@ LAYERS = (
     ("hardware",),
     ("laws",),
     ("measure", "ranks"),
-    ("operators",),
+    ("workloads",),
     ("runner",),
     ("spec",),
     ("probes",),
@@ -43,7 +43,7 @@ MEASURING_PATH = (
     "hardware",
     "measure",
     "ranks",
-    "operators",
+    "workloads",
     "runner",
     "spec",
     "probes",
@@ -72,12 +72,12 @@ ONLY_INSIDE_FUNCTIONS = {
 
 # Modules of torch's own classes: whoever prepares a case imports them, inside a function; they may import each other.
 OF_TORCH = {
-    "pyperf_suite.operators.training.gpt",
-    "pyperf_suite.operators.training.parallel.allocations",
-    "pyperf_suite.operators.training.parallel.part",
-    "pyperf_suite.operators.training.peak_bytes",
-    "pyperf_suite.operators.training.rounding",
-    "pyperf_suite.operators.training.saved_bytes",
+    "pyperf_suite.workloads.training.gpt",
+    "pyperf_suite.workloads.training.parallel.allocations",
+    "pyperf_suite.workloads.training.parallel.part",
+    "pyperf_suite.workloads.training.peak_bytes",
+    "pyperf_suite.workloads.training.rounding",
+    "pyperf_suite.workloads.training.saved_bytes",
 }
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))

@@ -14,9 +14,9 @@ import torch.distributed as distributed
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.median import median_interval
-from pyperf_suite.operators.collective import Collective, CollectiveParameters
-from pyperf_suite.operators.collective.gloo import GlooTransfers
 from pyperf_suite.ranks.group import Group
+from pyperf_suite.workloads.collective import Collective, CollectiveParameters
+from pyperf_suite.workloads.collective.gloo import GlooTransfers
 
 SIZES_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
 # Blocks are long beside their start and short beside what else the machine does; many pairs make up for the noise.

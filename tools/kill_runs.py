@@ -71,9 +71,9 @@ def be_command_line(arguments: list[str]) -> None:
     sys.argv = ["pyperf-suite", *arguments]
     if arguments[:1] == ["run"]:
         from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-        from pyperf_suite.operators.matmul import MatmulParameters
         from pyperf_suite.runner import session
         from pyperf_suite.runner.case import Case
+        from pyperf_suite.workloads.matmul import MatmulParameters
 
         tiny = MatmulParameters(8, 8, 8, Schedule("data_parallel", 1), Tile(32, 32, 32))
         session.SENTINELS["cpu"] = Case("matmul", tiny, "native")

@@ -153,12 +153,12 @@ def _cases(
 
 def _planned(probes: tuple[str, ...], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:
     """The cases of the probes, or of all that are timed and need no group of processes."""
-    from pyperf_suite.operators import find_operator
-    from pyperf_suite.operators.ranked import Ranked
     from pyperf_suite.runner.plan import PlannedCase
     from pyperf_suite.runner.profiles import find_profile
     from pyperf_suite.spec.axes import overrides_for
     from pyperf_suite.spec.discovery import all_probes, find_probe, overrides_of
+    from pyperf_suite.workloads import find_workload
+    from pyperf_suite.workloads.ranked import Ranked
 
     chosen = find_profile(profile)
     overrides = overrides_of(axes)
@@ -168,7 +168,7 @@ def _planned(probes: tuple[str, ...], profile: str, where: Device, axes: tuple[s
         for name in names
         for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
     ]
-    alone = [each for each in planned if not isinstance(find_operator(each.case.operator), Ranked)]
+    alone = [each for each in planned if not isinstance(find_workload(each.case.operator), Ranked)]
     if not alone:
         raise UserError(f"{', '.join(names)} measures groups of processes, which cannot take turns in pairs: use run.")
     return alone

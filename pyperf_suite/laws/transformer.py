@@ -87,7 +87,7 @@ class Product:
 
     @property
     def layout(self) -> str:
-        """TN, NN or NT, as of `operators.matmul`."""
+        """TN, NN or NT, as of `workloads.matmul`."""
         return LAYOUTS[self.phase]
 
     @property

@@ -36,7 +36,7 @@ class WrongLaunch(Exception):
 
 
 class Launched(Protocol):
-    """`operators.operator.Launches`: sets of operands, and what the last launch on each wrote."""
+    """`workloads.operator.Launches`: sets of operands, and what the last launch on each wrote."""
 
     sets: int
 

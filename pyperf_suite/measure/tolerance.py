@@ -50,7 +50,7 @@ _TF32_OPERAND = 2.0**-11
 
 CARRIED = 16.0
 """Of results of many operations, limits per element are this many times the root mean square by which the element
-moves when each operation is off at random (operators/training/rounding.py). Five would do for independent normal
+moves when each operation is off at random (workloads/training/rounding.py). Five would do for independent normal
 errors of a million elements; measured over float32, bfloat16 and float16 steps of 3 and 4 layers the largest was 9.4,
 where the errors of a few tokens outweigh the rest."""
 

@@ -11,16 +11,16 @@ from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.operators import find_operator
-from pyperf_suite.operators.dtypes import ELEMENT_TYPES
 from pyperf_suite.spec.axes import OneOf, Within
 from pyperf_suite.spec.rows import Row, Rows
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.dtypes import ELEMENT_TYPES
 
 Pairs = TypeVar("Pairs", bound="Pair")
 
 # A tile that our kernel chooses for the product.
 CHOSEN = "chosen"
-IMPLEMENTATIONS = OneOf(find_operator("matmul").implementations)
+IMPLEMENTATIONS = OneOf(find_workload("matmul").implementations)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,14 @@ from typing import Annotated, Any
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.operators.training.layers import (
+from pyperf_suite.runner.case import Case
+from pyperf_suite.spec.axes import OneOf, Within, crossed
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings, remark
+from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by
+from pyperf_suite.spec.sources import TRANSFORMERS
+from pyperf_suite.workloads.training.layers import (
     ACTIVATIONS,
     DTYPES,
     LAYERS,
@@ -23,13 +30,6 @@ from pyperf_suite.operators.training.layers import (
     passes_of,
     work,
 )
-from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import OneOf, Within, crossed
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings, remark
-from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by
-from pyperf_suite.spec.sources import TRANSFORMERS
 
 # "About 2 x" begins a tenth below it, as the guide's sentence gives one digit; "sometimes more" has no end.
 TWICE_THE_TIME = Claim("2 x the FLOPs in backward take about 2 x the time, sometimes more", TRANSFORMERS, low=1.8)

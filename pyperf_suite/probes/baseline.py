@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes._products import CHOSEN, ProductAxes, library_of, on_gpu, relative_rate
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Shape, parsed
@@ -20,6 +19,7 @@ from pyperf_suite.spec.findings import Findings, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 # Our kernels that are launched in clusters.
 CLUSTERED = ("cuda_sm90",)

@@ -14,11 +14,6 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.operators.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
-from pyperf_suite.operators.training.shape import Checkpointing, TransformerShape
-from pyperf_suite.operators.training.step_flop import asked_flop, computed_flop, guides_flop
-from pyperf_suite.operators.training.training_step import TrainingStepParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Within, crossed
 from pyperf_suite.spec.findings import Claim, Findings, Remark, findings
@@ -26,6 +21,11 @@ from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity, quantity
 from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.spec.sources import BIGSCIENCE
+from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
+from pyperf_suite.workloads.training.shape import Checkpointing, TransformerShape
+from pyperf_suite.workloads.training.step_flop import asked_flop, computed_flop, guides_flop
+from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
 FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSCIENCE, 0.9, 1.1)
 MODELS = ("block", "gpt")

@@ -16,8 +16,6 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.model_flops import Recompute, hardware_flop, model_flop
-from pyperf_suite.operators.training.checkpointed_step import CheckpointedStepParameters
-from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import Within, crossed
@@ -26,6 +24,8 @@ from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, all_observed, series_by, table
 from pyperf_suite.spec.sources import BEKMAN
+from pyperf_suite.workloads.training.checkpointed_step import CheckpointedStepParameters
+from pyperf_suite.workloads.training.shape import Checkpointing
 
 COSTS = Claim("dropping what blocks made costs 20-25 % of throughput", BEKMAN, 0.75, 0.80)
 REPAYS = Claim("the larger batch that then fits raises throughput overall", BEKMAN, 1.0)

@@ -18,13 +18,13 @@ import numpy as np
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.staircase import relative_error
-from pyperf_suite.operators.grouped_matmul import DTYPES, GroupedMatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Shape, Within
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by
+from pyperf_suite.workloads.grouped_matmul import DTYPES, GroupedMatmulParameters
 
 WAYS = ("loop", "padded", "grouped_mm", "triton")
 IN_ONE_LAUNCH = ("grouped_mm", "triton")

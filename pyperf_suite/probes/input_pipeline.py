@@ -14,8 +14,6 @@ from typing import Annotated
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.input_pipeline import InputPipeline
-from pyperf_suite.operators.training.data_files import KINDS
-from pyperf_suite.operators.training.input_pipeline import MODELS, MOST_LOADERS, STARTS, InputPipelineParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Verdict, findings
@@ -23,6 +21,8 @@ from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series
 from pyperf_suite.spec.sources import TRANSFORMERS
+from pyperf_suite.workloads.training.data_files import KINDS
+from pyperf_suite.workloads.training.input_pipeline import MODELS, MOST_LOADERS, STARTS, InputPipelineParameters
 
 WORKERS_HELP = Claim("workers that pre-load the data relieve the bottleneck of a single process", TRANSFORMERS, WORTH)
 # "Does not necessarily lead to better performance" is said of many: then more of them gain nothing.

@@ -18,8 +18,6 @@ from pyperf_suite.laws.training.activations import Keeping, kept_bytes
 from pyperf_suite.laws.training.engine_memory import MIXED
 from pyperf_suite.laws.training.memory import LAST_STAGE, MemoryNeed, activation_bytes, training_memory
 from pyperf_suite.laws.transformer import Sharding
-from pyperf_suite.operators.training.saved_memory import TrainingMemoryParameters
-from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, crossed
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Series, Table, findings
@@ -27,6 +25,8 @@ from pyperf_suite.spec.probe import Probe, RowClaim
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.spec.sources import BEKMAN, BIGSCIENCE, TRANSFORMERS
+from pyperf_suite.workloads.training.saved_memory import TrainingMemoryParameters
+from pyperf_suite.workloads.training.shape import Checkpointing
 
 KORTHIKANTI = "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models"
 BYTES_A_PARAMETER = MIXED.weight + MIXED.gradient + MIXED.state

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.operators.training.overlap import RUNS, OverlapParameters
 from pyperf_suite.ranks.environment import ranks_here, require_launched
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, size_name, sizes
@@ -19,6 +18,7 @@ from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, mean_speedup
 from pyperf_suite.spec.sources import BEKMAN
+from pyperf_suite.workloads.training.overlap import RUNS, OverlapParameters
 
 OVERLAPS = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)
 # "as long as the communication overhead is smaller than compute the network requirements are satisfied"; so much more

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.training.precision_step import CAST_CACHES, PrecisionStepParameters
-from pyperf_suite.operators.training.trained_shape import MOMENTS, PRECISIONS
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Within, crossed
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings
@@ -22,6 +20,8 @@ from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, series_by, table
 from pyperf_suite.spec.sources import TRANSFORMERS
+from pyperf_suite.workloads.training.precision_step import CAST_CACHES, PrecisionStepParameters
+from pyperf_suite.workloads.training.trained_shape import MOMENTS, PRECISIONS
 
 BASE = "float32"
 AUTOCAST = "autocast_"

@@ -14,17 +14,17 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.operators.collective import CollectiveParameters
-from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.operators.training.data_parallel import DataParallelParameters
-from pyperf_suite.operators.training.layers import LayerPassParameters
-from pyperf_suite.operators.training.optimizer_update import OptimizerUpdateParameters, TensorSet
-from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_products
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Dimensions, Shape, Sizes, every_size
 from pyperf_suite.spec.findings import findings, remark
 from pyperf_suite.spec.probe import Probe
+from pyperf_suite.workloads.collective import CollectiveParameters
+from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.training.data_parallel import DataParallelParameters
+from pyperf_suite.workloads.training.layers import LayerPassParameters
+from pyperf_suite.workloads.training.optimizer_update import OptimizerUpdateParameters, TensorSet
+from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 
 # Products of a small GPT's micro-batches: a few hundred tokens, a few hundred columns.
 EXTENT = Extent(m=(64, 1024), nk=(64, 1024), flop=4e8, elements=2e6)

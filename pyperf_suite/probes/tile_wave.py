@@ -19,7 +19,6 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.staircase import JudgedLaw, judged_by_waves
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path, tile_count, wave_count
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes._products import Pair, ProductAxes, Sweep, library_of, on_gpu, relative_rate, sweeps_along
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Within
@@ -27,6 +26,7 @@ from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, 
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
 

@@ -17,9 +17,6 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.operators.training import host_memory
-from pyperf_suite.operators.training.host_memory import ANY_NODE
-from pyperf_suite.operators.training.transfer_parameters import TransferParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Sizes, every_size, size_ticks, sizes
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
@@ -27,6 +24,9 @@ from pyperf_suite.spec.probe import Probe, RowClaim
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series, table
 from pyperf_suite.spec.sources import TRANSFORMERS
+from pyperf_suite.workloads.training import host_memory
+from pyperf_suite.workloads.training.host_memory import ANY_NODE
+from pyperf_suite.workloads.training.transfer_parameters import TransferParameters
 
 IN_HOST, ON_DISK, OVER_BUS = ("memcpy", "torch"), ("disk_cached", "disk_direct"), ("host_to_device", "device_to_host")
 WAYS = (*IN_HOST, *ON_DISK, *OVER_BUS)

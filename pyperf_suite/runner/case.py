@@ -16,7 +16,7 @@ from types import UnionType
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.operators import find_operator
+from pyperf_suite.workloads import find_workload
 
 MODES = ("burst", "sustained")
 
@@ -50,7 +50,7 @@ class Case:
     def from_json(cls, data: Mapping[str, Any]) -> Case:
         """The inverse of `to_json`. Raises UserError for an unknown operator or parameters it does not have."""
         try:
-            operator = find_operator(data["operator"])
+            operator = find_workload(data["operator"])
             parameters = decode_fields(operator.parameters_type, data["parameters"])
             return cls(
                 operator.name, parameters, data["implementation"], data.get("seed", 0), data.get("mode", "burst")
@@ -75,7 +75,7 @@ class Case:
         """Raise UserError where the case can never be measured, naming what is allowed."""
         if self.mode not in MODES:
             raise UserError(f"Unknown mode {self.mode!r}: choose from {', '.join(MODES)}.")
-        operator = find_operator(self.operator)
+        operator = find_workload(self.operator)
         operator.validate(self.parameters)
         operator.implementation(self.implementation).validate(self.parameters)
 

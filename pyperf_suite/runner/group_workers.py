@@ -6,13 +6,13 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators import find_operator
-from pyperf_suite.operators.ranked import Ranked
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.worker import lead
 from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.ranked import Ranked
 
 
 class GroupWorkers:
@@ -32,7 +32,7 @@ class GroupWorkers:
         """The answer of all ranks together, or of a worker process for a case that takes none."""
         if self._lost:
             raise UserError(f"{self._lost} Go on with --resume.")
-        if not isinstance(find_operator(case.operator), Ranked):
+        if not isinstance(find_workload(case.operator), Ranked):
             return self._pool.measure(process, case, effort)
         request = {
             "case": case.to_json(),

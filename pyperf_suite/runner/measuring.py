@@ -23,17 +23,17 @@ from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.measure.verify import Verification
-from pyperf_suite.operators import find_operator, scratch
-from pyperf_suite.operators.cuda import context_is_lost, cuda_device
-from pyperf_suite.operators.operator import Checked, Inspected, Inspection, Launches, Operator
-from pyperf_suite.operators.ranked import Ranked
-from pyperf_suite.operators.torch_device import leave_nothing_behind
-from pyperf_suite.operators.workload import Observed, Repeated, Workload
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.ranked import measure_ranked
 from pyperf_suite.runner.record import Metric
+from pyperf_suite.workloads import find_workload, scratch
+from pyperf_suite.workloads.cuda import context_is_lost, cuda_device
+from pyperf_suite.workloads.operator import Checked, Inspected, Inspection, Launches, Operator
+from pyperf_suite.workloads.ranked import Ranked
+from pyperf_suite.workloads.torch_device import leave_nothing_behind
+from pyperf_suite.workloads.workload import Observed, Repeated, Workload
 
 # Rotating through operands that together exceed the caches this many times over leaves nothing of a set when it
 # comes round again (DESIGN: 2-3 x L2).
@@ -90,7 +90,7 @@ def measure_case(
 def _measure(
     case: Case, effort: Effort | None, device: Device, group: Group | None, deadline_s: float
 ) -> dict[str, Any]:
-    operator = find_operator(case.operator)
+    operator = find_workload(case.operator)
     operator.validate(case.parameters)
     if isinstance(operator, Inspected):
         return _inspected(operator.inspect(case.implementation, case.parameters))

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.operators import find_operator
-from pyperf_suite.operators.operator import Inspected, Operator
-from pyperf_suite.operators.ranked import Ranked
-from pyperf_suite.operators.workload import Workload
 from pyperf_suite.runner.plan import Plan, PlannedCase
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.operator import Inspected, Operator
+from pyperf_suite.workloads.ranked import Ranked
+from pyperf_suite.workloads.workload import Workload
 
 Visit = tuple[PlannedCase, int]
 """A case and the number of the process that measures it."""
@@ -107,7 +107,7 @@ class Outlook:
 
     def _estimated_s(self, planned: PlannedCase, process: int) -> float:
         case = planned.case
-        subject: Any = find_operator(case.operator)
+        subject: Any = find_workload(case.operator)
         if isinstance(subject, Inspected):
             return AROUND_WHAT_IS_READ_S
         effort = self._plan.profile.effort
@@ -132,7 +132,7 @@ class Outlook:
 
 def ranks_of(planned: PlannedCase) -> int:
     """How many ranks a case takes that outlive it; 0 for a case of one process, or of ranks that end with it."""
-    subject: Any = find_operator(planned.case.operator)
+    subject: Any = find_workload(planned.case.operator)
     if not isinstance(subject, Ranked) or subject.fresh_ranks:
         return 0
     return subject.ranks(planned.case.parameters)

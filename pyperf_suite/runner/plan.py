@@ -13,10 +13,10 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators import find_operator
-from pyperf_suite.operators.operator import Inspected
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Profile
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.operator import Inspected
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PlannedCase:
     @property
     def is_exact(self) -> bool:
         """Whether its figures are read and not timed: they are the same in every process, so one is asked."""
-        return isinstance(find_operator(self.case.operator), Inspected)
+        return isinstance(find_workload(self.case.operator), Inspected)
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Plan:
         for planned in self.cases:
             case = planned.case
             case.validate()
-            implementation = find_operator(case.operator).implementation(case.implementation)
+            implementation = find_workload(case.operator).implementation(case.implementation)
             if implementation.device_kind not in ("any", self.device.kind):
                 raise UserError(
                     f"{case.label} runs on {implementation.device_kind}, but the device asked for is {self.device}: "
                     f"ask for {implementation.device_kind}."
                 )
-            needed = find_operator(case.operator).footprint_bytes(case.parameters)
+            needed = find_workload(case.operator).footprint_bytes(case.parameters)
             if needed > available:
                 raise UserError(
                     f"{case.label} needs {needed / 1e9:.1f} GB for its operands, but "

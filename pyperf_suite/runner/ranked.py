@@ -25,12 +25,12 @@ from pyperf_suite.measure.sampling import Measurement, measure
 from pyperf_suite.measure.spot_checks import CONFIDENCE, excluded_rate
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch
 from pyperf_suite.measure.telemetry import Around
-from pyperf_suite.operators.ranked import Ranked, RankTimes, Transfers
 from pyperf_suite.ranks.clocks import Clock, align, machine_id
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric
+from pyperf_suite.workloads.ranked import Ranked, RankTimes, Transfers
 
 # At most this share of the time goes to looking at outputs of iterations that were timed.
 CHECKING_SHARE = 0.05

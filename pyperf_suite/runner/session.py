@@ -19,7 +19,6 @@ from pyperf_suite.hardware.state import state as machine_state
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal, placed_records
 from pyperf_suite.runner.kept_records import KeptRecords
@@ -29,6 +28,7 @@ from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.runner.results import RunFolder
 from pyperf_suite.runner.worker_pool import DEADLINE_S, WorkerPool, Workers
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 # A library's product that no change of ours can slow down: when it moves between the start and the end of a run,
 # the machine moved.

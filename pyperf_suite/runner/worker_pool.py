@@ -6,12 +6,12 @@ import os
 from typing import Any, Protocol
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators import find_operator, scratch
-from pyperf_suite.operators.ranked import Ranked
 from pyperf_suite.processes import owned_folder, sweep
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.worker_process import COMMAND, WorkerLost, WorkerProcess, ranks_command
+from pyperf_suite.workloads import find_workload, scratch
+from pyperf_suite.workloads.ranked import Ranked
 
 # Inputs, reference and sampling of the largest case of any profile together take a small part of this.
 DEADLINE_S = 120.0
@@ -49,7 +49,7 @@ class WorkerPool:
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
         """The answer of worker `process`; one that is lost makes the case failed, and a fresh one takes the next."""
-        operator = find_operator(case.operator)
+        operator = find_workload(case.operator)
         if isinstance(operator, Ranked):
             ranks, environment = operator.ranks(case.parameters), operator.environment(case.parameters)
             key: tuple[object, ...] = (process, ranks, tuple(sorted(environment.items())))

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators import scratch
 from pyperf_suite.processes import PARENT_VARIABLE, owned_folder
 from pyperf_suite.ranks.environment import LAUNCHER_VARIABLES
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.workloads import scratch
 
 MODULE = "pyperf_suite.runner.worker"
 COMMAND = (sys.executable, "-m", MODULE)

@@ -18,9 +18,9 @@ from pyperf_suite.advise.study.fit import (
     why_not,
 )
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.study.grid import cases_of, default_axes
+from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.workloads.training.shape import Checkpointing
 
 LARGE = ParallelStepParameters(
     hidden=4096, heads=32, layers=32, seq=2048, batch=4, vocab=32000, tied=False, data=8, micro_batches=4

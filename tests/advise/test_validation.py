@@ -27,11 +27,11 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.explained import Explained
-from pyperf_suite.operators import find_operator
 from pyperf_suite.runner import plan
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.workloads import find_workload
 
 GPU = Device("cuda")
 FLOP_PER_S, BYTES_PER_S = 100e12, 1e12
@@ -70,11 +70,11 @@ PRESENT, WIDER, PADDED = a_setting(), a_setting(ffn=832), a_setting(vocab=1024)
 
 
 def rate_s(case: Case) -> float:
-    return find_operator(case.operator).work(case.parameters).flop / FLOP_PER_S
+    return find_workload(case.operator).work(case.parameters).flop / FLOP_PER_S
 
 
 def record(case: Case, seconds: float, process: int, outcome: str = "ok") -> Record:
-    work = find_operator(case.operator).work(case.parameters)
+    work = find_workload(case.operator).work(case.parameters)
     time = Metric("s", seconds, seconds, seconds, seconds, seconds, [seconds])
     return Record(
         run_id="made-up",

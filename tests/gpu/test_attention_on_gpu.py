@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
+from pyperf_suite.workloads.attention import AttentionParameters
 
 pytestmark = pytest.mark.gpu
 

@@ -6,13 +6,13 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.operators.attention import AttentionParameters
-from pyperf_suite.operators.cuda import cuda_device
-from pyperf_suite.operators.inputs import Operand, Operands, place
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner import measuring
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.cuda import cuda_device
+from pyperf_suite.workloads.inputs import Operand, Operands, place
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 pytestmark = pytest.mark.gpu
 

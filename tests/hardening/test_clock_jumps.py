@@ -17,10 +17,10 @@ from pyperf_suite.history.stored.find_side import find_side
 from pyperf_suite.history.stored.prune import Rules, plan_pruning
 from pyperf_suite.history.stored.store import Store
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 PACKAGE = Path(pyperf_suite.__file__).parent
 CASE = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")

@@ -75,8 +75,8 @@ def place(tmp_path_factory) -> Path:
 def journal_bytes(timed_record) -> bytes:
     """Three records as a run keeps them, the last one failed."""
     from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-    from pyperf_suite.operators.matmul import MatmulParameters
     from pyperf_suite.runner.case import Case
+    from pyperf_suite.workloads.matmul import MatmulParameters
 
     case = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")
     began = "2026-01-01T00:00:00+00:00"

@@ -19,7 +19,6 @@ from pyperf_suite.hardware.identity import identity
 from pyperf_suite.history.stored.store import Store
 from pyperf_suite.laws.calibration import shipped_calibration
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.render.run_report import write_all
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal, read_journal
@@ -27,6 +26,7 @@ from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.results import create_run, find_run
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, remark
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 CASE = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")
 PLAN = Plan((PlannedCase("tile_wave", CASE),), QUICK, resolve("cpu"))

@@ -14,11 +14,11 @@ from rich.console import Console
 from pyperf_suite import cli
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.render.markdown import page
 from pyperf_suite.render.terminal import print_findings
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.findings import Findings, Heading, Table, remark
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 # Clears a terminal, names its window, ends a tag that was never begun, begins one, turns the writing round.
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[/bold][red]x[/red]\u202eabc\x9b31m<script>alert(1)</script>"

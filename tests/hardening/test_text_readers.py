@@ -29,15 +29,15 @@ from pyperf_suite.history.thresholds import parse_share
 from pyperf_suite.kernels import disassembly
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.operators.attention.kernel_names import flash_kernel
-from pyperf_suite.operators.matmul import kernel_names
-from pyperf_suite.operators.training.optimizer_update import TensorSet
-from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.alignment.sizes import Base
 from pyperf_suite.probes.calibration.design import AttentionShape
 from pyperf_suite.probes.collectives.training import Training
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.spec.axes import Flag, Shape, Sizes
+from pyperf_suite.workloads.attention.kernel_names import flash_kernel
+from pyperf_suite.workloads.matmul import kernel_names
+from pyperf_suite.workloads.training.optimizer_update import TensorSet
+from pyperf_suite.workloads.training.shape import Checkpointing
 
 SEEDS = st.integers(0, 2**32)
 # A hundred inputs an example: few examples do, unless a profile asks for other ones in each run.

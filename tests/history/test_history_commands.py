@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 MACHINE = "cpu-someones-2c"
 SMALL = Case("matmul", MatmulParameters(8, 8, 8, Schedule("library", 1)), "torch")

@@ -13,8 +13,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.history.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.history.pairs.live_pair import ArmFailed, Pace, measure_pair
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = Device("cpu")
 SHORT = Pace(slice_s=0.002, total_s=0.02)
@@ -33,7 +33,7 @@ def with_launch(body: str, folder) -> Arm:
     """This code with another launch of the native product."""
     program = f"""
         import os
-        from pyperf_suite.operators.matmul import native_cpu
+        from pyperf_suite.workloads.matmul import native_cpu
         def launch(self, index):
             {body}
         native_cpu.NativeCpuLaunches.launch = launch
@@ -82,7 +82,7 @@ def test_a_process_that_dies_while_it_is_timed_is_a_reason(tmp_path):
 
 
 def test_what_the_old_arm_never_could_is_unsupported_and_no_fault_of_the_new_one():
-    from pyperf_suite.operators.collective import CollectiveParameters
+    from pyperf_suite.workloads.collective import CollectiveParameters
 
     group = Case("collective", CollectiveParameters("all_reduce", 1024, 2), "gloo")
     with pytest.raises(ArmFailed, match="group of processes") as failure:

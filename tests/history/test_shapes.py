@@ -13,11 +13,11 @@ from pyperf_suite.history.changes.shapes import shape_alarms
 from pyperf_suite.history.exit_code import NOMINATED
 from pyperf_suite.laws.matmul.staircase import StaircaseLaw
 from pyperf_suite.laws.matmul.tiling import Tile, critical_path
-from pyperf_suite.operators import find_operator
 from pyperf_suite.probes import alignment, tile_wave
 from pyperf_suite.probes.alignment.sizes import Base
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.workloads import find_workload
 
 LAW = StaircaseLaw(overhead_s=10e-6, per_k_s=0.3e-6, per_tile_s=20e-6, per_partial_s=15e-6)
 Seconds = Callable[[Case], float]
@@ -72,7 +72,7 @@ def run(probe: str, cases: Sequence[Case], seconds: Seconds, seed: int, noise: f
                     outcome="ok",
                     probe=probe,
                     metrics={"time": Metric("s", t, t, t, t, t, [t])},
-                    work={"flop": find_operator(case.operator).work(case.parameters).flop},
+                    work={"flop": find_workload(case.operator).work(case.parameters).flop},
                     kernel={"name": "made up", "path": "16-byte", "details": {}},
                     quality={"converged": True},
                 )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pyperf_suite.kernels import gemm_sm90
 from pyperf_suite.kernels.gemm_sm90 import Specialisation, specialise
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
-from pyperf_suite.operators.dtypes import round_to
+from pyperf_suite.workloads.dtypes import round_to
 
 HERE = Path(__file__).parent
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-clobbered"]

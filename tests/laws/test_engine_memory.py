@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyperf_suite.laws.training.engine_memory import FLOAT32, MIXED, Held, held_by_rank
 from pyperf_suite.laws.training.gpt_weights import Weight, gpt_weights
 from pyperf_suite.laws.training.memory import training_memory
-from pyperf_suite.operators.training.shape import TransformerShape
+from pyperf_suite.workloads.training.shape import TransformerShape
 
 # Nothing in it divides by 2 or 3 throughout.
 SHAPES = {
@@ -30,8 +30,8 @@ def allocated(shape: TransformerShape, engine: str, rank: int, ranks: int) -> He
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from pyperf_suite.operators.training import gpt
-    from pyperf_suite.operators.training.peak_bytes import bytes_of
+    from pyperf_suite.workloads.training import gpt
+    from pyperf_suite.workloads.training.peak_bytes import bytes_of
 
     def local(tensors):
         return [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.laws.training.gpt_weights import gpt_weights, rank_weights
-from pyperf_suite.operators.training.shape import TransformerShape
+from pyperf_suite.workloads.training.shape import TransformerShape
 
 SMALL = {"hidden": 32, "heads": 4, "layers": 3, "seq": 7, "vocab": 101}
 
@@ -22,7 +22,7 @@ SMALL = {"hidden": 32, "heads": 4, "layers": 3, "seq": 7, "vocab": 101}
 )
 def test_weights_are_those_of_the_modules_in_their_order(shape):
     pytest.importorskip("torch")
-    from pyperf_suite.operators.training import gpt
+    from pyperf_suite.workloads.training import gpt
 
     built = [(name, tuple(weight.shape)) for name, weight in gpt.build(shape).named_parameters()]
     assert [(weight.name, weight.shape) for weight in gpt_weights(shape.dimensions)] == built

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.operators.collective import CollectiveParameters
-from pyperf_suite.operators.collective.parameters import DTYPES, OPERATIONS
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.workloads.collective import CollectiveParameters
+from pyperf_suite.workloads.collective.parameters import DTYPES, OPERATIONS
 
 SMALL = CollectiveParameters("all_reduce", 4096, 2)
 

@@ -9,9 +9,9 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.cuda import CudaDevice, cuda_device
 from pyperf_suite.runner import measuring
 from pyperf_suite.runner.session import SENTINELS
+from pyperf_suite.workloads.cuda import CudaDevice, cuda_device
 
 GPU = Device("cuda")
 ELF = b"\x7fELF"

@@ -11,7 +11,7 @@ import pytest
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.measure.sampling import measure
-from pyperf_suite.operators.cuda import CudaDevice, cache_folder, cuda_device
+from pyperf_suite.workloads.cuda import CudaDevice, cache_folder, cuda_device
 
 WORK = 'extern "C" __global__ void work() {}'
 KERNEL_S, EVENT_S = 5e-6, 0.5e-6  # what a kernel and an event cost on the double

@@ -12,10 +12,10 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.operators.cuda import CudaDevice
-from pyperf_suite.operators.dtypes import widen
-from pyperf_suite.operators.matmul import Matmul, MatmulParameters, cuda_own
-from pyperf_suite.operators.operator import Launches
+from pyperf_suite.workloads.cuda import CudaDevice
+from pyperf_suite.workloads.dtypes import widen
+from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, cuda_own
+from pyperf_suite.workloads.operator import Launches
 
 GPU = Device("cuda")
 

@@ -162,7 +162,7 @@ def test_what_it_did_is_on_disk_when_it_is_killed(checkout, tmp_path):
 
 LOSES = """
 import types, pytest
-from pyperf_suite.operators import cuda
+from pyperf_suite.workloads import cuda
 
 class Lost:
     lost = False

@@ -11,14 +11,14 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.cuda_driver import Gpu
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.operators import find_operator
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.alignment import PROBE, AlignmentAxes
 from pyperf_suite.probes.alignment.sizes import Base
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Findings, Remark
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = resolve("cpu")
 Seconds = Callable[[Case], float]
@@ -43,7 +43,7 @@ def records(cases: list[Case], seconds: Seconds, processes: int = 3, noise: floa
     for process in range(processes):
         for case in cases:
             t = seconds(case) * float(np.exp(noise * random.standard_normal()))
-            work = find_operator(case.operator).work(case.parameters)
+            work = find_workload(case.operator).work(case.parameters)
             made.append(
                 Record(
                     run_id="made-up",
@@ -390,4 +390,4 @@ def test_padded_products_keep_the_work_of_those_asked_for() -> None:
     (case,) = [c for c in PROBE.cases("quick", CPU) if c.implementation == "torch_padded" and c.parameters.k % 2]
     p = case.parameters
     assert isinstance(p, MatmulParameters)
-    assert find_operator("matmul").work(p).flop == 2 * p.m * p.n * p.k
+    assert find_workload("matmul").work(p).flop == 2 * p.m * p.n * p.k

@@ -13,7 +13,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.laws.attention.counted import Blocks, TiledAttention
 from pyperf_suite.laws.attention.law import AttentionLaw
-from pyperf_suite.operators.attention import Attention, AttentionParameters
 from pyperf_suite.probes.attention_heads import PROBE, AttentionHeadsAxes
 from pyperf_suite.probes.attention_heads.findings import CAUSES
 from pyperf_suite.render.picture import draw
@@ -21,6 +20,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Findings, Remark
+from pyperf_suite.workloads.attention import Attention, AttentionParameters
 
 CPU = resolve("cpu")
 # Products at 1 TFLOP/s on each slot; a score costs as much as 16 head dimensions.

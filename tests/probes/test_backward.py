@@ -10,13 +10,13 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, passes_of, work
 from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME, BackwardAxes
 from pyperf_suite.render.picture import draw
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Claim, Findings, Remark, Verdict
+from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, passes_of, work
 
 CPU = Device("cpu")
 # Passes take their FLOPs at 1e11 a second and their bytes at 1e10, one after the other.

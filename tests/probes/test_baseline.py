@@ -8,12 +8,12 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.operators import find_operator
 from pyperf_suite.probes.baseline import HOPPER_TILES, PROBE
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.axes import Shape
 from pyperf_suite.spec.findings import Findings
+from pyperf_suite.workloads import find_workload
 
 AXES = replace(
     PROBE.axes("quick", resolve("cpu")),
@@ -24,7 +24,7 @@ AXES = replace(
 
 
 def a_record(case: Case, seconds: float) -> Record:
-    work = find_operator(case.operator).work(case.parameters)
+    work = find_workload(case.operator).work(case.parameters)
     return Record(
         run_id="made-up",
         kind="timing",

@@ -8,11 +8,11 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators import find_operator
-from pyperf_suite.operators.training.step_flop import asked_flop
 from pyperf_suite.probes.block import FORMULA, PROBE
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Findings
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.training.step_flop import asked_flop
 
 CPU, GPU = Device("cpu"), Device("cuda")
 
@@ -30,7 +30,7 @@ def records(seconds_of, gpu="", processes=3, **overrides):
                 "case": case.to_json(),
                 "case_id": case.case_id,
                 "process": process,
-                "work": {"flop": find_operator(case.operator).work(case.parameters).flop, "bytes": 0},
+                "work": {"flop": find_workload(case.operator).work(case.parameters).flop, "bytes": 0},
                 "kernel": {"name": "step", "path": "eager", "details": details},
                 "quality": {"converged": True},
                 "metrics": {"time": Metric("s", *5 * (seconds,), [seconds])},
@@ -42,7 +42,7 @@ def records(seconds_of, gpu="", processes=3, **overrides):
 def at_one_gflop(case):
     """Everything at 1 GFLOP/s, and what computes nothing in a millisecond."""
     p = case.parameters
-    flop = asked_flop(p) if case.operator == "training_step" else find_operator(case.operator).work(p).flop
+    flop = asked_flop(p) if case.operator == "training_step" else find_workload(case.operator).work(p).flop
     return (flop or 1e6) / 1e9
 
 

@@ -14,7 +14,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.links import peak_of
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.network.traffic import Workload
-from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, analyse
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.training import Training
@@ -27,6 +26,7 @@ from pyperf_suite.spec.axes import NO, YES, Sizes
 from pyperf_suite.spec.findings import Findings, Remark
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import rows_of
+from pyperf_suite.workloads.collective import CollectiveParameters
 
 LADDER = Sizes(64, 64 * 2**20, 16)
 ONE_SIZE = Sizes(2**30, 2**30)

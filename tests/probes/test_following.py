@@ -14,7 +14,6 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.plan import Plan, PlannedCase
@@ -25,6 +24,7 @@ from pyperf_suite.spec.findings import Findings, findings, remark
 from pyperf_suite.spec.following import MOST_ROUNDS, follow_ups
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import Rows
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 
 def a_case(n: int) -> Case:

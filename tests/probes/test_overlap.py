@@ -8,12 +8,12 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.training.overlap import RUNS
 from pyperf_suite.probes.overlap import HIDES, OVERLAPS, PROBE
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.spec.findings import Cell, Claim, Findings, Remark, Verdict
+from pyperf_suite.workloads.training.overlap import RUNS
 
 CPU = Device("cpu")
 # The message is half as long as the product and four fifths of it hide.

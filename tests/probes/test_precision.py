@@ -10,7 +10,6 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.training.precision_step import PrecisionStep, PrecisionStepParameters
 from pyperf_suite.probes.precision import (
     CACHE_IS_FASTER,
     CACHE_LASTS,
@@ -25,6 +24,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict
+from pyperf_suite.workloads.training.precision_step import PrecisionStep, PrecisionStepParameters
 
 CPU = Device("cpu")
 MB = 1_000_000

@@ -12,8 +12,6 @@ from pyperf_suite.hardware.cuda_driver import Gpu
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.laws.matmul.staircase import StaircaseLaw
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path
-from pyperf_suite.operators import find_operator
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.tile_wave import PROBE, TileWaveAxes, in_slots
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
@@ -21,6 +19,8 @@ from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.discovery import all_probes, find_probe
 from pyperf_suite.spec.findings import Findings, Remark
 from pyperf_suite.spec.rows import rows_of
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = resolve("cpu")
 LAW = StaircaseLaw(overhead_s=10e-6, per_k_s=0.3e-6, per_tile_s=20e-6, per_partial_s=15e-6)
@@ -50,7 +50,7 @@ class Machine:
         for process in range(processes):
             for position, case in enumerate(cases):
                 t = self.seconds(case, random)
-                work = find_operator(case.operator).work(case.parameters)
+                work = find_workload(case.operator).work(case.parameters)
                 made.append(
                     Record(
                         run_id="made-up",

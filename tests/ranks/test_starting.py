@@ -23,9 +23,9 @@ import pytest
 
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.operators.collective import CollectiveParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.workloads.collective import CollectiveParameters
 
 DRILLS = int(os.environ.get("PYPERF_DRILLS", "1"))
 COUNT = 3

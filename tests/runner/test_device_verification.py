@@ -10,13 +10,13 @@ import pytest
 
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.measure.spot_checks import SpotChecks
-from pyperf_suite.operators import find_operator
-from pyperf_suite.operators.attention import AttentionParameters
-from pyperf_suite.operators.matmul import Matmul, MatmulParameters
-from pyperf_suite.operators.operator import Kernel, Launches, Tensors
 from pyperf_suite.runner import measuring
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import _Judge
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.matmul import Matmul, MatmulParameters
+from pyperf_suite.workloads.operator import Kernel, Launches, Tensors
 
 torch = pytest.importorskip("torch")
 
@@ -31,7 +31,7 @@ class OnDevice(Launches):
 
     def __init__(self, case: Case, sets: int, spoil: Callable[[int, dict[str, Any]], None]) -> None:
         self.sets, self._spoil, self._case = sets, spoil, case
-        self._operands = find_operator(case.operator).operands(case.parameters, case.seed)
+        self._operands = find_workload(case.operator).operands(case.parameters, case.seed)
         self._outputs: list[dict[str, Any]] = [{} for _ in range(sets)]
         self.downloads = 0
         names = ("a", "b") if case.operator == "matmul" else ("q", "k", "v", "do")
@@ -76,7 +76,7 @@ def first_output(outputs: dict[str, Any]) -> Any:
 
 def judged(case: Case, launches: OnDevice) -> tuple[Any, _Judge]:
     """The verdict before timing, and who gave it."""
-    operator = find_operator(case.operator)
+    operator = find_workload(case.operator)
     judge = _Judge(operator, case, operator.operands(case.parameters, case.seed), launches)
     return SpotChecks(launches, judge).before_timing(), judge
 

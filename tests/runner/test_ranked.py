@@ -23,10 +23,6 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.operators.collective import CollectiveParameters
-from pyperf_suite.operators.matmul import MatmulParameters
-from pyperf_suite.operators.operator import Checked, Kernel
-from pyperf_suite.operators.ranked import RankTimes, Transfers
 from pyperf_suite.ranks.environment import ALONE
 from pyperf_suite.ranks.group import Group
 from pyperf_suite.runner import ranked
@@ -35,6 +31,10 @@ from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.ranked import measure_ranked
 from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.workloads.collective import CollectiveParameters
+from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.operator import Checked, Kernel
+from pyperf_suite.workloads.ranked import RankTimes, Transfers
 
 pytest.importorskip("torch.distributed")
 

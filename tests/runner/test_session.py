@@ -16,7 +16,6 @@ from pyperf_suite.hardware.identity import identity
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.outlook import Outlook, ProgressLines
@@ -25,6 +24,7 @@ from pyperf_suite.runner.profiles import PROFILES, Effort, Profile, find_profile
 from pyperf_suite.runner.results import create_run, find_run, open_run
 from pyperf_suite.runner.session import CLOSING_S, Session
 from pyperf_suite.runner.sparing_workers import SparingWorkers
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = resolve("cpu")
 EFFORT = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.01))

@@ -19,11 +19,11 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.worker_pool import WorkerPool
 from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = resolve("cpu")
 CASE = Case("matmul", MatmulParameters(33, 65, 70, Schedule("data_parallel", 1), Tile(32, 32, 32)), "native")
@@ -176,7 +176,7 @@ def test_a_worker_is_asked_to_end_itself_only_after_its_parent_should_have() -> 
 
 
 def test_what_a_worker_and_a_rank_import_first_is_light() -> None:
-    heavy = "numpy", "torch", "pyperf_suite.operators", "pyperf_suite.hardware", "click"
+    heavy = "numpy", "torch", "pyperf_suite.workloads", "pyperf_suite.hardware", "click"
     program = f"""
         import sys, pyperf_suite.runner.worker, pyperf_suite.__main__
         sys.exit(" ".join(name for name in {heavy!r} if name in sys.modules))

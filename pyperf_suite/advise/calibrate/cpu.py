@@ -32,11 +32,11 @@ from pyperf_suite.laws.training.engine_step import BLOCK as ENGINE_BLOCK
 from pyperf_suite.laws.training.engine_step import EngineConstants, engine_step, pack_engine, unpack_engine
 from pyperf_suite.laws.training.micro_batch import StepConstants, work_of_ends, work_of_layer
 from pyperf_suite.laws.training.plan import MicroBatch, Plan
-from pyperf_suite.operators.training.on_ranks import DTYPES
-from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.operators.training.shape import TransformerShape
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.rows import Reading, readings
+from pyperf_suite.workloads.training.on_ranks import DTYPES
+from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.workloads.training.shape import TransformerShape
 
 KERNEL_BLOCK, COLLECTIVE_BLOCK = "cpu_kernels", "cpu_collectives"
 PROBE = "step_calibration"
@@ -149,7 +149,7 @@ def _features(reading: Reading) -> list[tuple[str, tuple[Any, ...]]]:
         features = attention_features(p.causal, p.backward, p.batch, p.seq_q, p.heads, p.head_dim)
         return [(f"attention_{ATTENTION_OF[case.implementation]}_{way}", features)]
     if case.operator == "layer_pass":
-        from pyperf_suite.operators.training.layers import work
+        from pyperf_suite.workloads.training.layers import work
 
         return [("copy" if p.layer == "copy" else "pass", (1.0, float(work(p).bytes)))]
     if case.operator == "optimizer_update":

@@ -10,8 +10,8 @@ from pyperf_suite.laws.training.engine_memory import BFLOAT16, FLOAT32, Engine, 
 from pyperf_suite.laws.training.gpt_weights import FIRST, LAST, Weight, rank_weights
 from pyperf_suite.laws.training.memory import MemoryNeed
 from pyperf_suite.laws.training.shared_cores import Action, interleaved, one_forward_one_backward
-from pyperf_suite.operators.training.on_ranks import DTYPES
-from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.workloads.training.on_ranks import DTYPES
+from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 
 # From this stage of ZeRO on torch's engine is FSDP2, which keeps its shards in float32.
 FSDP_FROM_STAGE = 2

@@ -71,12 +71,16 @@ class Bench:
         _import_numpy()
         import pyperf_suite
         from pyperf_suite.hardware.devices import resolve
-        from pyperf_suite.operators import find_operator
         from pyperf_suite.runner.case import Case
+
+        try:
+            from pyperf_suite.workloads import find_workload
+        except ImportError:  # a revision in which they were called operators
+            from pyperf_suite.operators import find_operator as find_workload  # type: ignore[no-redef]
 
         package = {"package": str(Path(pyperf_suite.__file__).parent)}
         where, parsed = resolve(device), Case.from_json(case)
-        operator: Any = find_operator(parsed.operator)
+        operator: Any = find_workload(parsed.operator)
         operator.validate(parsed.parameters)
         if not hasattr(operator, "operands"):
             if hasattr(operator, "inspect"):
@@ -130,7 +134,7 @@ def _inspected(found: Any) -> dict[str, Any]:
 def _sets(footprint_bytes: int, device: Any) -> int:
     """How many operand sets to rotate through, so that no launch finds in cache what the last one left there."""
     if device.kind == "cuda":
-        from pyperf_suite.operators.cuda import cuda_device
+        from pyperf_suite.workloads.cuda import cuda_device
 
         cache_bytes = cuda_device(device.index).context.properties.l2_bytes
     else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.history.pairs.arms import PairedCase
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.operators.attention.parameters import AttentionParameters
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.runner.case import Case
+from pyperf_suite.workloads.attention.parameters import AttentionParameters
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 PROBE = "selfcheck"
 

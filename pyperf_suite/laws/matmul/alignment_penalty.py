@@ -19,7 +19,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.matmul.alignment import largest_power_of_two, round_up
 
 BYTES_OF = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
-# Of A, B and C in this order: the size whose elements lie side by side, by layout (operators/matmul/parameters.py).
+# Of A, B and C in this order: the size whose elements lie side by side, by layout (workloads/matmul/parameters.py).
 SIDE_BY_SIDE = {"TN": ("k", "k", "n"), "NN": ("k", "n", "n"), "NT": ("m", "n", "n"), "TT": ("m", "k", "n")}
 # Units for these take rows of whole 16 bytes or nothing (cuBLAS, cublasLtMatmul): other sizes have to be padded.
 PADDED_DTYPES = ("fp8", "int8", "fp4")

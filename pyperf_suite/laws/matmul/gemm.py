@@ -154,7 +154,7 @@ def gemm_time(
         n: columns of C, its outputs.
         k: the depth, its inputs.
         dtype: of the operands: fp32, tf32, fp16, bf16, fp8, int8 or fp4. Without tables are all but bf16 and fp8.
-        layout: as in `operators.matmul.parameters`, TN, NN, NT or TT.
+        layout: as in `workloads.matmul.parameters`, TN, NN, NT or TT.
         mode: burst, or sustained where products run for seconds on end and power holds the clock down.
         explain: tell the causes.
 

@@ -1,6 +1,6 @@
 """Every weight of a GPT by name and shape, and what of them one rank of TP and PP has: no torch is needed to know that.
 
-The names are those of the modules in `operators/training/gpt.py`, in the order of `Module.parameters()`.
+The names are those of the modules in `workloads/training/gpt.py`, in the order of `Module.parameters()`.
 """
 
 from __future__ import annotations

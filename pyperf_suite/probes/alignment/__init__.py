@@ -16,8 +16,6 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.alignment import elements_in, nearest_with
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.operators.dtypes import element_type
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes._products import CHOSEN, IMPLEMENTATIONS, ProductAxes, on_gpu
 from pyperf_suite.probes.alignment.findings import analyse
 from pyperf_suite.probes.alignment.sizes import BASE_LAYOUTS, REAL_LIFE, TOP_CLASS, Base, Varied
@@ -26,6 +24,8 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import OneOf, Shape, Within, parsed
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import rows_of
+from pyperf_suite.workloads.dtypes import element_type
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 # The layout of the base's own part in a network.
 OWN_LAYOUT = "own"

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from pyperf_suite.laws.matmul.alignment import elements_in
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.operators import find_operator
-from pyperf_suite.operators.dtypes import element_type
 from pyperf_suite.probes._products import Pair, Sweep, sweeps_along
 from pyperf_suite.probes.alignment.sizes import TOP_CLASS, class_of, known_as
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.rows import Rows, grouped, is_settled, mean_speedup, wins
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.dtypes import element_type
 
 # Lines of memory: of a CPU's caches, and the 128 bytes in which GPUs since A100 like their rows (NVIDIA, Linear/Fully-
 # Connected Layers User's Guide).
@@ -114,7 +114,7 @@ def _to_pad_to(sweep: Sweep, size: int) -> list[int]:
 
 def _next_aligned(sweep: Sweep) -> Iterator[tuple[int, int]]:
     """Every size with the next that divides by more and ends on a line of memory."""
-    device = find_operator("matmul").implementation(sweep.base.implementation).device_kind
+    device = find_workload("matmul").implementation(sweep.base.implementation).device_kind
     line = elements_in(LINE_BYTES[device], element_type(sweep.base.dtype).size_bytes)
     for size in sweep.rows:
         yield from [(size, larger) for larger in _to_pad_to(sweep, size) if larger % line == 0][:1]

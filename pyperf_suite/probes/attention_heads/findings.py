@@ -231,7 +231,7 @@ def softmax_share(row: Row) -> Quantity | None:
 
 
 def tile_of_values(row: Row) -> Tile | None:
-    """The output tile of P·V, rows by columns of a row-major result (see operators/matmul/kernel_names.py)."""
+    """The output tile of P·V, rows by columns of a row-major result (see workloads/matmul/kernel_names.py)."""
     products = row.kernel.get("details", {}).get("products", ())
     tile = products[-1].get("tile") if len(products) > 1 and not row.backward else None
     if not tile or len(tile) < 2:

@@ -17,7 +17,6 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import gpu_of
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.operators.matmul import MatmulParameters
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_attentions, spread_products
 from pyperf_suite.probes.calibration.predictions import predicted_seconds
 from pyperf_suite.runner.case import Case
@@ -26,6 +25,7 @@ from pyperf_suite.spec.findings import Findings, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, table
+from pyperf_suite.workloads.matmul import MatmulParameters
 
 # Two milliseconds of an H200 at most, and 300 MB of operands in bf16: what a case costs is mostly its verification.
 GPU_EXTENT = Extent(m=(128, 16384), nk=(1024, 16384), flop=1.5e12, elements=1.5e8)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
-from pyperf_suite.operators.attention import AttentionParameters
 from pyperf_suite.spec.axes import Dimensions, Shape
+from pyperf_suite.workloads.attention import AttentionParameters
 
 # Sizes that models have and libraries are good at; what misaligned ones cost is the alignment probe's to find.
 ROUND_M, ROUND_NK = 8, 64

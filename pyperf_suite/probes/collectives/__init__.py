@@ -13,8 +13,6 @@ from typing import Annotated
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.collective import CollectiveParameters
-from pyperf_suite.operators.collective.parameters import OPERATIONS
 from pyperf_suite.probes.collectives import ranks as of_ranks
 from pyperf_suite.probes.collectives import rates, soak
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, curves_of
@@ -27,6 +25,8 @@ from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes, every_size, size
 from pyperf_suite.spec.findings import Findings, findings
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import Rows, rows_of
+from pyperf_suite.workloads.collective import CollectiveParameters
+from pyperf_suite.workloads.collective.parameters import OPERATIONS
 
 # What the ways of training in parallel send (see laws/network/traffic.py), the most common first.
 TRAINING = ("all_reduce", "all_gather", "reduce_scatter")

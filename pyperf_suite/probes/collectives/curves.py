@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from pyperf_suite.hardware.links import LinkPeak, peak_of
 from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.network.communication import GIGA, bus_factor, nvls_wire_rate
-from pyperf_suite.operators.collective import CollectiveParameters
-from pyperf_suite.operators.collective.parameters import OPERATIONS
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Row, Rows, grouped
+from pyperf_suite.workloads.collective import CollectiveParameters
+from pyperf_suite.workloads.collective.parameters import OPERATIONS
 
 # Our own path first: the others are compared with it.
 IMPLEMENTATIONS = ("nccl", "nccl_graph", "c10d_nccl", "gloo")

@@ -12,8 +12,6 @@ from typing import Annotated, Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.collective import CollectiveParameters
-from pyperf_suite.operators.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
 from pyperf_suite.probes.data_parallel.steps import (
     Fitted,
     buckets_of,
@@ -34,6 +32,8 @@ from pyperf_suite.spec.probe import Probe, RowClaim
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, series, table
 from pyperf_suite.spec.sources import BEKMAN, TRANSFORMERS
+from pyperf_suite.workloads.collective import CollectiveParameters
+from pyperf_suite.workloads.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
 
 HEAD_DIM = 64
 # By which torch.distributed's own all_reduce is measured, over the library that the steps use.

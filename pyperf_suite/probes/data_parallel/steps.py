@@ -10,10 +10,10 @@ from typing import Any
 from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.operators.training.data_parallel import BUCKET_BYTES
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import size_name
 from pyperf_suite.spec.rows import Row, Rows
+from pyperf_suite.workloads.training.data_parallel import BUCKET_BYTES
 
 # Of fewer steps each that is left out takes too much away from two constants.
 FEWEST_STEPS = 4

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.operators.training.on_ranks import MOST_RANKS
-from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.study.results import PARTS, Memory, Predictor, Result, held, results_of
 from pyperf_suite.spec.findings import Bar, Bars, Claim, Figure, Findings, Remark, Table, Verdict, findings, remark
 from pyperf_suite.spec.quantity import Quantity, quantity
 from pyperf_suite.spec.rows import Column, Rows, grouped, mean_speedup, table
+from pyperf_suite.workloads.training.on_ranks import MOST_RANKS
+from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.workloads.training.shape import Checkpointing
 
 # 2.7 B parameters on 16 A100 of Polaris, samples/s over 5 steps, in decreasing order: ZeRO 1 with flash attention, ZeRO
 # 1 without, ZeRO 2, ZeRO 3, pipelines; what is checkpointed is behind all that is not.

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators import find_operator
-from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import NO, Flag, Within, check_axes, read_axes
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.workloads.training.shape import Checkpointing
 
 OPERATOR = "parallel_step"
 MOST_CONFIGURATIONS = 1000
@@ -186,5 +186,5 @@ def _case(global_batch: int, batch: int, data: int, implementation: str, gated: 
         raise UserError(
             f"ZeRO stage {parameters.zero_stage} is shared by data-parallel ranks, and there is one: ask for data=2."
         )
-    find_operator(OPERATOR).implementation(implementation)
+    find_workload(OPERATOR).implementation(implementation)
     return Case(OPERATOR, parameters, implementation)

@@ -14,7 +14,6 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import parse_cpu_list
 from pyperf_suite.hardware.links import nvlink_of, pcie_of
 from pyperf_suite.hardware.topology import PATHS, LinkGraph, Path
-from pyperf_suite.operators.training.topology import TopologyParameters
 from pyperf_suite.probes.topology.checks import EXPECTED, gpu_checks, host_checks, troubles
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.findings import Cell, Findings, Heading, Remark, Table, findings, remark
@@ -22,6 +21,7 @@ from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Rows, grouped, table
 from pyperf_suite.spec.sources import TRANSFORMERS
+from pyperf_suite.workloads.training.topology import TopologyParameters
 
 CHECKS = (
     Column("part", priority=2),

@@ -24,11 +24,11 @@ from pyperf_suite.laws.calibration import POOLED, load_calibration, shipped_cali
 from pyperf_suite.laws.correction import correction, correction_of
 from pyperf_suite.laws.matmul.gemm import GemmLaw
 from pyperf_suite.laws.matmul.gemm_menu import MenuCoefficients
-from pyperf_suite.operators import find_operator
 from pyperf_suite.probes.calibration import PROBE
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.record import Record
+from pyperf_suite.workloads import find_workload
 
 H200 = find_gpu("H200")
 IDENTITY = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}
@@ -39,7 +39,7 @@ PRODUCTS = [case for case in CASES if case.operator == "matmul"]
 
 def law_s(case: Case) -> float:
     """The made-up law: so many FLOP a second, and a start."""
-    return 5e-6 + find_operator(case.operator).work(case.parameters).flop / 500e12
+    return 5e-6 + find_workload(case.operator).work(case.parameters).flop / 500e12
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pyperf_suite.operators.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.study import PROBE
 from pyperf_suite.probes.study import findings as told
 from pyperf_suite.probes.study.findings import ALL, analyse, memory_errors, rank_correlation
@@ -24,6 +22,8 @@ from pyperf_suite.probes.study.results import Prediction, Result, results_of
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Bars, Findings, Remark, Table
+from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.workloads.training.shape import Checkpointing
 
 Layout = Callable[..., Case]
 Visits = Callable[..., list[Record]]

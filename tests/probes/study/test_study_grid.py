@@ -8,7 +8,6 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.operators.training.shape import Checkpointing
 from pyperf_suite.probes.study.grid import (
     MOST_CONFIGURATIONS,
     Configuration,
@@ -19,6 +18,7 @@ from pyperf_suite.probes.study.grid import (
     worlds_of,
 )
 from pyperf_suite.spec.discovery import find_probe
+from pyperf_suite.workloads.training.shape import Checkpointing
 
 CPU = Device("cpu")
 

@@ -1,0 +1,280 @@
+"""What ranks put into a collective so that its result is exact in every type, and what each must find in its output.
+
+Inputs are small whole numbers whose sums, products and extremes the type holds exactly in any order of adding. Which
+value stands where depends on the position and on the rank, so that data from elsewhere or of nobody is seen.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.workloads.collective.parameters import CollectiveParameters
+from pyperf_suite.workloads.dtypes import element_type, round_to, widen
+from pyperf_suite.workloads.operator import Checked
+
+Stored = NDArray[Any]
+
+# Whole numbers up to this are exact in the type: two to the bits of its significand, but for integers their largest or,
+# as values are made in float32, its limit.
+LARGEST_EXACT = {
+    "float32": 1 << 24,
+    "float16": 1 << 11,
+    "bfloat16": 1 << 8,
+    "float8_e4m3fn": 1 << 4,
+    "int32": 1 << 24,
+    "int8": 127,
+}
+
+# Values repeat after so many elements: a prime, so that no shift by a block, a page or a ring's slot goes unseen.
+PERIOD = 65_521
+
+# NaN in every floating-point type and -1 in the integers; no correct output is either.
+POISON_BYTE = 0xFF
+
+
+class Memory(Protocol):
+    """A buffer of a rank, wherever it is; positions count elements, and arrays are in the type's storage."""
+
+    def poison(self) -> None:
+        """Set every byte to POISON_BYTE."""
+        ...
+
+    def repeat(self, first: int, values: Stored, count: int) -> None:
+        """Fill `count` elements from `first` on with the values, which repeat."""
+        ...
+
+    def outside(self, first: int, low: Stored, high: Stored, count: int) -> tuple[int, int]:
+        """Of `count` elements from `first` on, how many are not from low to high, which repeat, and the first such.
+
+        All are compared as unsigned integers of their bits, where they are; positions count from `first`, -1 is none.
+        """
+        ...
+
+    def read(self, first: int, count: int) -> Stored:
+        """So many elements from `first` on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """`count` elements that repeat `values`."""
+
+    values: Stored
+    count: int
+
+    @classmethod
+    def of(cls, period: Stored, phase: int, count: int) -> Stretch:
+        """Of a period that begins in its middle, at `phase`."""
+        return cls(np.ascontiguousarray(np.roll(period, -(phase % len(period)))[:count]), count)
+
+
+@dataclass(frozen=True)
+class RankData:
+    """The inputs of one rank and what it must find after the collective has run once."""
+
+    parameters: CollectiveParameters
+    rank: int
+
+    @property
+    def send_count(self) -> int:
+        """Elements of the send buffer; in place there is one buffer, which is this."""
+        send, receive = self._counts
+        return max(send, receive) if self.parameters.in_place else send
+
+    @property
+    def receive_count(self) -> int:
+        """Elements of the receive buffer; none in place."""
+        return 0 if self.parameters.in_place else self._counts[1]
+
+    @property
+    def input_at(self) -> int:
+        """Where the input begins: in place what a rank sends is its own part of what it receives, or the other way."""
+        send, receive = self._counts
+        return self.rank * send if self.parameters.in_place and send < receive and send else 0
+
+    @property
+    def output_at(self) -> int:
+        """Where the output begins in the buffer that holds it."""
+        send, receive = self._counts
+        return self.rank * receive if self.parameters.in_place and receive < send else 0
+
+    def fill(self, send: Memory | None, receive: Memory | None) -> None:
+        """Poison both buffers and write the input."""
+        for memory in (send, receive):
+            if memory is not None:
+                memory.poison()
+        if send is not None and self._counts[0]:
+            send.repeat(self.input_at, _inputs(self.parameters, self.rank)[: self._counts[0]], self._counts[0])
+
+    def check(self, output: Memory | None) -> Checked:
+        """Compare all of the output (in place the send buffer) with what it must be; a rank without any has none wrong.
+
+        It is compared where it lies, so that 8 GiB on a GPU cost no more of the host than a few bytes do.
+        """
+        wrong, first_wrong, at = 0, "", 0
+        for stretch in self.expected() if output is not None else ():
+            assert output is not None
+            low, high = _bounds(stretch.values, self.parameters)
+            outside, first = output.outside(self.output_at + at, low, high, stretch.count)
+            if outside and not first_wrong:
+                found = output.read(self.output_at + at + first, 1)
+                due = stretch.values[first % len(stretch.values) :][:1]
+                first_wrong = self._in_words(at + first, found, due)
+            wrong += outside
+            at += stretch.count
+        return Checked(wrong, at, first_wrong)
+
+    def expected(self) -> Iterator[Stretch]:
+        """What this rank must have received, in order."""
+        parameters, rank, count = self.parameters, self.rank, self.parameters.count
+        if self._counts[1] == 0:
+            return
+        if parameters.operation.reduces:
+            yield Stretch.of(_reduced(parameters), rank * count if parameters.op == "reduce_scatter" else 0, count)
+            return
+        # Operations that spread a buffer take of each source the part that is this rank's.
+        phase = rank * count if parameters.op in ("scatter", "all_to_all") else 0
+        for source in self._sources():
+            yield Stretch.of(_inputs(parameters, source), phase, count)
+
+    def _sources(self) -> Iterator[int]:
+        """The ranks whose data this one receives, in the order of its buffer."""
+        parameters, rank = self.parameters, self.rank
+        if parameters.op in ("broadcast", "scatter"):
+            yield parameters.root
+        elif parameters.op == "send_receive":
+            yield (rank - 1) % parameters.ranks
+        elif parameters.op == "ping_pong":
+            yield next(pair[pair[0] == rank] for pair in parameters.pairs if rank in pair)
+        elif parameters.pairs:
+            yield from (source for source, destination in parameters.pairs if destination == rank)
+        else:
+            yield from range(parameters.ranks)
+
+    @property
+    def _counts(self) -> tuple[int, int]:
+        return self.parameters.send_count(self.rank), self.parameters.receive_count(self.rank)
+
+    def _in_words(self, position: int, found: Stored, due: Stored) -> str:
+        is_, must_be = (float(widen(value, self.parameters.dtype)[0]) for value in (found, due))
+        return f"element {position} is {is_:g} and must be {must_be:g}"
+
+
+def _bounds(due: Stored, parameters: CollectiveParameters) -> tuple[Stored, Stored]:
+    """The least and the largest value that is right, of each: both what is due unless it may be rounded.
+
+    No value is negative, so floats are in the order of their bits.
+    """
+    tolerance = relative_tolerance(parameters)
+    if not tolerance:
+        return due, due
+    wide = widen(due, parameters.dtype).astype(np.float64)
+    bits = due.view(f"u{due.itemsize}").astype(np.int64)
+
+    def beyond(step: int) -> Stored:
+        """The last value that is within the tolerance, going up or down one value of the type at a time."""
+        at = bits
+        for _ in range(parameters.ranks + 3):  # more values than the tolerance has half units in the last place
+            tried = np.maximum(at + step, 0)
+            value = widen(tried.astype(f"u{due.itemsize}").view(due.dtype), parameters.dtype).astype(np.float64)
+            at = np.where(np.abs(value - wide) <= tolerance * wide, tried, at)
+        return at.astype(f"u{due.itemsize}").view(due.dtype)
+
+    return beyond(-1), beyond(1)
+
+
+def relative_tolerance(parameters: CollectiveParameters) -> float:
+    """How far a result may be off: 0, but for the average of floats over a number of ranks that is no power of two.
+
+    1/n is then rounded, each input times 1/n is, and so is each of n − 1 sums of positive numbers: together less than
+    (n + 1) half units in the last place, and one more for those of expected values (Higham, Accuracy and Stability of
+    Numerical Algorithms, 2002, lemma 3.1).
+    """
+    n, floating = parameters.ranks, not parameters.dtype.startswith("int")
+    if parameters.reduction != "avg" or not floating or n & (n - 1) == 0:
+        return 0.0
+    return (n + 2) / LARGEST_EXACT[parameters.dtype]
+
+
+@functools.lru_cache(maxsize=16)
+def _inputs(parameters: CollectiveParameters, rank: int) -> Stored:
+    """One period of what that rank sends, in storage.
+
+    Where data is reduced all ranks hold h(i) of `_height`, but for one that holds another value: at position i rank
+    i mod n, so that a rank that is left out or counted twice is seen.
+    """
+    position = _positions(parameters)
+    largest = LARGEST_EXACT[parameters.dtype]
+    if not parameters.operation.reduces:
+        return _stored(_mixed(position, rank) % (largest + 1), parameters.dtype)
+    height = _height(parameters)
+    base, other = {
+        "sum": (height, height + 1),
+        "avg": (height, height + _avg_step(parameters)),
+        "prod": (np.ones_like(position), height + 1),
+        "max": (height, height + 1),
+        "min": (height + 1, height),
+    }[parameters.reduction]
+    return _stored(np.where(position % parameters.ranks == rank, other, base), parameters.dtype)
+
+
+@functools.lru_cache(maxsize=16)
+def _reduced(parameters: CollectiveParameters) -> Stored:
+    """One period of what the reduction of all ranks' inputs is."""
+    height, n = _height(parameters), parameters.ranks
+    reduced = {
+        "sum": n * height + 1,
+        "avg": height + _avg_step(parameters) / n,
+        "prod": height + 1,
+        "max": height + 1,
+        "min": height,
+    }[parameters.reduction]
+    return _stored(reduced, parameters.dtype)
+
+
+def _height(parameters: CollectiveParameters) -> NDArray[np.int64]:
+    """h(i): at least 1 wherever n · h(i) + 1 can be exact, and 0 for ranks too many for that."""
+    largest = LARGEST_EXACT[parameters.dtype]
+    if parameters.reduction in ("sum", "avg"):
+        highest = (largest - _avg_step(parameters)) // parameters.ranks
+    else:
+        highest = largest - 1
+    if highest < 0:
+        raise UserError(
+            f"The average of {parameters.ranks} ranks in {parameters.dtype} was asked for, but it cannot be checked "
+            f"exactly beyond {largest}: ask for a wider dtype."
+        )
+    position = _positions(parameters)
+    height: NDArray[np.int64] = 1 + _mixed(position, -1) % highest if highest else np.zeros_like(position)
+    return height
+
+
+def _positions(parameters: CollectiveParameters) -> NDArray[np.int64]:
+    """Those of one period, or of all elements there are where they are fewer."""
+    return np.arange(min(PERIOD, parameters.count * parameters.ranks), dtype=np.int64)
+
+
+def _avg_step(parameters: CollectiveParameters) -> int:
+    """By how much the one rank differs: an average of integers must be one too."""
+    return parameters.ranks if parameters.reduction == "avg" and parameters.dtype.startswith("int") else 1
+
+
+def _mixed(position: NDArray[np.int64], rank: int) -> NDArray[np.int64]:
+    """Numbers that look random, by position and rank: the mixing step of splitmix64 (Steele et al., 2014)."""
+    bits = position.astype(np.uint64) + np.uint64((rank + 1) * 0x9E3779B97F4A7C15 % 2**64)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (bits >> np.uint64(33)).astype(np.int64)
+
+
+def _stored(values: NDArray[Any], dtype: str) -> Stored:
+    rounded = round_to(values.astype(np.float32), dtype)
+    assert rounded.dtype == element_type(dtype).storage
+    return rounded

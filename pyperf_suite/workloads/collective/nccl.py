@@ -1,0 +1,299 @@
+"""Collectives by NCCL, driven by our own C++: each call by itself, or one capture of it replayed.
+
+Between GPUs it is the real library; the host's memory takes a GPU's place where PYPERF_LIBNCCL names a double of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware import nccl_log
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.ranks.group import Group
+from pyperf_suite.workloads.collective.agreement import agree, connect_together
+from pyperf_suite.workloads.collective.data import POISON_BYTE, RankData, Stored
+from pyperf_suite.workloads.collective.direct_copies import require_started_so
+from pyperf_suite.workloads.collective.parameters import CollectiveParameters
+from pyperf_suite.workloads.cuda import cuda_device
+from pyperf_suite.workloads.dtypes import element_type
+from pyperf_suite.workloads.native import native_extension
+from pyperf_suite.workloads.operator import Checked, Kernel
+from pyperf_suite.workloads.ranked import RankedImplementation, RankTimes, Transfers
+
+# Below site-packages: where the wheels of NVIDIA put it, of which torch brings one along.
+WHEEL_PATTERNS = ("nvidia/nccl/lib/libnccl.so.2", "nvidia/cu1?/lib/libnccl.so.2")
+OVERRIDE = "PYPERF_LIBNCCL"
+
+# NCCL's names where they are not ours, and the functions that a version may lack: those are then made of the last.
+DTYPES = {"float8_e4m3fn": "float8_e4m3"}
+FUNCTIONS = {
+    "all_reduce": "ncclAllReduce",
+    "all_gather": "ncclAllGather",
+    "reduce_scatter": "ncclReduceScatter",
+    "broadcast": "ncclBroadcast",
+    "reduce": "ncclReduce",
+    "all_to_all": "ncclAlltoAll",
+    "gather": "ncclGather",
+    "scatter": "ncclScatter",
+}
+# Longer than any step of the ranks: the watchdog, which knows who is missing, is to speak first.
+NCCL_PATIENCE_S = 10.0
+
+SEND_AND_RECEIVE = "ncclSend, ncclRecv"
+
+# Calls in one graph of a short message: launching the graph, and the two events around it, then weigh a sixteenth.
+GRAPH_CALLS = 16
+SHORT_BYTES = 1 << 20
+
+# NCCL 2.24 and later add float8 on Hopper and newer alone (src/enqueue.cc, "FP8 reduction support begins with sm90").
+FLOAT8_SUMS_SINCE = (9, 0)
+
+
+class Nccl(RankedImplementation[CollectiveParameters]):
+    """Calls of NCCL in a loop of C++, each waited for."""
+
+    name = "nccl"
+    device_kind = "any"
+    graph: ClassVar[bool] = False
+
+    def prepare(self, parameters: CollectiveParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+        """Join the communicator, which the first case makes, and allocate this rank's buffers."""
+        connection = _connection(group, device, deadline_s)
+        _require_supported(parameters, connection, device)
+        with _translated(connection.nccl):
+            return NcclTransfers(parameters, connection, self.graph, deadline_s)
+
+
+class NcclGraph(Nccl):
+    """The same call captured once in a graph, which is replayed: what is left when nothing of the host is timed."""
+
+    name = "nccl_graph"
+    graph = True
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The library and the communicator of all ranks, with a collective of one element that serves as barrier."""
+
+    nccl: ModuleType
+    library: Any
+    communicator: Any
+    barrier: Any
+
+
+# Of this process, which belongs to one group of ranks for as long as it lives.
+_CONNECTIONS: dict[str, Connection] = {}
+
+
+def _connection(group: Group, device: Device, deadline_s: float) -> Connection:
+    """This process's connection on that device, made when first asked for; all ranks call it together."""
+    if device.kind in _CONNECTIONS:
+        return _CONNECTIONS[device.kind]
+    nccl, library, memory, unique_id = agree(group, "look for NCCL", lambda: _open(group, device), deadline_s)
+    versions = group.gather("compare NCCL's versions", library.version_text, deadline_s)
+    other = next((rank for rank, version in enumerate(versions) if version != versions[0]), None)
+    if other is not None:
+        raise Unsupported(
+            f"Rank 0 has NCCL {versions[0]} and rank {other} has NCCL {versions[other]}: install the same on all nodes."
+        )
+    first_id = bytes.fromhex(group.from_first("share NCCL's unique id", unique_id.hex(), deadline_s))
+
+    def connect() -> Connection:
+        communicator = nccl.Communicator(
+            library, memory, first_id, group.rank, group.count, deadline_s + NCCL_PATIENCE_S
+        )
+        element = nccl.Buffer(communicator, 4)
+        barrier = nccl.Collective(communicator, "all_reduce", 1, "int32", element, in_place=True)
+        return Connection(nccl, library, communicator, barrier)
+
+    connection = connect_together(group, "connect by NCCL", connect, deadline_s)
+    # What hangs in NCCL cannot be interrupted, but given up: before the watchdog ends the process it is.
+    group.watchdog.before_end(connection.communicator.request_abort)
+    _CONNECTIONS[device.kind] = connection
+    return connection
+
+
+def _open(group: Group, device: Device) -> tuple[ModuleType, Any, Any, bytes]:
+    """(the extension's nccl, the library, the memory it works in, a unique id on rank 0)."""
+    if device.kind != "cuda" and not os.environ.get(OVERRIDE):
+        raise Unsupported("NCCL needs GPUs, and the device asked for is the CPU: ask for gloo.")
+    native = native_extension()
+    nccl = native.nccl
+    with _translated(nccl):
+        library = nccl.Library(list(wheels()))
+        if device.kind == "cuda":
+            gpu = cuda_device(device.index)
+            source = (files("pyperf_suite.kernels") / "cuda" / "periodic.cu").read_text("utf-8")
+            memory = nccl.CudaDevice(gpu.context, gpu.compile("periodic.cu", source, {}, ("--std=c++17",)))
+        else:
+            memory = nccl.HostDevice()
+        return nccl, library, memory, library.unique_id() if group.rank == 0 else b""
+
+
+def wheels() -> Iterator[str]:
+    """Copies of libnccl that Python packages brought."""
+    for folder in sys.path:
+        for pattern in WHEEL_PATTERNS:
+            yield from map(str, sorted(Path(folder or ".").glob(pattern), reverse=True))
+
+
+@contextmanager
+def _translated(nccl: ModuleType) -> Iterator[None]:
+    """Turn the extension's NotAvailable, and a device's memory that is used up, into Unsupported."""
+    try:
+        yield
+    except (nccl.NotAvailable, native_extension().cuda.OutOfMemory) as reason:
+        raise Unsupported(str(reason)) from None
+
+
+def _require_supported(parameters: CollectiveParameters, connection: Connection, device: Device) -> None:
+    """Raise Unsupported for what this library on this device does not do, or these processes were not started for."""
+    require_started_so(parameters.peer_to_peer)
+    if parameters.registered and not connection.library.optional["ncclCommRegister"]:
+        raise Unsupported(
+            f"NCCL {connection.library.version_text} cannot register buffers, 2.19 and later can: update it, or leave "
+            "registered out."
+        )
+    if parameters.logged and nccl_log.own_file() is None:
+        raise Unsupported(
+            "NCCL's log was asked for, but these ranks were started without it: let pyperf-suite start them."
+        )
+    if parameters.dtype.startswith("float8") and parameters.operation.reduces and device.kind == "cuda":
+        capability = tuple(cuda_device(device.index).context.properties.compute_capability)
+        if capability < FLOAT8_SUMS_SINCE:
+            raise Unsupported(
+                f"NCCL reduces float8 on GPUs of compute capability 9.0 or more, and this one has "
+                f"{capability[0]}.{capability[1]}: ask for bfloat16."
+            )
+
+
+class NcclTransfers(Transfers):
+    """One rank's buffers and the collective that is timed.
+
+    NCCL starts a thread of the host for each call on a communicator that does not block, which is in the time of a call
+    by itself; a captured call has been through it when the graph is replayed. The loop is C++ without the interpreter's
+    lock: seconds are between two events on the stream, around the call, and stamps are taken before the call and when
+    the host sees that it is done.
+    """
+
+    def __init__(
+        self, parameters: CollectiveParameters, connection: Connection, graph: bool, deadline_s: float
+    ) -> None:
+        nccl, communicator = connection.nccl, connection.communicator
+        self._data = RankData(parameters, communicator.rank)
+        self._takes_part = parameters.takes_part(communicator.rank)
+        self._barrier, self._graph = connection.barrier, graph
+        self.repeatable = parameters.repeatable
+        is_short = parameters.message_bytes <= SHORT_BYTES
+        self.calls = GRAPH_CALLS if graph and is_short and self.repeatable else 1
+        self._patience_s = deadline_s + NCCL_PATIENCE_S
+        self._send, self._receive = (
+            nccl.Buffer(communicator, count * parameters.element_bytes, parameters.registered) if count else None
+            for count in (self._data.send_count, self._data.receive_count)
+        )
+        self._collective = nccl.Collective(
+            communicator,
+            parameters.op,
+            parameters.count,
+            DTYPES.get(parameters.dtype, parameters.dtype),
+            self._send,
+            self._receive,
+            reduction=parameters.reduction,
+            root=parameters.root,
+            in_place=parameters.in_place,
+            pattern=list(parameters.pairs) if parameters.operation.by_pairs else [],
+        )
+        self._has_run = False
+        self.kernel = Kernel(_function(parameters, connection.library), "nccl", self._details(connection.library))
+
+    def fill(self) -> None:
+        if not self._has_run:
+            # The first run makes connections; it must not be the one that is checked, which in place it would change.
+            self._collective.run(self._patience_s)
+            self._has_run = True
+        self._data.fill(*self._memories())
+
+    def time(self, iterations: int, deadline_s: float) -> RankTimes:
+        # Ranks learn of a block one after the other; what is timed begins for all at once.
+        patience_s = deadline_s + NCCL_PATIENCE_S
+        self._barrier.run(patience_s)
+        if not self._takes_part:
+            return RankTimes(np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+        seconds, arrived_ns, done_ns = self._collective.time(
+            iterations, patience_s, synchronise_each=True, graph_calls=self.calls if self._graph else 0
+        )
+        # Of the calls of one replay each counts an equal share.
+        return RankTimes(seconds / self.calls, arrived_ns, arrived_ns + (done_ns - arrived_ns) // self.calls)
+
+    def check(self) -> Checked:
+        if self._data.parameters.logged:
+            self._keep_choice()
+        send, receive = self._memories()
+        return self._data.check(send if self._data.parameters.in_place else receive)
+
+    def close(self) -> None:
+        self._collective = self._send = self._receive = None
+
+    def _keep_choice(self) -> None:
+        """The algorithm and protocol of the run that just ended, from what NCCL wrote down."""
+        parameters, path = self._data.parameters, nccl_log.own_file()
+        text = path.read_text("utf-8", "replace") if path is not None and path.exists() else ""
+        found = nccl_log.parse(text).choice(parameters.operation.counted_as, parameters.message_bytes, parameters.ranks)
+        if found is not None:
+            told = {"algorithm": found.algorithm, "protocol": found.protocol, "channels": found.channels}
+            self.kernel = replace(self.kernel, details={**self.kernel.details, **told})
+
+    def _memories(self) -> tuple[BufferMemory | None, BufferMemory | None]:
+        dtype = self._data.parameters.dtype
+        send, receive = (BufferMemory(buffer, dtype) if buffer else None for buffer in (self._send, self._receive))
+        return send, receive
+
+    def _details(self, library: Any) -> dict[str, Any]:
+        """The copy in use and what was set for it: a user's own settings explain many a figure."""
+        settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
+        details: dict[str, Any] = {"nccl": library.version_text, "library": library.path}
+        details |= {"graph": True, "calls_per_graph": self.calls} if self._graph else {"thread_per_call": True}
+        details |= {"registered": self._send.registered} if self._send and self._data.parameters.registered else {}
+        return details | ({"settings": settings} if settings else {})
+
+
+@dataclass(frozen=True)
+class BufferMemory:
+    """A buffer of a communicator as data.Memory."""
+
+    buffer: Any
+    dtype: str
+
+    def poison(self) -> None:
+        self.buffer.fill(POISON_BYTE)
+
+    def repeat(self, first: int, values: Stored, count: int) -> None:
+        self.buffer.repeat(values, count * values.itemsize, first * values.itemsize)
+
+    def outside(self, first: int, low: Stored, high: Stored, count: int) -> tuple[int, int]:
+        found: tuple[int, int] = self.buffer.outside(low, high, count, first * low.itemsize)
+        return found
+
+    def read(self, first: int, count: int) -> Stored:
+        element = element_type(self.dtype)
+        read: Stored = np.frombuffer(
+            self.buffer.read(count * element.size_bytes, first * element.size_bytes), element.storage
+        )
+        return read
+
+
+def _function(parameters: CollectiveParameters, library: Any) -> str:
+    """NCCL's name of what is called."""
+    function = FUNCTIONS.get(parameters.op, SEND_AND_RECEIVE)
+    return function if library.optional.get(function, True) else SEND_AND_RECEIVE

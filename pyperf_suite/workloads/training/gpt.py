@@ -1,0 +1,217 @@
+"""The transformer of the training workloads in torch's own modules: small to read, and shaped like those people train.
+
+Imported where a case is prepared and nowhere else, for its classes are torch's.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
+
+from pyperf_suite.errors import Unsupported
+from pyperf_suite.workloads.training.shape import TransformerShape
+
+# What selective checkpointing keeps: results that cost most to compute again for the bytes they take
+# (Korthikanti et al. 2022, section 5, turned round: there attention is what is dropped, for it kept its scores).
+KEPT_BY_SELECTIVE = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
+
+# By the names that shapes have for them.
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
+
+
+class Attention(nn.Module):
+    """Causal self-attention with shared key-value heads: x[batch, seq, hidden] to the same."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = shape.heads, shape.key_value_heads
+        self.head_dim = shape.hidden // shape.heads
+        self.dropout, self.explicit = shape.dropout, shape.attention == "explicit"
+        self.backend = BACKENDS.get(shape.attention)
+        keys = self.kv_heads * self.head_dim
+        self.split = (shape.hidden, keys, keys)
+        self.qkv = nn.Linear(shape.hidden, shape.hidden + 2 * keys, bias=not shape.gated)
+        self.out = nn.Linear(shape.hidden, shape.hidden, bias=not shape.gated)
+        if self.explicit:
+            hidden_keys = torch.ones(shape.seq, shape.seq, dtype=torch.bool).triu(1)
+            self.register_buffer("hidden_keys", hidden_keys, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, seq, _ = x.shape
+        q, k, v = (
+            part.view(batch, seq, -1, self.head_dim).transpose(1, 2) for part in self.qkv(x).split(self.split, dim=-1)
+        )
+        attend = self._explicit if self.explicit else self._sdpa
+        return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
+
+    def _sdpa(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        shared = self.kv_heads != self.heads
+        with sdpa_kernel(self.backend) if self.backend is not None else nullcontext():
+            return functional.scaled_dot_product_attention(
+                q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=shared
+            )
+
+    def _explicit(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group = self.heads // self.kv_heads
+        if group > 1:
+            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)
+        weights = scores.masked_fill(self.get_buffer("hidden_keys"), float("-inf")).softmax(dim=-1)
+        return functional.dropout(weights, self.dropout, self.training) @ v
+
+
+class Mlp(nn.Module):
+    """GPT-2's two matrices with GELU, or Llama's three with SwiGLU."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(shape.hidden, shape.width, bias=False) if shape.gated else None
+        self.up = nn.Linear(shape.hidden, shape.width, bias=not shape.gated)
+        self.down = nn.Linear(shape.width, shape.hidden, bias=not shape.gated)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is not None:
+            return self.down(functional.silu(self.gate(x)) * self.up(x))
+        return self.down(functional.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a norm and beside the residual."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = norm(shape), norm(shape)
+        self.attention, self.mlp = Attention(shape), Mlp(shape)
+        self.dropout = shape.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + functional.dropout(self.attention(self.attention_norm(x)), self.dropout, self.training)
+        return x + functional.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
+
+
+class Blocks(nn.Module):
+    """A stack of blocks, checkpointed as the shape asks."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.checkpointing = shape.checkpointing
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.checkpointing.kind == "none" or not self.training:
+            return _through(self.blocks, x)
+        group, context = 1, _selective
+        if self.checkpointing.kind == "every":
+            group, context = self.checkpointing.every, noop_context_fn
+        for first in range(0, len(self.blocks), group):
+            run = functools.partial(_through, self.blocks[first : first + group])
+            x = checkpoint(run, x, use_reentrant=False, context_fn=context)
+        return x
+
+
+class Gpt(nn.Module):
+    """Embeddings, blocks, norm, logits: tokens[batch, seq] and targets of the same shape to the mean loss in nats."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocab, shape.hidden)
+        self.positions = nn.Embedding(shape.seq, shape.hidden)
+        self.dropout = shape.dropout
+        self.blocks = Blocks(shape)
+        self.norm = norm(shape)
+        self.logits = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        if shape.tied:
+            self.logits.weight = self.tokens.weight
+        self.register_buffer("places", torch.arange(shape.seq), persistent=False)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        nn.init.normal_(self.positions.weight, std=0.02)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(self.get_buffer("places")[: tokens.shape[1]])
+        x = self.blocks(functional.dropout(x, self.dropout, self.training))
+        logits = self.logits(self.norm(x)).flatten(0, 1)
+        # In float32 where it was less, but a float64 reference stays one.
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return functional.cross_entropy(logits.to(wide), targets.flatten())
+
+
+def norm(shape: TransformerShape) -> nn.Module:
+    """RMSNorm where gated, as Llama has it, else LayerNorm."""
+    return nn.RMSNorm(shape.hidden, eps=1e-5) if shape.gated else nn.LayerNorm(shape.hidden)
+
+
+def build(shape: TransformerShape, seed: int = 0) -> nn.Module:
+    """The seeded model in training mode on the CPU: a Gpt, or Blocks where there is no vocabulary."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Gpt(shape) if shape.vocab else Blocks(shape)
+
+
+def require_attention(shape: TransformerShape, device: torch.device | str, dtype: torch.dtype) -> None:
+    """Raise Unsupported where the backend that attention is pinned to cannot take the shape there, in torch's words."""
+    if shape.attention not in BACKENDS:
+        return
+    attention = Attention(replace(shape, batch=1)).to(device, dtype)
+    x = torch.zeros(1, shape.seq, shape.hidden, device=device, dtype=dtype)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            attention(x).sum().backward()
+        except RuntimeError as error:
+            reasons = [str(each.message).split("(Triggered")[0].strip() for each in warned]
+            said = next((each for each in reasons if each and not each.endswith("because:")), str(error))
+            raise Unsupported(
+                f"torch's {shape.attention} attention cannot take heads of {attention.head_dim} in {dtype} on this "
+                f"{torch.device(device).type} ({said}): ask for sdpa, which chooses among those that can."
+            ) from None
+
+
+def inputs(shape: TransformerShape, seed: int = 0) -> tuple[Tensor, ...]:
+    """Seeded tokens and targets [batch, seq] for a Gpt, or a standard normal x[batch, seq, hidden] for Blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    if not shape.vocab:
+        return (torch.randn(shape.batch, shape.seq, shape.hidden, generator=generator),)
+    drawn = torch.randint(shape.vocab, (shape.batch, shape.seq + 1), generator=generator)
+    # Each in its own memory, which slices of a single sequence would share.
+    own = torch.contiguous_format
+    return drawn[:, :-1].clone(memory_format=own), drawn[:, 1:].clone(memory_format=own)
+
+
+def _through(blocks: Any, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def _selective() -> Any:
+    def policy(_context: Any, operation: Callable[..., Any], *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operation in KEPT_BY_SELECTIVE else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)

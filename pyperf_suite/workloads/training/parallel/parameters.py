@@ -1,0 +1,101 @@
+"""How a training step is cut over ranks, as plain data: DP, TP, PP with chunks, the stage of ZeRO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.training.memory import LAST_STAGE
+from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS, require_within, require_words
+from pyperf_suite.workloads.training.shape import TransformerShape
+
+MOST_MICRO_BATCHES = 1 << 12
+WORDS = {"dtype": tuple(DTYPES)}
+BOUNDS = {
+    "data": (1, MOST_RANKS),
+    "tensor": (1, MOST_RANKS),
+    "pipeline": (1, MOST_RANKS),
+    "chunks": (1, MOST_RANKS),
+    "micro_batches": (1, MOST_MICRO_BATCHES),
+}
+
+
+@dataclass(frozen=True)
+class ParallelStepParameters(TransformerShape):
+    """A transformer on `data` x `tensor` x `pipeline` ranks, with an AdamW step at the end of each iteration.
+
+    `batch` is the sequences of one micro-batch on one data-parallel rank, `micro_batches` how many of them make an
+    iteration there: the global batch is their product with `data`. Ranks are placed as Megatron-LM does, TP innermost,
+    then DP, then PP. `pipeline` stages hold `chunks` groups of layers each (1: 1F1B; more: the interleaved schedule).
+    `zero_stage` 0 is DDP, 1 DDP with ZeroRedundancyOptimizer, 2 FSDP2 that keeps parameters after forward, 3 FSDP2 that
+    shards them again. TP goes with sequence parallelism.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    chunks: int = 1
+    zero_stage: int = 0
+    micro_batches: int = 1
+    dtype: str = "float32"
+
+    @property
+    def ranks(self) -> int:
+        """Of all groups together."""
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of one iteration over all ranks."""
+        return self.batch * self.micro_batches * self.data
+
+    @property
+    def name(self) -> str:
+        """As in `dp2 tp2 zero1 flash`: what differs from one rank that does everything."""
+        cuts = ("data", "dp"), ("tensor", "tp"), ("pipeline", "pp"), ("chunks", "v")
+        parts = [f"{short}{getattr(self, name)}" for name, short in cuts if getattr(self, name) > 1] or ["1 rank"]
+        parts += [f"zero{self.zero_stage}"] if self.zero_stage else []
+        parts += [self.attention]
+        parts += [f"ckpt {self.checkpointing}"] if self.checkpointing.kind != "none" else []
+        return " ".join(parts)
+
+    def validate(self) -> None:
+        """Raise UserError for what cannot be, whoever implements it."""
+        super().validate()
+        require_words(self, WORDS)
+        if not 0 <= self.zero_stage <= LAST_STAGE:
+            raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {self.zero_stage} was asked for.")
+        require_within(self, BOUNDS)
+        if self.ranks > MOST_RANKS:
+            raise UserError(f"{self.ranks} ranks were asked for: ask for {MOST_RANKS} at most.")
+        if self.dropout:
+            raise UserError("Gradients of a step with dropout cannot be compared with a single process's: leave it 0.")
+        if not self.vocab:
+            raise UserError("A study trains a whole GPT: give a vocab of at least 1.")
+        self._validate_cuts()
+
+    def _validate_cuts(self) -> None:
+        """Raise UserError where heads, widths, the sequence or layers do not divide."""
+        for what, size in (
+            ("heads", self.heads),
+            ("key-value heads", self.key_value_heads),
+            ("columns of the MLP", self.width),
+            ("tokens of a sequence", self.seq),
+            ("entries of the vocabulary", self.vocab),
+        ):
+            if size % self.tensor:
+                raise UserError(f"{size} {what} cannot be cut over TP = {self.tensor} evenly: choose a divisor.")
+        stages = self.pipeline * self.chunks
+        if self.layers % stages:
+            raise UserError(
+                f"{self.layers} layers cannot be cut into {self.pipeline} stages of {self.chunks} chunks evenly."
+            )
+        if self.chunks > 1 and self.pipeline == 1:
+            raise UserError(f"{self.chunks} chunks are of a pipeline, but there is one stage: ask for pipeline=2.")
+        if self.chunks > 1 and self.micro_batches % self.pipeline:
+            raise UserError(
+                f"The interleaved schedule needs a multiple of {self.pipeline} micro-batches, but there are "
+                f"{self.micro_batches}."
+            )
+        if self.pipeline > 1 and self.tied:
+            raise UserError("The embedding and the logits lie on different stages: ask for tied=false with a pipeline.")

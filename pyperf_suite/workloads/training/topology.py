@@ -1,0 +1,214 @@
+"""How this machine is put together, as it tells itself: sockets, memory nodes, PCIe links, and GPUs among each other.
+
+Only what is read stands here; what to expect of it is the probe's (probes/topology/checks.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware import cgroup, cpu, pcie, topology, virtualisation
+from pyperf_suite.hardware.cpu_layout import CpuLayout, read_layout
+from pyperf_suite.hardware.cuda_driver import Gpu, gpus
+from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_cpu_list
+from pyperf_suite.hardware.nvml import Nvml, nvml
+from pyperf_suite.hardware.pcie import PcieLink
+from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.workloads.operator import Inspected, InspectingImplementation, Inspection, Kernel
+
+PARTS = ("host", "gpus")
+# Variables that take a path away from NCCL, as left behind by yesterday's search for an error.
+NCCL_SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_LEVEL")
+# An idle GPU's link comes back within milliseconds of the first copy; this is how long it is waited for.
+AWAKE_S = 0.3
+COPIED_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class TopologyParameters:
+    """What is read: the "host", or the "gpus" that this process sees."""
+
+    part: str = "host"
+
+
+class Topology(Inspected[TopologyParameters]):
+    """What is connected to what."""
+
+    name = "topology"
+    parameters_type = TopologyParameters
+
+    def __init__(self) -> None:
+        self.implementations: Mapping[str, InspectingImplementation[TopologyParameters]] = {"system": System()}
+
+    def validate(self, parameters: TopologyParameters) -> None:
+        """Raise UserError for a part there is not."""
+        if parameters.part not in PARTS:
+            raise UserError(f"Unknown part of a machine {parameters.part!r}: choose from {', '.join(PARTS)}.")
+
+
+class System(InspectingImplementation[TopologyParameters]):
+    """The operating system's word, and the driver's for GPUs."""
+
+    name = "system"
+    device_kind = "any"
+
+    def inspect(self, parameters: TopologyParameters) -> Inspection:
+        """Read it. Raises Unsupported where there is no GPU to ask about."""
+        files = KernelFiles()
+        details = host_details(files) if parameters.part == "host" else gpu_details(files)
+        counts: dict[str, int] = {name: len(details[name]) for name in ("nodes", "pcie", "gpus") if name in details}
+        counts.update((name, details[name]) for name in ("sockets", "cores") if name in details)
+        metrics = {name: _count(value) for name, value in counts.items()}
+        return Inspection(metrics, Kernel("topology", parameters.part, details))
+
+
+def host_details(files: KernelFiles) -> dict[str, Any]:
+    """Plain JSON about CPUs, memory nodes, links, and the walls around this process."""
+    found, layout = cpu.detect(), read_layout(files)
+    return {
+        "model": found.model,
+        "sockets": layout.sockets,
+        "cores": layout.cores,
+        "online": cpu_list(layout.online),
+        "l2_bytes": found.l2_bytes,
+        "l2_total_bytes": found.l2_total_bytes,
+        "l3_bytes": found.l3_bytes,
+        "l3_total_bytes": found.l3_total_bytes,
+        "caches_assumed": found.caches_assumed,
+        "quota_cores": cgroup.cpu_quota_cores(files),
+        "memory_left_bytes": cgroup.memory_available_bytes(files),
+        "hypervisor": virtualisation.hypervisor(files, frozenset(found.isa_flags)),
+        "container": virtualisation.container(files),
+        "pcie": [device.to_json() for device in pcie.devices(files)],
+        **_placement(layout),
+    }
+
+
+def gpu_details(files: KernelFiles) -> dict[str, Any]:
+    """Plain JSON about the GPUs that CUDA lets this process see. Raises Unsupported where there is none."""
+    try:
+        present = gpus()
+    except Unavailable as reason:
+        raise Unsupported(f"The GPUs cannot be asked: {reason}.") from None
+    if not present:
+        raise Unsupported("This process sees no GPU.")
+    manager, graph = nvml(), topology.read()
+    return {
+        "gpus": [_gpu(gpu, manager, files) for gpu in present],
+        "direct_copies": _direct_copies(present, manager),
+        "matrix": None if isinstance(graph, Unavailable) else graph.to_json(),
+        "unavailable": [str(each) for each in (manager, graph) if isinstance(each, Unavailable)],
+        "nccl": {name: value for name in NCCL_SWITCHES if (value := os.environ.get(name)) is not None},
+        **_placement(read_layout(files)),
+    }
+
+
+def _direct_copies(present: Sequence[Gpu], manager: Nvml | Unavailable) -> dict[str, str]:
+    """For every two GPUs by CUDA's numbers, as in `0-3`, what NVML says of copies between them; of slices nothing."""
+    whole = [gpu for gpu in present if not gpu.uuid.startswith("MIG-")]
+    if isinstance(manager, Unavailable):
+        return {}
+    told = {
+        f"{one.index}-{other.index}": manager.direct_copies(one.uuid, other.uuid)
+        for one, other in combinations(whole, 2)
+    }
+    return {pair: words for pair, words in told.items() if words is not None}
+
+
+def _placement(layout: CpuLayout) -> dict[str, Any]:
+    return {
+        "allowed_cpus": cpu_list(layout.allowed_cpus),
+        "allowed_nodes": cpu_list(layout.allowed_nodes),
+        "nodes": [
+            {
+                "number": node.number,
+                "cpus": cpu_list(node.cpus),
+                "memory_bytes": node.memory_bytes,
+                "distances": list(node.distances),
+            }
+            for node in layout.nodes
+        ],
+    }
+
+
+def _gpu(gpu: Gpu, manager: Nvml | Unavailable, files: KernelFiles) -> dict[str, Any]:
+    """One GPU by CUDA's number; NVML's word on its link before the kernel's."""
+    told: dict[str, Any] = {
+        "index": gpu.index,
+        "name": gpu.name,
+        "compute_capability": list(gpu.compute_capability),
+    }
+    if isinstance(manager, Unavailable):
+        return told
+    address = manager.pci_address(gpu.uuid)
+    seen = pcie.device(files, address) if address else None
+    cpus = parse_cpu_list(files.text(f"{pcie.FOLDER}/{address}/local_cpulist")) if address else frozenset()
+    now, awake = _link_now(gpu, manager)
+    figures = manager.pcie(gpu.uuid)
+    slot = _link(figures, "slot_generation", "slot_width")
+    card = seen.card if seen else None
+    if "card_generation" in figures and (card or slot):
+        card = PcieLink(figures["card_generation"], (card or slot).width)  # type: ignore[union-attr]
+    number = manager.index(gpu.uuid)
+    return told | {
+        "smi": None if number is None else f"GPU{number}",
+        "numa_node": seen.numa_node if seen else None,
+        "cpus": cpu_list(cpus),
+        "now": str(now) if now else None,
+        "awake": awake,
+        "slot": str(slot) if slot else None,
+        "card": str(card) if card else None,
+        "nvlinks": list(manager.nvlink_states(gpu.uuid)),
+        "pcie_replays": manager.pcie_replays(gpu.uuid),
+    }
+
+
+def _link_now(gpu: Gpu, manager: Nvml) -> tuple[PcieLink | None, bool]:
+    """The GPU's link, and whether it was seen at its best or at work: an idle one may have slowed down."""
+
+    def ask() -> PcieLink | None:
+        return _link(manager.pcie(gpu.uuid), "generation", "width")
+
+    now = ask()
+    best = _link(manager.pcie(gpu.uuid), "slot_generation", "slot_width")
+    if now is None or best is None or now.common(best) == best:
+        return now, now is not None
+    at_work = _at_work(gpu.index, ask)
+    return (max(at_work, now), True) if at_work else (now, False)
+
+
+def _at_work(index: int, ask: Callable[[], PcieLink | None]) -> PcieLink | None:
+    """The best link while bytes are copied to that GPU; None where torch cannot copy."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    seen: list[PcieLink] = []
+    # An exclusive GPU that another process holds, or one without free memory, stays asleep to us.
+    with contextlib.suppress(RuntimeError, AssertionError):
+        host = torch.empty(COPIED_BYTES, dtype=torch.uint8)
+        there = torch.empty_like(host, device=torch.device("cuda", index))
+        end = time.monotonic() + AWAKE_S
+        while time.monotonic() < end:
+            there.copy_(host)
+            if (link := ask()) is not None:
+                seen.append(link)
+    return max(seen, default=None)
+
+
+def _link(figures: Mapping[str, int], generation: str, width: str) -> PcieLink | None:
+    if not figures.get(generation) or not figures.get(width):
+        return None
+    return PcieLink(figures[generation], figures[width])
+
+
+def _count(value: int) -> dict[str, Any]:
+    return {"unit": "", "samples": [value]} | dict.fromkeys(("value", "low", "high", "q20", "q80"), value)

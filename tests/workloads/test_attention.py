@@ -1,0 +1,253 @@
+"""Every implementation of attention is right on shapes that break things, and what cannot be is one clear sentence."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.laws.attention.counted import Blocks
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.attention import Attention, AttentionParameters
+from pyperf_suite.workloads.attention.flex import time_limit
+from pyperf_suite.workloads.attention.operands import split_output
+from pyperf_suite.workloads.attention.torch_sdpa import reason_of_refusal
+from pyperf_suite.workloads.dtypes import widen
+from pyperf_suite.workloads.operator import Kernel
+
+CPU = resolve("cpu")
+EVERYWHERE = ("sdpa_default", "sdpa_flash", "sdpa_math", "two_gemm", "two_gemm_products")
+
+# A single one of everything; odd sizes and grouped queries; decode with one key head; more keys than queries.
+CASES = [
+    AttentionParameters(1, 1, 1, 1),
+    AttentionParameters(2, 4, 40, 33, 65, kv_heads=2, causal=True),
+    AttentionParameters(1, 4, 64, 1, 97, kv_heads=1, causal=True),
+    AttentionParameters(2, 3, 72, 67, causal=True),
+    AttentionParameters(1, 2, 16, 31, 64),
+]
+
+
+@pytest.fixture(autouse=True)
+def torchs_switches_as_they_were() -> Iterator[None]:
+    switches = pytest.importorskip("torch").backends.cuda
+    yield
+    for backend in ("flash", "cudnn", "mem_efficient", "math"):
+        getattr(switches, f"enable_{backend}_sdp")(True)
+
+
+def verified(implementation: str, parameters: AttentionParameters) -> Kernel:
+    """The kernel that computed a case on two operand sets, both results right."""
+    operator = Attention()
+    operator.validate(parameters)
+    operator.implementation(implementation).validate(parameters)
+    operands = operator.operands(parameters, seed=1)
+    launches = operator.implementation(implementation).prepare(parameters, operands, 2, CPU)
+    launches.poison()
+    for index in (0, 1):
+        launches.launch(index)
+        verdict = operator.verify(parameters, operands, launches.output(index))
+        assert verdict.passed, verdict.message
+    return launches.kernel
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("implementation", EVERYWHERE)
+@pytest.mark.parametrize("parameters", CASES, ids=lambda each: f"{each.q_shape}x{each.k_shape}")
+def test_every_implementation_of_torch_agrees_with_the_reference(
+    parameters: AttentionParameters, implementation: str, dtype: str, backward: bool
+) -> None:
+    verified(implementation, replace(parameters, dtype=dtype, backward=backward))
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("implementation", EVERYWHERE)
+def test_each_operand_set_has_its_own_result_and_none_before_it_was_launched(
+    implementation: str, backward: bool
+) -> None:
+    operator, parameters = Attention(), replace(CASES[1], dtype="float32", backward=backward)
+    operands = operator.operands(parameters, seed=3)
+    launches = operator.implementation(implementation).prepare(parameters, operands, 3, CPU)
+    launches.launch(0)
+    launches.poison()
+    for index in (0, 1, 2):
+        assert not operator.verify(parameters, operands, launches.output(index)).passed
+        launches.launch(index)
+        verdict = operator.verify(parameters, operands, launches.output(index))
+        assert verdict.passed, verdict.message
+
+
+def test_the_backend_that_torch_picks_is_recorded_and_so_is_how_it_was_asked() -> None:
+    kernel = verified("sdpa_default", replace(CASES[1], dtype="float32"))
+    assert kernel.path == "flash"
+    assert kernel.details["mask"] == "boolean"
+    assert kernel.details["gqa"] == "enable_gqa"
+    assert verified("sdpa_math", replace(CASES[1], dtype="float32")).path == "math"
+
+
+@pytest.mark.parametrize(("case", "mask"), [(1, "boolean"), (2, "none"), (3, "is_causal"), (4, "none")])
+def test_causality_is_asked_for_as_is_causal_only_where_that_is_the_same(case: int, mask: str) -> None:
+    assert verified("sdpa_flash", CASES[case]).details["mask"] == mask
+
+
+def test_a_backend_once_forced_does_not_bind_the_next_case() -> None:
+    verified("sdpa_math", CASES[4])
+    assert verified("sdpa_default", CASES[4]).path == "flash"
+
+
+@pytest.mark.parametrize("implementation", ["sdpa_cudnn", "sdpa_efficient"])
+def test_backends_that_only_gpus_have_say_so(implementation: str) -> None:
+    with pytest.raises(Unsupported, match=r"runs on GPUs only\.$"):
+        verified(implementation, CASES[0])
+
+
+def test_the_reason_of_a_refusal_is_what_torch_warned_of_under_the_backends_name() -> None:
+    warned = [
+        "Memory efficient kernel not used because: (Triggered internally at sdp_utils.cpp:985.)",
+        "Memory Efficient attention has been runtime disabled. (Triggered internally at sdp_utils.h:605.)",
+        "Flash attention kernel not used because: (Triggered internally at sdp_utils.cpp:987.)",
+        "Expected query, key and value to all be of dtype: {Half, BFloat16}. Got float.\n(Triggered internally at 1.)",
+        "CuDNN attention kernel not used because: (Triggered internally at sdp_utils.cpp:989.)",
+        "cuDNN attention has been runtime disabled. (Triggered internally at sdp_utils.cpp:583.)",
+    ]
+    error = "No available kernel. Aborting execution."
+    assert (
+        reason_of_refusal("flash", warned, error)
+        == "Expected query, key and value to all be of dtype: {Half, BFloat16}. Got float."
+    )
+    assert reason_of_refusal("cudnn", warned, error) == "cuDNN attention has been runtime disabled."
+    assert reason_of_refusal("math", warned, error) == error
+    assert reason_of_refusal("math", [], "") == "it gives no reason."
+
+
+def test_a_backend_that_refuses_is_unsupported_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+
+    def refuse(*operands: Any, **arguments: Any) -> None:
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
+    with pytest.raises(
+        Unsupported, match=r"^torch's flash backend of attention refuses this case: No available kernel"
+    ):
+        verified("sdpa_flash", CASES[1])
+
+
+def test_keys_are_expanded_where_a_backend_takes_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    functional = pytest.importorskip("torch").nn.functional
+    original = functional.scaled_dot_product_attention
+
+    def without_groups(*operands: Any, enable_gqa: bool = False, **arguments: Any) -> Any:
+        if enable_gqa:
+            raise RuntimeError("this backend takes no groups")
+        return original(*operands, **arguments)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", without_groups)
+    for backward in (False, True):
+        assert verified("sdpa_flash", replace(CASES[1], backward=backward)).details["gqa"] == "expanded"
+
+
+@pytest.mark.parametrize("implementation", ["sdpa_math", "two_gemm", "two_gemm_products"])
+def test_a_score_matrix_larger_than_free_memory_is_refused_before_it_is_tried(
+    implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyperf_suite.hardware.memory.available_bytes", lambda: 10**6)
+    with pytest.raises(Unsupported, match=r"score matrix of 262144 pairs .* 0\.001 GB are free"):
+        verified(implementation, AttentionParameters(1, 4, 16, 256))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("parameters", CASES, ids=lambda each: f"{each.q_shape}x{each.k_shape}")
+def test_flex_attention_is_asked_for_the_same_masks_and_groups(
+    parameters: AttentionParameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not compiled, which takes half a minute: what is asked of it is the same.
+    monkeypatch.setattr(pytest.importorskip("torch"), "compile", lambda function, **options: function)
+    assert verified("flex", parameters).path == "compiled"
+
+
+def test_flex_attention_that_does_not_compile_is_unsupported_with_the_compilers_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        raise RuntimeError("\n  no C++ compiler was found\nand much more")
+
+    monkeypatch.setattr(pytest.importorskip("torch"), "compile", fails)
+    with pytest.raises(Unsupported, match=r"does not compile for this case: no C\+\+ compiler was found$"):
+        verified("flex", CASES[0])
+    with pytest.raises(Unsupported, match="no backward pass on CPUs"):
+        verified("flex", replace(CASES[0], backward=True))
+
+
+def test_a_compiler_that_catches_everything_still_ends_when_its_time_has_passed() -> None:
+    def compile_without_end() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+
+    with pytest.raises(Unsupported, match=r"did not compile within 0\.05 s"), time_limit(0.05):
+        compile_without_end()
+
+
+@pytest.mark.parametrize("implementation", ["sdpa_default", "sdpa_flash", "flex", "two_gemm"])
+def test_a_library_refuses_blocks_of_ours(implementation: str) -> None:
+    parameters = replace(CASES[0], blocks=Blocks(64, 64))
+    with pytest.raises(UserError, match="chooses its blocks itself, but 64x64"):
+        Attention().implementation(implementation).validate(parameters)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"kv_heads": 5}, "must divide the 12 heads: choose from 1, 2, 3, 4, 6, 12"),
+        ({"kv_heads": 24}, "24 key heads"),
+        ({"causal": True, "seq_k": 60}, "the first 4 queries would see no key"),
+        ({"dtype": "float8_e4m3fn"}, "choose from float32, float16, bfloat16"),
+        ({"head_dim": 0}, "head_dim = 0"),
+        ({"seq_k": -1}, "seq_k = -1"),
+        ({"seq_q": 1 << 40}, "seq_q = 1099511627776"),
+    ],
+)
+def test_parameters_that_cannot_be_are_refused_with_what_can(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        find_workload("attention").validate(replace(AttentionParameters(1, 12, 64, 64), **changed))
+
+
+def test_work_counts_what_is_visible_and_each_operand_once() -> None:
+    parameters = AttentionParameters(2, 4, 8, 3, 5, kv_heads=2, causal=True)
+    work = Attention().work(parameters)
+    assert work.flop == 4 * 2 * 4 * 8 * (3 + 4 + 5)
+    queries, keys = 2 * 4 * 3 * 8, 2 * 2 * 5 * 8
+    assert work.bytes == 2 * (2 * queries + 2 * keys)
+    backward = Attention().work(replace(parameters, backward=True))
+    assert backward.flop == work.flop * 5 // 2
+    assert backward.bytes == 2 * (4 * queries + 4 * keys)
+
+
+def test_operands_are_the_seeds_own_and_normal() -> None:
+    operator, parameters = Attention(), AttentionParameters(2, 4, 32, 64, backward=True)
+    operands = operator.operands(parameters, seed=3)
+    for name in ("q", "k", "v", "do"):
+        np.testing.assert_array_equal(operands[name], operator.operands(parameters, seed=3)[name])
+        assert not np.array_equal(operands[name], operator.operands(parameters, seed=4)[name])
+        values = widen(operands[name], "bfloat16")
+        assert abs(float(np.mean(values))) < 0.05
+        assert abs(float(np.std(values)) - 1) < 0.05
+    assert set(operands) == {"q", "k", "v", "o", "do", "dq", "dk", "dv"}
+
+
+def test_gradients_stand_one_behind_the_other() -> None:
+    parameters = AttentionParameters(1, 2, 2, 3, 4, kv_heads=1, backward=True)
+    parts = split_output(parameters, np.arange(12 + 8 + 8))
+    assert [(name, part.shape, int(part.ravel()[0])) for name, part in parts.items()] == [
+        ("dq", (1, 2, 3, 2), 0),
+        ("dk", (1, 1, 4, 2), 12),
+        ("dv", (1, 1, 4, 2), 20),
+    ]

@@ -1,0 +1,382 @@
+"""Collectives as cases: what can be asked for, data that is exact in every type, and gloo doing all of it for real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.profiles import QUICK
+from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.workloads.collective import Collective, CollectiveParameters, torch_transfers
+from pyperf_suite.workloads.collective.data import PERIOD, POISON_BYTE, RankData, relative_tolerance
+from pyperf_suite.workloads.collective.parameters import DTYPES, OPERATIONS, REDUCTIONS
+from pyperf_suite.workloads.collective.torch_transfers import TensorMemory
+from pyperf_suite.workloads.dtypes import element_type, round_to, widen
+
+REDUCE = {
+    "sum": np.add,
+    "avg": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+class ArrayMemory:
+    """A numpy array as a buffer of a rank."""
+
+    def __init__(self, count: int, dtype: str) -> None:
+        self.array = np.zeros(count, element_type(dtype).storage)
+
+    def poison(self) -> None:
+        self.array.view(np.uint8)[:] = POISON_BYTE
+
+    def write(self, first: int, values: np.ndarray) -> None:
+        self.array[first : first + len(values)] = values
+
+    def repeat(self, first: int, values: np.ndarray, count: int) -> None:
+        self.array[first : first + count] = values[np.arange(count) % len(values)]
+
+    def outside(self, first: int, low: np.ndarray, high: np.ndarray, count: int) -> tuple[int, int]:
+        bits = f"u{low.itemsize}"
+        at, found = np.arange(count) % len(low), self.array[first : first + count].view(bits)
+        wrong = np.flatnonzero((found < low.view(bits)[at]) | (found > high.view(bits)[at]))
+        return len(wrong), int(wrong[0]) if len(wrong) else -1
+
+    def read(self, first: int, count: int) -> np.ndarray:
+        return self.array[first : first + count]
+
+
+def variants(ranks: int, dtype: str) -> Iterator[CollectiveParameters]:
+    """Every operation with every reduction, in place and out of place, from the first and from the last rank."""
+    for name, operation in OPERATIONS.items():
+        if ranks == 1 and name in ("ping_pong", "bisection", "pairs"):
+            continue
+        for reduction in REDUCTIONS if operation.reduces else ("sum",):
+            for in_place in (False, True) if operation.in_place else (False,):
+                for root in {0, ranks - 1} if operation.has_root else (0,):
+                    pattern = f"{ranks - 1}-0" if operation.by_pairs else ""
+                    yield CollectiveParameters(name, 24 * ranks, ranks, dtype, in_place, reduction, root, pattern)
+
+
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    return round_to(values.astype(np.float32), dtype)
+
+
+def reduced(parameters: CollectiveParameters, inputs: list[np.ndarray]) -> np.ndarray:
+    """The reduction in the type's own precision, rank after rank from the last to the first."""
+    dtype = parameters.dtype
+    # NCCL multiplies floats by 1/n before it adds them, and divides sums of integers.
+    early = parameters.reduction == "avg" and not dtype.startswith("int")
+    values = [widen(rounded(widen(each, dtype) / parameters.ranks, dtype) if early else each, dtype) for each in inputs]
+    total = values[-1]
+    for value in values[-2::-1]:
+        total = widen(rounded(REDUCE[parameters.reduction](total, value), dtype), dtype)
+    late = parameters.reduction == "avg" and not early
+    return rounded(total / parameters.ranks if late else total, dtype)
+
+
+def received(parameters: CollectiveParameters, rank: int, inputs: list[np.ndarray]) -> np.ndarray | None:
+    """What an implementation that is right leaves on that rank, told independently of the code under test."""
+    n, count = parameters.ranks, parameters.count
+    mine = slice(rank * count, (rank + 1) * count)
+    is_root = rank == parameters.root
+    half = n // 2
+    return {
+        "all_reduce": lambda: reduced(parameters, inputs),
+        "reduce": lambda: reduced(parameters, inputs) if is_root else None,
+        "reduce_scatter": lambda: reduced(parameters, inputs)[mine],
+        "all_gather": lambda: np.concatenate(inputs),
+        "gather": lambda: np.concatenate(inputs) if is_root else None,
+        "broadcast": lambda: inputs[parameters.root],
+        "scatter": lambda: inputs[parameters.root][mine],
+        "all_to_all": lambda: np.concatenate([each[mine] for each in inputs]),
+        "send_receive": lambda: inputs[rank - 1],
+        "bisection": lambda: inputs[(rank + half) % (2 * half)] if rank < 2 * half else None,
+        "ping_pong": lambda: {0: inputs[n - 1], n - 1: inputs[0]}.get(rank),
+        "pairs": lambda: inputs[n - 1] if rank == 0 else None,
+    }[parameters.op]()
+
+
+def run_on_all_ranks(parameters: CollectiveParameters) -> list[tuple[RankData, ArrayMemory | None]]:
+    """Each rank's data and its output after the collective has run, by the test's own words for it."""
+    ranks = [RankData(parameters, rank) for rank in range(parameters.ranks)]
+    buffers = []
+    for data in ranks:
+        send, receive = (
+            ArrayMemory(count, parameters.dtype) if count else None for count in (data.send_count, data.receive_count)
+        )
+        data.fill(send, receive)
+        buffers.append((send, receive))
+    inputs = [
+        send.array[data.input_at : data.input_at + parameters.send_count(data.rank)].copy() if send else np.empty(0)
+        for data, (send, _) in zip(ranks, buffers, strict=True)
+    ]
+    outputs = []
+    for data, (send, receive) in zip(ranks, buffers, strict=True):
+        output = send if parameters.in_place else receive
+        values = received(parameters, data.rank, inputs)
+        if values is not None and output is not None:
+            output.write(data.output_at, values)
+        outputs.append((data, output))
+    return outputs
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_what_is_expected_is_what_arithmetic_in_the_type_gives(ranks: int, dtype: str) -> None:
+    for parameters in variants(ranks, dtype):
+        parameters.validate()
+        for data, output in run_on_all_ranks(parameters):
+            checked = data.check(output)
+            assert checked.compared == parameters.receive_count(data.rank)
+            assert checked.wrong == 0, f"{parameters} on rank {data.rank}: {checked.first}"
+
+
+@pytest.mark.parametrize("op", sorted(OPERATIONS))
+def test_an_output_that_nobody_wrote_is_wrong_in_every_element(op: str) -> None:
+    parameters = CollectiveParameters(op, 4000, 4)
+    for data, output in run_on_all_ranks(parameters):
+        if output is not None:
+            output.poison()
+            checked = data.check(output)
+            assert checked.wrong == checked.compared
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_rank_that_was_left_out_of_a_reduction_is_seen(reduction: str, dtype: str) -> None:
+    parameters = CollectiveParameters("all_reduce", 400, 4, dtype, reduction=reduction)
+    whole = RankData(parameters, 0)
+    for missing in range(4):
+        inputs = []
+        for rank in range(4):
+            if rank != missing:
+                memory = ArrayMemory(parameters.count, dtype)
+                RankData(parameters, rank).fill(memory, None)
+                inputs.append(memory.array)
+        output = ArrayMemory(parameters.count, dtype)
+        output.write(0, reduced(parameters, inputs))
+        assert whole.check(output).wrong > 0
+
+
+@pytest.mark.parametrize("op", ["all_gather", "all_to_all", "broadcast", "send_receive"])
+def test_data_from_another_rank_or_place_is_seen(op: str) -> None:
+    parameters = CollectiveParameters(op, 4096 * 4, 4)
+    data, output = run_on_all_ranks(parameters)[1]
+    assert output is not None
+    before = output.array.copy()
+    for shift in (1, 64, parameters.count):
+        output.array[:] = np.roll(before, shift) if shift < len(before) else before + 1
+        assert data.check(output).wrong > len(before) // 2
+
+
+def test_the_first_wrong_element_is_told_in_words() -> None:
+    parameters = CollectiveParameters("all_gather", 800, 2)
+    data, output = run_on_all_ranks(parameters)[0]
+    assert output is not None
+    due = output.array[130]
+    output.array[130], output.array[150] = due + 1, np.nan
+    checked = data.check(output)
+    assert (checked.wrong, checked.compared) == (2, 200)
+    assert checked.first == f"element 130 is {due + 1:g} and must be {due:g}"
+
+
+def test_messages_longer_than_the_period_of_their_values_are_checked_to_the_last_element() -> None:
+    parameters = CollectiveParameters("reduce_scatter", 8 * (PERIOD + 7), 2, "float32")
+    for data, output in run_on_all_ranks(parameters):
+        assert data.check(output).wrong == 0
+        assert output is not None
+        output.array[-1] += 1
+        assert data.check(output).wrong == 1
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 6])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn"])
+def test_an_average_may_be_off_by_what_rounding_explains_and_no_more(ranks: int, dtype: str) -> None:
+    parameters = CollectiveParameters("all_reduce", 4096, ranks, dtype, reduction="avg")
+    data, output = run_on_all_ranks(parameters)[0]
+    assert output is not None
+    exact = next(iter(data.expected())).values
+    wide = widen(exact, dtype).astype(np.float64)
+    limit = relative_tolerance(parameters) * wide
+    for step in range(-2 * ranks - 8, 2 * ranks + 9):
+        bits = exact.view(f"u{exact.itemsize}").astype(np.int64) + step
+        moved = np.maximum(bits, 0).astype(f"u{exact.itemsize}").view(exact.dtype)
+        output.write(0, np.resize(moved, len(output.array)))
+        beyond = ~(
+            np.abs(np.resize(widen(moved, dtype) - wide, len(output.array))) <= np.resize(limit, len(output.array))
+        )
+        assert data.check(output).wrong == beyond.sum(), step
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, PERIOD - 1, 2 * PERIOD + 5])
+@pytest.mark.parametrize("by_numpy", [True, False])
+def test_a_tensor_repeats_values_and_one_wrong_element_anywhere_is_found(
+    by_numpy: bool, count: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(TensorMemory, "is_on_host", by_numpy)
+    monkeypatch.setattr(torch_transfers, "CHUNK", PERIOD)
+    monkeypatch.setattr(torch_transfers, "HOST_CHUNK", PERIOD)
+    storage = element_type(dtype).storage
+    period = rounded(np.arange(PERIOD) % 16, dtype)
+    memory = TensorMemory(torch.empty(count + 6, dtype=getattr(torch, dtype)), dtype)
+    memory.poison()
+    memory.repeat(3, period, count)
+    due = np.resize(period, count)
+    assert (memory.read(3, count) == due).all()
+    assert memory.read(0, 3).tobytes() + memory.read(count + 3, 3).tobytes() == bytes([POISON_BYTE]) * 6 * due.itemsize
+    assert memory.outside(3, period, period, count) == (0, -1)
+    for place in {0, count // 2, PERIOD % count, count - 1}:
+        for value in (1.0, 100.0) if due[place] != rounded(np.array([1.0]), dtype) else (2.0, 100.0):
+            memory.repeat(3 + place, rounded(np.array([value]), dtype), 1)
+            assert memory.outside(3, period, period, count) == (1, place)
+        memory.repeat(3 + place, np.full(1, due[place], storage), 1)
+
+
+@pytest.mark.parametrize("poison", [True, False])
+@pytest.mark.parametrize("by_numpy", [True, False])
+def test_a_tensor_is_compared_with_bounds_as_bits_are(
+    by_numpy: bool, poison: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(TensorMemory, "is_on_host", by_numpy)
+    low, high = np.array([1.0, 2.0, 4.0], np.float32), np.array([1.5, 2.0, 8.0], np.float32)
+    memory, plain = TensorMemory(torch.zeros(1000), "float32"), ArrayMemory(1000, "float32")
+    values = np.array([1.0, 1.25, 1.5, 2.0, 8.0, 8.5, 0.5, -1.0, np.inf, np.nan, 0.0], np.float32)
+    for each in (memory, plain):
+        each.repeat(0, values, 1000)
+        if poison:
+            each.poison()
+    assert memory.outside(7, low, high, 990) == plain.outside(7, low, high, 990)
+
+
+@pytest.mark.parametrize(
+    ("op", "size_bytes", "ranks", "dtype", "count", "message_bytes"),
+    [
+        ("all_reduce", 1001, 8, "bfloat16", 500, 1000),
+        ("all_gather", 1001, 8, "bfloat16", 62, 992),  # a block a rank
+        ("reduce_scatter", 64, 8, "float32", 2, 64),
+        ("all_to_all", 63, 2, "int8", 31, 62),
+        ("broadcast", 7, 8, "float32", 1, 4),
+        ("ping_pong", 9, 2, "float16", 4, 8),
+    ],
+)
+def test_sizes_are_nccl_tests_and_rounded_down_to_whole_elements(
+    op: str, size_bytes: int, ranks: int, dtype: str, count: int, message_bytes: int
+) -> None:
+    parameters = CollectiveParameters(op, size_bytes, ranks, dtype)
+    assert (parameters.count, parameters.message_bytes) == (count, message_bytes)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"op": "all_reduced"}, "Unknown collective 'all_reduced': choose from all_reduce"),
+        ({"ranks": 0}, "0 ranks were asked for"),
+        ({"bytes": 0}, "0 bytes was asked for"),
+        ({"op": "all_gather", "bytes": 31}, "ask for at least 32 bytes"),
+        ({"dtype": "tfloat32"}, "no dtype 'tfloat32': choose from float32"),
+        ({"reduction": "median"}, "no reduction 'median': choose from sum"),
+        ({"op": "broadcast", "reduction": "max"}, "broadcast was asked for with reduction"),
+        ({"root": 1}, "all_reduce was asked for with root"),
+        ({"op": "reduce", "root": 8}, "Root 8 was asked for among 8 ranks"),
+        ({"op": "all_to_all", "in_place": True}, "all_to_all was asked for with in_place"),
+        ({"pattern": "0-1"}, "all_reduce was asked for with pattern"),
+        ({"op": "pairs", "pattern": "0,1"}, "write pairs of ranks, as in 0-3 or 0-1,2-3"),
+        ({"op": "pairs", "pattern": "0-8"}, "ranks 0-8 was asked for among 8"),
+        ({"op": "ping_pong", "pattern": "2-2"}, "give two different ones"),
+        ({"op": "ping_pong", "pattern": "0-1,1-2"}, "a rank plays with one other"),
+        ({"op": "bisection", "ranks": 1}, "at least 2"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(changed: dict[str, Any], words: str) -> None:
+    parameters = replace(CollectiveParameters("all_reduce", 1024, 8), **changed)
+    with pytest.raises(UserError, match=words):
+        Collective().validate(parameters)
+
+
+def test_defaults_are_no_part_of_a_case_and_a_case_survives_json() -> None:
+    plain = Case("collective", CollectiveParameters("all_reduce", 1024, 8), "gloo")
+    assert plain.to_json()["parameters"] == {"op": "all_reduce", "bytes": 1024, "ranks": 8}
+    pair = Case("collective", CollectiveParameters("pairs", 8, 4, pattern="0-3,1-2", peer_to_peer=False), "nccl")
+    assert Case.from_json(pair.to_json()) == pair
+    assert pair.parameters.pairs == ((0, 3), (1, 2))
+
+
+def test_idle_ranks_are_those_of_no_pair() -> None:
+    bisection = CollectiveParameters("bisection", 1024, 5)
+    assert bisection.pairs == ((0, 2), (1, 3), (2, 0), (3, 1))
+    assert [bisection.takes_part(rank) for rank in range(5)] == [True, True, True, True, False]
+    pair = CollectiveParameters("pairs", 1024, 4, pattern="1-3")
+    assert [pair.takes_part(rank) for rank in range(4)] == [False, True, False, True]
+    assert [pair.receive_count(rank) for rank in range(4)] == [0, 0, 0, 256]
+
+
+def test_processes_without_direct_copies_are_started_so() -> None:
+    parameters = CollectiveParameters("all_reduce", 1024, 2)
+    assert Collective().environment(parameters) == {}
+    assert Collective().environment(replace(parameters, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    """Groups of ranks that stay alive from test to test."""
+    pytest.importorskip("torch.distributed")
+    with WorkerPool(resolve("cpu"), 30) as workers:
+        yield workers
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gloo_is_exact_for_all_it_can_do_and_says_what_it_cannot(pool: WorkerPool, ranks: int) -> None:
+    for dtype in DTYPES:
+        for parameters in variants(ranks, dtype):
+            if dtype != "float32" and (parameters.in_place or parameters.root):
+                continue  # which differ in where data lies, not in how it is added
+            answer = pool.measure(0, Case("collective", parameters, "gloo"), None)
+            cannot = dtype.startswith("float8") or (dtype.startswith("int") and parameters.reduction == "avg")
+            assert answer["outcome"] == ("unsupported" if cannot else "ok"), (parameters, answer)
+            if cannot:
+                assert answer["reason"].startswith("gloo ")
+            else:
+                assert answer["verification"]["compared"] == sum(map(parameters.receive_count, range(ranks)))
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "pairs"])
+def test_a_record_over_gloo_keeps_what_each_rank_saw(pool: WorkerPool, op: str) -> None:
+    pattern = "2-0" if op == "pairs" else ""
+    parameters = CollectiveParameters(op, 1 << 16, 3, pattern=pattern)
+    answer = pool.measure(0, Case("collective", parameters, "gloo"), QUICK.effort)
+    assert answer["outcome"] == "ok", answer
+    assert answer["work"] == {"flop": 0, "bytes": 1 << 16}
+    assert {name: metric["unit"] for name, metric in answer["metrics"].items()} == {
+        "time": "s",
+        "transfer": "s",
+        "skew": "s",
+    }
+    assert answer["metrics"]["time"]["value"] > 0
+    sampling = answer["sampling"]
+    assert sampling["ranks"] == 3
+    idle = {1} if op == "pairs" else set()
+    for name in ("rank_median_s", "rank_lag_s"):
+        assert {rank for rank, value in enumerate(sampling[name]) if value is None} == idle
+    iterations = len(answer["metrics"]["time"]["samples"]) * sampling["launches_per_sample"]
+    assert [len(samples) for samples in sampling["rank_samples_s"]] == [
+        0 if rank in idle else iterations for rank in range(3)
+    ]
+
+
+def test_a_case_of_nccl_needs_gpus(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYPERF_LIBNCCL", raising=False)
+    answer = pool.measure(0, Case("collective", CollectiveParameters("all_reduce", 64, 2), "nccl"), None)
+    assert answer["outcome"] == "unsupported"
+    assert answer["reason"] == "NCCL needs GPUs, and the device asked for is the CPU: ask for gloo."

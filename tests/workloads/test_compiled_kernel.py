@@ -1,0 +1,90 @@
+"""Compiled kernels are cases like others: known by name, read without a GPU, refused or unsupported in one sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.kernels import nvrtc
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.workloads.compiled_kernel import (
+    CompiledKernel,
+    CompiledKernelParameters,
+    cuda_kernels,
+    triton_kernels,
+)
+
+KERNEL = "sm80_bf16_bf16_tn_64x64x64_s4_w2x2"
+PARAMETERS = CompiledKernelParameters(KERNEL, "sm_80")
+
+
+def test_every_target_has_kernels_under_names_of_their_own() -> None:
+    assert KERNEL in cuda_kernels("sm_80")
+    for target in ("sm_80", "sm_90", "sm_100"):
+        assert len(triton_kernels(target)) > 3
+    assert cuda_kernels("sm_100") == {}
+
+
+def test_the_attention_kernels_of_each_target_stand_beside_its_products() -> None:
+    for target in ("sm_80", "sm_90", "sm_100"):
+        names = triton_kernels(target)
+        assert any(name.startswith("triton_bf16_tn_") for name in names)
+        for head_dim in (64, 128, 256):
+            attention = [name for name in names if name.startswith(f"triton_attention_bf16_d{head_dim}_causal_")]
+            assert any(name.endswith(("addresses", "descriptors")) for name in attention)
+            for ending in ("_dk_dv", "_dq"):
+                assert sum(name.endswith(ending) for name in attention) == 1
+    assert triton_kernels("sm_70") == {}
+
+
+@pytest.mark.parametrize("ending", ["addresses", "dq"])
+def test_an_attention_kernel_becomes_exact_figures_of_its_own_source(ending: str) -> None:
+    pytest.importorskip("triton")
+    kernels = triton_kernels("sm_80")
+    named = [name for name in kernels if name.startswith("triton_attention") and name.endswith(ending)]
+    answer = measure_case(
+        Case("compiled_kernel", CompiledKernelParameters(named[0], "sm_80"), "triton"), None, resolve("cpu")
+    )
+    if answer["outcome"] == "unsupported":
+        pytest.skip(answer["reason"])
+    assert answer["kernel"]["name"] == named[0]
+    assert answer["metrics"]["instructions_HMMA"]["value"] > 0
+    assert answer["metrics"]["instructions_STL"]["value"] == 0
+
+
+def test_a_case_becomes_a_static_record_with_exact_figures() -> None:
+    answer = measure_case(Case("compiled_kernel", PARAMETERS, "nvrtc"), None, resolve("cpu"))
+    if answer["outcome"] == "unsupported":
+        pytest.skip(answer["reason"])
+    assert answer["kind"] == "static"
+    assert answer["kernel"]["path"] == "sm_80"
+    assert answer["kernel"]["details"]["compiler"].startswith("NVRTC ")
+    registers = answer["metrics"]["registers"]
+    assert registers["value"] == registers["low"] == registers["high"] == registers["samples"][0]
+    assert answer["metrics"]["instructions_HMMA"]["value"] > 0
+    assert answer["metrics"]["instructions_LDL"]["value"] == 0
+
+
+def test_without_a_compiler_the_case_is_unsupported_with_what_brings_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> None:
+        raise nvrtc.NoCompiler("There is no NVRTC here: pip install nvidia-cuda-nvrtc brings it.")
+
+    monkeypatch.setattr(nvrtc, "compile_cubin", absent)
+    with pytest.raises(Unsupported, match="nvidia-cuda-nvrtc"):
+        CompiledKernel().inspect("nvrtc", PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        (CompiledKernelParameters(KERNEL, "sm_12"), r"'sm_12': choose from sm_100, sm_80, sm_90, sm_90a"),
+        (CompiledKernelParameters("sm80_of_dreams", "sm_80"), r"'sm80_of_dreams' for sm_80: choose from sm80_"),
+    ],
+)
+def test_an_unknown_target_or_kernel_is_named_with_those_there_are(
+    parameters: CompiledKernelParameters, named: str
+) -> None:
+    with pytest.raises(UserError, match=named):
+        Case("compiled_kernel", parameters, "nvrtc").validate()

@@ -1,0 +1,77 @@
+"""Products of experts: who gets how many rows, that each way is right, and that a wrong element is seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.grouped_matmul import GroupedMatmulParameters
+
+CPU = resolve("cpu")
+OPERATOR = find_workload("grouped_matmul")
+
+
+def asked(**changed: object) -> GroupedMatmulParameters:
+    return GroupedMatmulParameters(**({"experts": 4, "rows": 70, "n": 24, "k": 16, "dtype": "float32"} | changed))
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.3, 1.0, 8.0])
+@pytest.mark.parametrize(("experts", "rows"), [(1, 7), (4, 70), (8, 5), (64, 4096)])
+def test_every_row_has_one_expert_and_none_has_fewer_than_a_later_one(experts, rows, skew):
+    found = asked(experts=experts, rows=rows, skew=skew).rows_of_experts
+    assert (len(found), sum(found)) == (experts, rows)
+    assert list(found) == sorted(found, reverse=True)
+    if skew == 0:
+        assert max(found) - min(found) <= 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("way", ["loop", "padded", "grouped_mm"])
+def test_each_way_is_right_where_experts_differ_and_where_some_have_no_row(way, dtype):
+    for parameters in (asked(skew=1.0, dtype=dtype), asked(experts=8, rows=5, dtype=dtype)):
+        steps = OPERATOR.implementation(way).prepare(parameters, 0, CPU)
+        checked = steps.check()
+        assert (checked.wrong, checked.first) == (0, "")
+        assert checked.compared == steps.sets * parameters.rows * parameters.n
+
+
+@pytest.mark.parametrize("way", ["loop", "padded", "grouped_mm"])
+def test_one_wrong_element_and_a_launch_that_did_nothing_are_seen(way):
+    steps = OPERATOR.implementation(way).prepare(asked(skew=1.0), 0, CPU)
+    steps.check()
+    kept = steps.kept(0)
+    assert steps.equals(0, kept)
+    steps._ready[0].written().view(-1)[0] += 0.5
+    assert not steps.equals(0, kept)
+    assert steps.left(0).wrong == 1
+    assert "expert 0" in steps.left(0).first
+    steps.poison(0)
+    assert steps.left(0).wrong > 0
+
+
+def test_work_counts_useful_flop_and_experts_that_are_read():
+    assert OPERATOR.work(asked()).flop == 2 * 70 * 24 * 16
+    few = asked(experts=8, rows=5)
+    assert OPERATOR.work(few).bytes == 4 * (5 * 16 + 5 * 16 * 24 + 5 * 24)
+
+
+def test_triton_is_not_timed_where_it_would_interpret():
+    with pytest.raises(Unsupported, match="compiles for GPUs"):
+        OPERATOR.implementation("triton").prepare(asked(), 0, CPU)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"experts": 0}, "experts lies between 1"),
+        ({"rows": 0}, "rows lies between 1"),
+        ({"n": 1 << 40}, "n lies between 1"),
+        ({"skew": -1.0}, "skew lies between 0"),
+        ({"dtype": "int8"}, "choose from float32"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(changed, sentence):
+    with pytest.raises(UserError, match=sentence):
+        OPERATOR.validate(asked(**changed))

@@ -1,0 +1,107 @@
+"""Every implementation of the product is right on shapes that break things, and wrong ones are caught."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads.dtypes import ELEMENT_TYPES, aligned_empty, not_a_number, round_to, widen
+from pyperf_suite.workloads.matmul import LAYOUTS, Matmul, MatmulParameters
+
+CPU = resolve("cpu")
+TILE = Tile(32, 64, 48)
+
+# 1, primes, tile - 1, tile, tile + 1, and K that is no multiple of the k-tile.
+SHAPES = [(1, 1, 1), (1, 67, 3), (31, 63, 47), (32, 64, 48), (33, 65, 49), (97, 131, 101)]
+
+NATIVE = [("native", schedule, TILE) for schedule in ("data_parallel@1", "persistent@1", "split_k(2)@1", "stream_k@1")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("implementation", "schedule", "tile"), [*NATIVE, ("torch", "library@1", None)])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_implementation_agrees_with_the_reference(
+    shape: tuple[int, int, int],
+    implementation: str,
+    schedule: str,
+    tile: Tile | None,
+    layout: str,
+    dtype: str,
+) -> None:
+    if implementation == "torch":
+        pytest.importorskip("torch")
+    if schedule.startswith("split_k") and shape[2] <= TILE.k:
+        schedule = "split_k(1)@1"
+    parameters = MatmulParameters(*shape, Schedule.parse(schedule), tile, dtype=dtype, layout=layout)
+    operator = Matmul()
+    operands = operator.operands(parameters, seed=1)
+    launches = operator.implementation(implementation).prepare(parameters, operands, 2, CPU)
+    launches.poison()
+    for index in (0, 1):
+        launches.launch(index)
+        verification = operator.verify(parameters, operands, launches.output(index))
+        assert verification.passed, verification.message
+
+
+def test_an_output_nobody_wrote_fails_verification() -> None:
+    parameters = MatmulParameters(5, 6, 7, Schedule("persistent", 1))
+    operator = Matmul()
+    operands = operator.operands(parameters, seed=0)
+    launches = operator.implementation("native").prepare(parameters, operands, 1, CPU)
+    launches.poison()
+    assert not operator.verify(parameters, operands, launches.output(0)).passed
+
+
+def test_operands_are_the_seeds_own_and_normal() -> None:
+    operator = Matmul()
+    parameters = MatmulParameters(200, 10, 300, Schedule("library", 1))
+    a = operator.operands(parameters, seed=3)["a"]
+    np.testing.assert_array_equal(a, operator.operands(parameters, seed=3)["a"])
+    assert not np.array_equal(a, operator.operands(parameters, seed=4)["a"])
+    assert abs(float(np.mean(a))) < 0.05
+    assert abs(float(np.std(a)) - 1) < 0.05
+
+
+def test_work_counts_a_multiply_and_an_add_for_each_term_and_each_operand_once() -> None:
+    work = Matmul().work(MatmulParameters(3, 5, 7, Schedule("library", 1), dtype="bfloat16", out_dtype="float32"))
+    assert work.flop == 2 * 3 * 5 * 7
+    assert work.bytes == 2 * (3 * 7 + 7 * 5) + 4 * 3 * 5
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("bfloat16", np.inf), ("float16", 65504.0), ("float8_e4m3fn", 448.0)])
+@given(data=st.data())
+def test_rounding_is_to_nearest_even_as_torch_does_it(dtype: str, largest: float, data: st.DataObject) -> None:
+    torch = pytest.importorskip("torch")
+    # Beyond the largest value torch and hardware differ between saturating and NaN, so that is left out.
+    finite = st.floats(-largest, largest, width=32) if np.isfinite(largest) else st.floats(width=32)
+    array = np.array(data.draw(st.lists(finite, min_size=1, max_size=50)), dtype=np.float32)
+    ours = widen(round_to(array, dtype), dtype)
+    theirs = torch.from_numpy(array).to(getattr(torch, dtype)).float().numpy()
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [name for name in ELEMENT_TYPES if not name.startswith("int")])
+def test_poison_is_not_a_number_in_every_dtype(dtype: str) -> None:
+    array = aligned_empty((3, 5), dtype)
+    array.fill(not_a_number(dtype))
+    assert np.isnan(widen(array, dtype)).all()
+    assert array.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+def test_poison_of_integers_is_the_least_there_is(dtype: str) -> None:
+    array = aligned_empty((3, 5), dtype)
+    array.fill(not_a_number(dtype))
+    assert (widen(array, dtype) == np.iinfo(dtype).min).all()
+
+
+def test_an_unknown_operator_is_named_with_those_there_are() -> None:
+    with pytest.raises(UserError, match=r"'divination'.*matmul"):
+        find_workload("divination")

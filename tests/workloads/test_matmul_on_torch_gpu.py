@@ -1,0 +1,165 @@
+"""What stands between torch's products and a GPU, run with tensors of the host in the place of the device's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import Unsupported
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.kernels import matmul as triton_matmul
+from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+from pyperf_suite.workloads.device_tensors import DeviceTensors
+from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, torch_gpu
+from pyperf_suite.workloads.operator import Launches
+
+PAD = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<c10::BFloat16>>"
+GEMM = "void ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn"
+
+
+class HostTensors(DeviceTensors):
+    """The operands in the host's memory, and a torch whose device has nothing to wait for."""
+
+    def __init__(self, operands: Any, dtypes: Any, sets: int, device: Device) -> None:
+        import torch
+
+        class Torch:
+            cuda = SimpleNamespace(synchronize=lambda device: None, get_device_capability=lambda index: (9, 0))
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(torch, name)
+
+        self.torch, self.device = Torch(), torch.device("cpu")
+        self.sets = [{name: self._upload(operands[name], dtype) for name, dtype in dtypes.items()} for _ in range(sets)]
+
+
+@pytest.fixture
+def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[[MatmulParameters], Launches]:
+    """Prepares a case whose kernels the profiler sees as PAD, GEMM, PAD."""
+    pytest.importorskip("torch")
+
+    def launched_kernels(torch: Any, launch: Callable[[int], object]) -> list[str]:
+        launch(0)
+        return [PAD, GEMM, PAD]
+
+    monkeypatch.setattr(torch_gpu, "DeviceTensors", HostTensors)
+    monkeypatch.setattr(torch_gpu, "launched_kernels", launched_kernels)
+
+    def prepared(parameters: MatmulParameters) -> Launches:
+        operator = Matmul()
+        implementation = operator.implementation("cublas" if parameters.pad_to == 1 else "cublas_padded")
+        implementation.validate(parameters)
+        return implementation.prepare(parameters, operator.operands(parameters, seed=1), 2, Device("cuda"))
+
+    return prepared
+
+
+def of(dtype: str, m: int, n: int, k: int, pad_to: int = 1) -> MatmulParameters:
+    return MatmulParameters(m, n, k, Schedule("library", 1), dtype=dtype, layout="TN", pad_to=pad_to)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tfloat32", "bfloat16", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("shape", [(33, 48, 64), (32, 47, 64), (31, 49, 63)], ids=str)
+def test_a_padded_product_is_read_back_from_where_it_stands(prepare, shape: tuple[int, int, int], dtype: str) -> None:
+    parameters = of(dtype, *shape, pad_to=16)
+    operands = Matmul().operands(parameters, seed=1)
+    launches = prepare(parameters)
+    for index in (0, 1):
+        launches.poison()
+        assert not Matmul().verify(parameters, operands, launches.output(index)).passed
+        launches.launch(index)
+        verification = Matmul().verify(parameters, operands, launches.output(index))
+        assert verification.passed, verification.message
+
+
+def test_the_kernel_that_multiplies_is_named_and_not_those_that_pad(prepare) -> None:
+    kernel = prepare(of("bfloat16", 33, 47, 64, pad_to=8)).kernel
+    assert kernel.name == GEMM
+    assert kernel.details["tile"] == (128, 256)
+    assert kernel.details["launched"] == [PAD, GEMM, PAD]
+    assert kernel.details["multiplied"] == "40x48x64"
+
+
+def test_an_unpadded_product_tells_nothing_of_padding(prepare) -> None:
+    assert "multiplied" not in prepare(of("bfloat16", 32, 48, 64)).kernel.details
+
+
+def test_where_no_name_is_known_the_first_kernel_stands(prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_gpu, "launched_kernels", lambda torch, launch: ["gemvx", "another"])
+    assert prepare(of("bfloat16", 1, 48, 64)).kernel.name == "gemvx"
+    monkeypatch.setattr(torch_gpu, "launched_kernels", lambda torch, launch: [])
+    assert prepare(of("int8", 32, 48, 64)).kernel.name == "torch._int_mm"
+
+
+def test_a_shape_that_torch_refuses_on_the_device_is_unsupported(prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(torch: Any, launch: Any) -> list[str]:
+        raise RuntimeError("self.size(0) needs to be greater than 16, but got 7")
+
+    monkeypatch.setattr(torch_gpu, "launched_kernels", refused)
+    with pytest.raises(Unsupported, match=r"refuses 7x8x8 of int8 in layout TN: .*greater than 16, but got 7\.$"):
+        prepare(of("int8", 7, 8, 8))
+
+
+def test_sets_do_not_share_their_results(prepare) -> None:
+    launches = prepare(of("float32", 33, 48, 64, pad_to=16))
+    launches.poison()
+    launches.launch(0)
+    assert np.isfinite(launches.output(0)).all()
+    assert np.isnan(launches.output(1)).all()
+
+
+@pytest.fixture
+def prepare_triton(prepare, monkeypatch: pytest.MonkeyPatch):
+    """Prepares a case of Triton on a Hopper whose shared memory holds the given (path, stages) only."""
+
+    def prepared(parameters: MatmulParameters, fitting: set[tuple[str, int]]) -> Launches:
+        class Product:
+            def __init__(self, configuration: triton_matmul.Configuration, *_: object) -> None:
+                self.asked = configuration
+
+            def bind(self, *_: object) -> Callable[[], object]:
+                def launch() -> object:
+                    if (self.asked.operands, self.asked.stages) not in fitting:
+                        raise ValueError(f"{self.asked.stages} stages through {self.asked.operands} need too much.")
+                    return SimpleNamespace(name="matmul", n_regs=128, n_spills=0)
+
+                return launch
+
+        pytest.importorskip("triton")
+        monkeypatch.setattr(triton_matmul, "Product", Product)
+        operator = Matmul()
+        return operator.implementation("triton").prepare(
+            parameters, operator.operands(parameters, seed=1), 2, Device("cuda")
+        )
+
+    return prepared
+
+
+def tiled(tile: str) -> MatmulParameters:
+    return MatmulParameters(64, 64, 64, Schedule("persistent", 4), Tile.parse(tile), "tfloat32", layout="TN")
+
+
+@pytest.mark.parametrize(
+    ("tile", "fitting", "ran"),
+    [
+        ("128x128x64", {("descriptors", 4), ("addresses", 4)}, ("descriptors", 4)),
+        ("128x128x64", {("addresses", 4), ("descriptors", 3)}, ("addresses", 4)),
+        ("128x128x64", {("descriptors", 2), ("addresses", 2)}, ("descriptors", 2)),
+        ("128x128x64:s4", {("addresses", 4), ("descriptors", 3)}, ("addresses", 4)),
+    ],
+    ids=["all stages", "addresses before fewer stages", "fewer stages", "named stages stay"],
+)
+def test_a_kernel_too_large_for_shared_memory_at_launch_gives_way_and_the_record_names_the_one_that_ran(
+    prepare_triton, tile: str, fitting: set[tuple[str, int]], ran: tuple[str, int]
+) -> None:
+    kernel = prepare_triton(tiled(tile), fitting).kernel
+    assert (kernel.path, kernel.details["stages"]) == ran
+
+
+def test_stages_that_were_asked_for_are_not_lowered(prepare_triton) -> None:
+    with pytest.raises(Unsupported, match="4 stages through addresses"):
+        prepare_triton(tiled("128x128x64:s4"), {("addresses", 3), ("descriptors", 3)})

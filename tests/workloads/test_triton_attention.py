@@ -1,0 +1,115 @@
+"""Triton's attention as an implementation: refused or prepared in one sentence, launched, and its costs told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.attention.counted import Blocks
+from pyperf_suite.workloads.attention.parameters import AttentionParameters
+from pyperf_suite.workloads.attention.triton_own import (
+    TritonAttention,
+    configuration_of,
+    costs_of,
+    default_blocks,
+)
+
+SMALL = AttentionParameters(1, 4, 24, 20, 33, kv_heads=2, causal=True, dtype="float16")
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    """Prepares and launches a case in a process where Triton interprets."""
+    pytest.importorskip("torch")
+    triton = pytest.importorskip("triton")
+    versions = [tuple(map(int, module.__version__.split(".")[:2])) for module in (triton, np)]
+    if versions[0] < (3, 7) and versions[1] >= (2, 4):
+        pytest.skip(f"the interpreter of Triton {triton.__version__} cannot loop with numpy {np.__version__}")
+    script = Path(__file__).with_name("interpreted_triton_attention.py")
+
+    def run(*questions: dict) -> list[dict]:
+        lines = "".join(json.dumps(question) + "\n" for question in questions)
+        done = subprocess.run([sys.executable, str(script)], input=lines, capture_output=True, text=True, check=True)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run
+
+
+def test_both_passes_write_what_verifies_and_say_what_ran(interpreted):
+    sizes = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 24, "seq_q": 20, "seq_k": 33, "causal": True}
+    sizes |= {"dtype": "float16"}
+    forward, backward, too_odd = interpreted(
+        {"target": "sm_90", "blocks": "", **sizes},
+        {"target": "sm_80", "blocks": "16x32:s2:w4", "backward": True, **sizes},
+        {"target": "sm_90", "blocks": "", **sizes, "head_dim": 23},
+    )
+    for each in (forward, backward, too_odd):
+        assert "failed" not in each, each["failed"]
+        for passed_when_poisoned, message in each["outcomes"]:
+            assert not passed_when_poisoned
+            assert message.startswith("correct"), message
+    assert (forward["path"], backward["path"], too_odd["path"]) == ("descriptors", "addresses", "addresses")
+    assert backward["details"]["blocks"] == "16x32:s2:w4"
+    assert forward["details"]["padded_head_dim"] == 32
+    assert forward["details"]["padding_waste"] == 0.25
+    assert list(forward["details"]["kernels"]) == ["forward"]
+    assert list(backward["details"]["kernels"]) == ["dk_dv", "dq"]
+
+
+def test_blocks_that_are_asked_for_are_taken_and_what_they_leave_open_is_the_target_s_own():
+    asked = AttentionParameters(1, 8, 64, 512, dtype="bfloat16", blocks=Blocks(64, 32))
+    own = default_blocks(asked, "sm_90")
+    configuration = configuration_of(asked, "sm_90")
+    assert (configuration.block_m, configuration.block_n) == (64, 32)
+    assert (configuration.stages, configuration.warps) == (own.stages, own.warps)
+    whole = configuration_of(AttentionParameters(1, 8, 64, 512, blocks=Blocks(64, 32, 2, 8)), "sm_90")
+    assert (whole.stages, whole.warps) == (2, 8)
+
+
+def test_blocks_larger_than_tma_takes_go_by_addresses():
+    asked = AttentionParameters(1, 8, 64, 512, dtype="bfloat16", blocks=Blocks(512, 32))
+    assert configuration_of(asked, "sm_90").operands == "addresses"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"blocks": Blocks(100, 64)}, "the nearest are 128x64"),
+        ({"blocks": Blocks(128, 64, warps=3)}, "power of two"),
+        ({"dtype": "int8"}, "choose from float32, float16, bfloat16"),
+        ({"batch": 1 << 15, "seq_q": 1 << 15}, "rows were asked for in all"),
+    ],
+    ids=str,
+)
+def test_what_the_kernels_cannot_do_is_refused_in_one_sentence(change, words):
+    parameters = AttentionParameters(**{"batch": 1, "heads": 2, "head_dim": 64, "seq_q": 128, **change})
+    with pytest.raises(UserError, match=words) as refusal:
+        TritonAttention().validate(parameters)
+    assert ". " not in str(refusal.value)
+
+
+def test_without_triton_the_case_is_unsupported(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Unsupported, match="triton is not installed"):
+        TritonAttention().prepare(SMALL, {}, 1, Device("cuda"))
+
+
+def test_slots_are_the_programs_that_all_multiprocessors_hold_at_once():
+    compiled = SimpleNamespace(n_regs=204, n_spills=0, metadata=SimpleNamespace(shared=66560, num_warps=4))
+    costs = costs_of(compiled, "sm_90", 132)
+    assert (costs["registers"], costs["spills"], costs["shared_bytes"]) == (204, 0, 66560)
+    assert (costs["resident"], costs["slots"]) == (2, 264)
+
+
+def test_slots_of_a_device_whose_limits_are_not_known_are_left_open():
+    compiled = SimpleNamespace(n_regs=204, n_spills=0, metadata=SimpleNamespace(shared=66560, num_warps=4))
+    assert costs_of(compiled, "sm_75", 132)["slots"] is None
+    assert costs_of(None, "sm_90", 132) == dict.fromkeys(["registers", "spills", "shared_bytes", "resident", "slots"])

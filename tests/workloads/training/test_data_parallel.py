@@ -1,0 +1,169 @@
+"""Data-parallel steps: gradients that are the mean over ranks in every exchange, and what is sent, counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.runner.case import Case
+from pyperf_suite.workloads.training.data_parallel import DataParallel, DataParallelParameters, InThreads
+from pyperf_suite.workloads.training.replica import Replica
+from pyperf_suite.workloads.training.shape import Checkpointing
+
+torch = pytest.importorskip("torch")
+
+SMALL = DataParallelParameters(hidden=64, heads=2, layers=2, seq=16, batch=2)
+EXCHANGES = {
+    "none": replace(SMALL, exchange="none"),
+    "after backward": replace(SMALL, exchange="after"),
+    "a single bucket": SMALL,
+    "small buckets": replace(SMALL, bucket_bytes=64 * 2**10),
+    "static graph": replace(SMALL, static_graph=True, bucket_bytes=64 * 2**10),
+    "no_sync": replace(SMALL, accumulate=3),
+    "each micro-batch": replace(SMALL, accumulate=3, no_sync=False),
+    "accumulated, then exchanged": replace(SMALL, accumulate=2, exchange="after"),
+    "with logits": replace(SMALL, vocab=96),
+    "checkpointed": replace(SMALL, checkpointing=Checkpointing("every", 1)),
+    "bfloat16": replace(SMALL, dtype="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("parameters", EXCHANGES.values(), ids=EXCHANGES)
+def test_every_exchange_gives_the_gradients_of_a_single_process_on_all_ranks(workers, parameters):
+    case = Case("data_parallel", parameters, "gloo")
+    assert Case.from_json(case.to_json()) == case
+    answer = workers.measure(0, case, None)
+    assert answer["outcome"] == "ok", answer
+    assert answer["verification"]["compared"] > 40
+    details = answer["kernel"]["details"]
+    assert details.get("wire_bytes", 0) == parameters.exchanges * parameters.gradient_bytes
+    assert sum(details.get("buckets", ())) == (parameters.gradient_bytes if parameters.exchanges else 0)
+    assert answer["work"]["bytes"] == parameters.exchanges * parameters.gradient_bytes
+
+
+def replica(parameters: DataParallelParameters) -> Replica:
+    made = Replica(parameters, 0, None, "cpu")
+    made.fill()
+    made.time(1, 10.0)
+    return made
+
+
+@pytest.mark.parametrize("exchange", ["ddp", "after"])
+def test_a_rank_that_was_left_out_is_seen(group_of_one, exchange):
+    assert replica(replace(SMALL, exchange=exchange, ranks=1)).check().wrong == 0
+    # The mean over two ranks is due, and one has nobody to exchange with.
+    checked = replica(replace(SMALL, exchange=exchange, ranks=2)).check()
+    assert checked.wrong > SMALL.dimensions.parameters / 2
+
+
+def test_a_gradient_that_is_missing_or_of_another_step_is_seen(group_of_one):
+    made = replica(replace(SMALL, ranks=1))
+    weight = next(made.model.parameters())
+    weight.grad.mul_(1.001)
+    assert made.check().wrong > 0.9 * weight.numel()
+    made.fill()
+    assert "is missing" in made.check().first
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("pick", ["largest", "usual"])
+def test_a_single_element_with_the_wrong_sign_is_found(group_of_one, dtype, pick):
+    made = replica(replace(SMALL, ranks=1, dtype=dtype))
+    assert made.check().wrong == 0
+    for weight in made.model.parameters():
+        gradient = weight.grad.view(-1)
+        place = int(gradient.abs().argmax() if pick == "largest" else gradient.abs().argsort()[3 * len(gradient) // 5])
+        gradient[place] *= -1
+        assert made.check().wrong == 1
+        gradient[place] *= -1
+
+
+def test_gradients_that_are_zero_where_they_must_be_are_right(group_of_one):
+    # A norm over a single element gives its bias whatever comes in, and no weight before it has a gradient.
+    made = replica(replace(SMALL, hidden=1, heads=1, ranks=1, exchange="none"))
+    assert made.check().wrong == 0
+    made.model.blocks[0].attention.qkv.weight.grad.add_(1.0)
+    assert made.check().wrong == 3
+
+
+def test_a_rank_counts_weights_gradients_and_what_forward_keeps():
+    assert SMALL.footprint_bytes > 3 * SMALL.gradient_bytes
+    longer = replace(SMALL, seq=160)
+    assert longer.footprint_bytes - SMALL.footprint_bytes > 9 * 34 * 16 * 2 * 64, "ten times the tokens"
+    dropped = replace(longer, checkpointing=Checkpointing("every", 1))
+    assert dropped.footprint_bytes < longer.footprint_bytes
+    assert DataParallel().footprint_bytes(replace(SMALL, hidden=6400, heads=100, layers=2000)) > 10e12
+
+
+def test_gradients_that_differ_between_ranks_are_seen(group_of_one, monkeypatch):
+    made = replica(replace(SMALL, ranks=1))
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+
+    def another(found, mine, group):
+        found[0].copy_(mine)
+        found[1].copy_(mine + 1)
+
+    monkeypatch.setattr(torch.distributed, "all_gather", another)
+    checked = made.check()
+    assert (checked.wrong, checked.first) == (1, "gradients differ between ranks")
+
+
+@pytest.mark.parametrize("static_graph", [False, True])
+def test_buckets_that_are_timed_are_those_that_were_counted(group_of_one, static_graph):
+    made = replica(replace(SMALL, ranks=1, bucket_bytes=64 * 2**10, static_graph=static_graph))
+    made.time(4, 10.0)
+    counted = made.kernel.details["buckets"]
+    assert len(counted) > 3
+    assert made.check().wrong == 0
+    made.kernel.details["buckets"] = [*counted[1:], counted[0] + 4]
+    assert "were counted" in made.check().first
+
+
+@pytest.mark.parametrize("vocab", [0, 96])
+@pytest.mark.parametrize("gated", [False, True])
+def test_bytes_of_gradients_are_those_of_the_models_weights(vocab, gated):
+    from pyperf_suite.workloads.training.gpt import build
+
+    p = replace(SMALL, vocab=vocab, gated=gated)
+    assert p.gradient_bytes == 4 * sum(each.numel() for each in build(p).parameters())
+
+
+def test_data_parallel_says_how_many_gpus_it_lacks():
+    with pytest.raises(Unsupported, match="DataParallel over 4096 GPUs"):
+        InThreads().prepare(replace(SMALL, exchange="dp", ranks=4096), None, Device("cuda"), 1.0)
+
+
+def test_data_parallel_is_one_process_and_others_are_as_many_as_ranks():
+    assert DataParallel().ranks(replace(SMALL, exchange="dp", ranks=4)) == 1
+    assert DataParallel().ranks(replace(SMALL, ranks=4)) == 4
+    assert DataParallel().environment(SMALL) == {}
+    assert DataParallel().environment(replace(SMALL, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "implementation", "sentence"),
+    [
+        ({"exchange": "magic"}, "gloo", "choose from ddp, after"),
+        ({"ranks": 0}, "gloo", "ranks=0"),
+        ({"accumulate": 0}, "gloo", "accumulate=0"),
+        ({"bucket_bytes": 0}, "gloo", "at least 1"),
+        ({"dropout": 0.1}, "gloo", "leave it 0"),
+        ({"dtype": "int8"}, "gloo", "choose from float32"),
+        ({"exchange": "after", "static_graph": True}, "gloo", "static_graph is DDP's"),
+        ({"exchange": "none", "bucket_bytes": 5}, "gloo", "bucket_bytes is DDP's"),
+        ({"no_sync": False}, "gloo", "several micro-batches"),
+        ({"static_graph": True, "accumulate": 2}, "gloo", "no static graph"),
+        ({"ranks": 30000}, "gloo", "keep"),
+        ({"peer_to_peer": False}, "gloo", "NCCL's alone"),
+        ({"exchange": "dp"}, "gloo", "ask for the implementation dp"),
+        ({"exchange": "dp"}, "nccl", "ask for the implementation dp"),
+        ({}, "dp", "ask for dp"),
+        ({"hidden": 65}, "gloo", "cannot be divided"),
+    ],
+)
+def test_what_cannot_be_says_so(change, implementation, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Case("data_parallel", replace(SMALL, **change), implementation).validate()

@@ -1,0 +1,225 @@
+"""Loaders that hand out every sample once and as written, and whose steps tell waiting from working."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.workloads.training import data_files
+from pyperf_suite.workloads.training.data_files import KINDS, PictureFiles, TextFiles, wrong_samples
+from pyperf_suite.workloads.training.input_pipeline import Endless, InputPipeline, InputPipelineParameters
+
+torch = pytest.importorskip("torch")
+
+# Python 3.12 and later warn of any fork beside threads; torch's loader forks as its documentation says.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+CPU = Device("cpu")
+SMALL = InputPipelineParameters(files=6, batch=2, step_us=200)
+
+
+@pytest.fixture
+def prepare():
+    made = []
+
+    def make(parameters: InputPipelineParameters):
+        made.append(InputPipeline().implementation("torch").prepare(parameters, 0, CPU))
+        return made[-1]
+
+    yield make
+    for steps in made:
+        steps.close()
+
+
+def batched(files, order):
+    """Batches of two, as a loader would hand them out in that order."""
+    for pair in zip(order[::2], order[1::2], strict=True):
+        samples = [files[number][1] for number in pair]
+        yield torch.tensor(pair), torch.from_numpy(np.stack(samples))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_sample_decodes_to_what_was_written_and_to_no_other(kind, tmp_path):
+    if kind == "jpeg":
+        pytest.importorskip("PIL")
+    files = KINDS[kind](tmp_path, 4, seed=3)
+    assert len(list(tmp_path.iterdir())) == len(files) == 4
+    for index in range(4):
+        number, sample = files[index]
+        assert number == index
+        assert [files.is_right(other, sample) for other in range(4)] == [other == index for other in range(4)]
+    assert files.bytes_a_file > 1000
+
+
+def test_words_of_the_vocabulary_are_all_different():
+    assert len({data_files._word(number) for number in range(data_files.VOCABULARY)}) == data_files.VOCABULARY
+
+
+def test_a_picture_of_another_shape_or_type_is_wrong(tmp_path):
+    pytest.importorskip("PIL")
+    files = PictureFiles(tmp_path, 1, seed=0)
+    right = files[0][1]
+    assert not files.is_right(0, right[:-1])
+    assert not files.is_right(0, right.astype(np.float32))
+    spoilt = right.copy()
+    spoilt.reshape(-1)[7] += 1
+    assert not files.is_right(0, spoilt)
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        ([0, 1, 2, 2], "sample 2 came 2 times"),
+        ([0, 1, 3, 2, 0, 1], "sample 0 came 2 times"),
+        ([0, 1], "sample 2 came 0 times"),
+        ([], "sample 0 came 0 times"),
+    ],
+)
+def test_a_sample_that_comes_twice_or_never_is_found(order, sentence, tmp_path):
+    files = TextFiles(tmp_path, 4, seed=0, length=8)
+    wrong, first = wrong_samples(files, batched(files, order))
+    assert wrong > 0
+    assert first == sentence
+
+
+def test_a_sample_under_another_number_is_found(tmp_path):
+    files = TextFiles(tmp_path, 2, seed=0, length=8)
+    ((_, samples),) = batched(files, [0, 1])
+    wrong, first = wrong_samples(files, [(torch.tensor([1, 0]), samples)])
+    assert (wrong, first) == (2, "sample 1 is not what was written")
+
+
+def test_without_pillow_pictures_are_unsupported_and_say_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(data_files.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Unsupported, match="Pillow"):
+        PictureFiles(tmp_path, 1, seed=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"data": "jpeg"},
+        {"loaders": 2},
+        {"loaders": 1, "persistent": False, "prefetch": 1},
+        {"loaders": 2, "files": 5},
+    ],
+    ids=str,
+)
+def test_an_epoch_has_every_sample_once(settings, prepare):
+    if settings.get("data") == "jpeg":
+        pytest.importorskip("PIL")
+    parameters = replace(SMALL, **settings)
+    checked = prepare(parameters).check()
+    assert (checked.wrong, checked.compared) == (0, parameters.files), checked.first
+
+
+def test_a_decoder_that_garbles_a_sample_fails_the_case(prepare, monkeypatch):
+    steps = prepare(SMALL)
+    steps._files.path(3).write_text("zaaaa " * 1024)
+    checked = steps.check()
+    assert checked.wrong == 1
+    assert "sample 3" in checked.first
+
+
+@pytest.mark.parametrize(("loaders", "model"), [(0, "device"), (1, "device"), (0, "host")])
+def test_waiting_and_the_models_step_are_told_apart(loaders, model, prepare):
+    steps = prepare(replace(SMALL, loaders=loaders, model=model, step_us=2000))
+    for index in range(4):
+        steps.step(index)
+    seen = steps.observed()
+    assert {name: metric.unit for name, metric in seen.items()} == {
+        "wait": "s",
+        "model": "s",
+        "starved": "1",
+        "first_batch": "s",
+        "next_epoch": "s",
+    }
+    assert len(seen["wait"].samples) == len(seen["model"].samples) == 2
+    # A sleeping model never takes less than it was told to; of a computed one only that it takes time.
+    assert min(seen["model"].samples) >= (0.002 if model == "device" else 1e-5)
+    for wait, step, share in zip(*(seen[name].samples for name in ("wait", "model", "starved")), strict=True):
+        assert share == pytest.approx(wait / (wait + step))
+    assert all(seen[name].samples[0] > 0 for name in ("first_batch", "next_epoch"))
+
+
+def test_files_are_gone_when_a_case_is_over(prepare):
+    steps = prepare(replace(SMALL, loaders=1))
+    steps.step(0)
+    folder = steps._files.path(0).parent
+    assert folder.is_dir()
+    steps.close()
+    steps.close()
+    assert not folder.exists()
+
+
+def test_files_are_gone_where_a_case_cannot_be_prepared(prepare, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(data_files.importlib.util, "find_spec", lambda name: None if name == "PIL" else object())
+    with pytest.raises(Unsupported, match="Pillow"):
+        prepare(replace(SMALL, data="jpeg"))
+    assert list(Path(tmp_path).iterdir()) == []
+
+
+def test_an_endless_order_comes_back_to_each_sample():
+    assert list(itertools.islice(Endless(3), 7)) == [0, 1, 2, 0, 1, 2, 0]
+    assert len(Endless(3)) > 10**9
+
+
+def test_pinned_memory_on_a_cpu_is_unsupported(prepare):
+    with pytest.raises(Unsupported, match="copies to a GPU"):
+        prepare(replace(SMALL, pinned=True))
+
+
+def test_a_way_to_start_that_a_system_lacks_is_unsupported(prepare, monkeypatch):
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(Unsupported, match="no process by fork"):
+        prepare(replace(SMALL, start="fork"))
+
+
+def test_a_case_is_measured_like_any_other():
+    case = Case("input_pipeline", SMALL, "torch")
+    assert Case.from_json(case.to_json()) == case
+    answer = measure_case(case, None, CPU)
+    assert answer["outcome"] == "ok", answer
+    assert answer["verification"]["compared"] == SMALL.files
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches_reach_a_gpu_as_they_were_written(pinned):
+    steps = InputPipeline().implementation("torch").prepare(replace(SMALL, pinned=pinned), 0, Device("cuda"))
+    steps.step(0)
+    assert steps.check().wrong == 0
+    steps.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"data": "sound"}, "choose from text, jpeg"),
+        ({"model": "cloud"}, "choose from device, host"),
+        ({"start": "jump"}, "choose from fork"),
+        ({"loaders": -1}, "loaders of at least 0"),
+        ({"loaders": 10_000}, "at most 256"),
+        ({"files": 10**11}, "files=100000000000 was asked for: ask for at most"),
+        ({"prefetch": 10**9}, "prefetch=1000000000"),
+        ({"step_us": 10**13}, "step_us=10000000000000"),
+        ({"prefetch": 0}, "prefetch of at least 1"),
+        ({"batch": 7}, "do not fill a batch of 7"),
+        ({"step_us": -1}, "step_us of at least 0"),
+        ({"iterations": 0}, "iterations of at least 1"),
+    ],
+)
+def test_what_cannot_be_loaded_says_so(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Case("input_pipeline", replace(SMALL, **change), "torch").validate()

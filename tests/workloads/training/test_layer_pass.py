@@ -1,0 +1,189 @@
+"""Every pass of every layer is that of float64, counts what torch counts, and finds what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.workloads.training import layer_pass, layers
+from pyperf_suite.workloads.training.layer_pass import LayerPass
+from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, passes_of
+
+torch = pytest.importorskip("torch")
+
+CPU = Device("cpu")
+SMALL = LayerPassParameters(batch=2, seq=36, hidden=24, heads=3)
+EVERY = [(layer, phase) for layer in LAYERS for phase in passes_of(layer)]
+
+
+def prepared(layer, phase="forward", **changed):
+    parameters = replace(SMALL, layer=layer, phase=phase, **changed)
+    parameters.validate()
+    return LayerPass().implementation("torch").prepare(parameters, 0, CPU)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("layer", "phase"), EVERY)
+def test_every_pass_is_that_of_float64(layer, phase, dtype):
+    checked = prepared(layer, phase, dtype=dtype).check()
+    assert checked.compared >= SMALL.hidden
+    assert checked.wrong == 0, checked.first
+
+
+@pytest.mark.parametrize(("layer", "phase"), [each for each in EVERY if each[0] != "copy"])
+def test_a_formula_that_is_slightly_another_is_found(layer, phase, monkeypatch):
+    steps, apply = prepared(layer, phase, dtype="bfloat16"), layers.written_out
+
+    def last_column_larger(*args):
+        result = apply(*args)
+        return torch.cat([result[..., :-1], 1.5 * result[..., -1:]], dim=-1)
+
+    monkeypatch.setattr(layers, "written_out", last_column_larger)
+    assert steps.check().wrong > 0
+
+
+def test_a_single_wrong_element_is_found_and_named(monkeypatch):
+    steps = prepared("gelu", "backward", dtype="bfloat16")
+    run = steps._run
+
+    def once_wrong(own):
+        (gradient,) = run(own)
+        gradient[3, 7] = 0.0 if abs(float(gradient[3, 7])) > 0.5 else 1.0
+        return (gradient,)
+
+    monkeypatch.setattr(steps, "_run", once_wrong)
+    checked = steps.check()
+    assert checked.wrong == steps.sets
+    assert checked.first.startswith("the gradient of input 0 at (3, 7)")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("phase", ["forward", "dgrad", "wgrad"])
+def test_the_largest_element_with_the_wrong_sign_is_found_in_any_operand_set(phase, dtype, monkeypatch):
+    steps = prepared("linear", phase, dtype=dtype)
+    run = steps._run
+
+    def flipped(own):
+        (result,) = run(own)
+        result = result.detach().clone()
+        if own is steps._sets[-1]:
+            result.view(-1)[result.abs().argmax()] *= -1
+        return (result,)
+
+    monkeypatch.setattr(steps, "_run", flipped)
+    assert steps.check().wrong == 1
+
+
+def test_a_pass_that_is_wrong_on_one_operand_set_alone_is_found(monkeypatch):
+    run = layer_pass.LayerSteps._run
+
+    def wrong_on_the_third(steps, own):
+        return tuple(each * (2 if own is steps._sets[2] else 1) for each in run(steps, own))
+
+    monkeypatch.setattr(layer_pass.LayerSteps, "_run", wrong_on_the_third)
+    answer = measure_case(Case("layer_pass", replace(SMALL, layer="gelu"), "torch"), None, CPU)
+    assert answer["outcome"] == "failed"
+
+
+def test_a_result_with_nan_is_wrong(monkeypatch):
+    steps = prepared("copy")
+    run = steps._run
+    monkeypatch.setattr(steps, "_run", lambda own: tuple(each * float("nan") for each in run(own)))
+    checked = steps.check()
+    assert checked.wrong == checked.compared
+
+
+@pytest.mark.parametrize("layer", ["linear", "conv"])
+@pytest.mark.parametrize("phase", ["forward", "backward", "dgrad", "wgrad"])
+@pytest.mark.parametrize("out", [0, 40])
+def test_products_count_the_flops_that_torch_counts(layer, phase, out):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    steps = prepared(layer, phase, out=out)
+    with FlopCounterMode(display=False) as counter:
+        steps.step(0)
+    # torch counts the taps of a convolution that fall on the border of zeros as well.
+    assert LayerPass().work(steps._parameters).flop == counter.get_total_flops()
+
+
+def test_backward_of_a_product_is_twice_the_flops_of_forward():
+    for layer in ("linear", "conv"):
+        forward, backward, dgrad, wgrad = (
+            layers.work(replace(SMALL, layer=layer, phase=phase, out=40)).flop for phase in passes_of(layer)
+        )
+        assert backward == dgrad + wgrad == 2 * forward
+
+
+@pytest.mark.parametrize("layer", ACTIVATIONS)
+def test_an_activation_moves_half_as_many_bytes_again_in_backward(layer):
+    forward, backward = (layers.work(replace(SMALL, layer=layer, phase=phase)).bytes for phase in passes_of(layer))
+    assert forward == 2 * SMALL.tokens * SMALL.hidden * 4
+    assert backward / forward == 1.5
+
+
+@pytest.mark.parametrize("layer", ["linear", "conv", *ACTIVATIONS])
+def test_forward_keeps_one_tensor_of_the_input_for_backward(layer):
+    observed = prepared(layer, dtype="bfloat16").observed()
+    assert observed["saved"].unit == "B"
+    assert list(observed["saved"].samples) == [SMALL.tokens * SMALL.hidden * 2]
+
+
+@pytest.mark.parametrize("layer", ["linear", "conv", "layer_norm", "rms_norm", "relu", "attention"])
+def test_what_is_told_of_kept_bytes_is_what_lives_on(layer):
+    from pyperf_suite.workloads.training.saved_bytes import saved_bytes
+
+    steps = prepared(layer)
+    own, held = steps._sets[0], torch.nn.ParameterList(steps._sets[0].weights)
+    counted = saved_bytes(held, lambda: layers.apply(torch, steps._parameters, own.inputs, own.weights))
+    assert list(steps.observed()["saved"].samples) == [counted]
+
+
+def test_only_forward_tells_what_is_kept():
+    assert prepared("linear", "backward").observed() == {}
+    assert list(prepared("copy").observed()["saved"].samples) == [0]
+
+
+def test_operands_take_turns_until_they_exceed_the_caches():
+    steps = prepared("gelu")
+    assert steps.kernel.details["operand_sets"] == 8
+    assert steps.kernel.details["cache"] == "partly_warm"
+    assert steps._sets[0].inputs[0].data_ptr() != steps._sets[1].inputs[0].data_ptr()
+
+
+def test_a_case_of_a_layer_is_measured_like_any_other():
+    case = Case("layer_pass", replace(SMALL, layer="attention", phase="backward"), "torch")
+    assert Case.from_json(case.to_json()) == case
+    answer = measure_case(case, None, CPU)
+    assert answer["outcome"] == "ok", answer
+    assert answer["work"]["flop"] == 2.5 * 4 * 2 * 24 * 36 * 37 // 2
+
+
+def test_a_cpu_says_that_it_has_no_tfloat32():
+    with pytest.raises(Unsupported, match="no tfloat32"):
+        prepared("linear", dtype="tfloat32")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"layer": "lstm"}, "Unknown layer 'lstm': choose from linear"),
+        ({"phase": "sideways"}, "Unknown phase"),
+        ({"dtype": "int8"}, "choose from float32"),
+        ({"batch": 0}, "batch of at least 1"),
+        ({"out": -1}, "out cannot be -1"),
+        ({"layer": "gelu", "out": 3}, "leave out=3 out"),
+        ({"layer": "conv", "seq": 40}, "seq = 40 is no square: take 36 or 49"),
+        ({"layer": "attention", "heads": 5}, "cannot be divided into 5 heads"),
+        ({"layer": "gelu", "phase": "wgrad"}, "gelu has no wgrad of its own: choose from forward, backward"),
+        ({"layer": "copy", "phase": "backward"}, "choose from forward"),
+        ({"workers": 4096}, "4096 workers"),
+    ],
+)
+def test_a_pass_that_cannot_be_says_so(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Case("layer_pass", replace(SMALL, **change), "torch").validate()

@@ -1,0 +1,125 @@
+"""A product beside an all_reduce: both right in every run, and whoever is wrong or missing is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.runner.case import Case
+from pyperf_suite.workloads.collective.direct_copies import require_started_so
+from pyperf_suite.workloads.training.on_ranks import require_memory
+from pyperf_suite.workloads.training.overlap import RUNS, BesideNccl, Overlap, OverlapParameters
+from pyperf_suite.workloads.training.side_by_side import OnCpu, blocks_in_trace
+
+pytest.importorskip("torch")
+
+SMALL = OverlapParameters(96, 1 << 16)
+TWO_HERE: Any = SimpleNamespace(count=2, rank=0, environment=SimpleNamespace(nodes=1))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_run_computes_and_exchanges_what_it_must(workers, run):
+    case = Case("overlap", replace(SMALL, run=run), "gloo")
+    assert Case.from_json(case.to_json()) == case
+    answer = workers.measure(0, case, None)
+    assert answer["outcome"] == "ok", answer
+    product, message = 2 * 96**2, 2 * (1 << 14)
+    due = {"product": product, "all_reduce": message}.get(run, product + message)
+    assert answer["verification"]["compared"] == due
+    assert answer["work"]["bytes"] == (0 if run == "product" else 1 << 16)
+    beside = answer["kernel"]["details"].get("beside", 0)
+    assert (1 <= beside <= 16) == run.endswith("_beside")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_wrong_product_and_a_missing_rank_are_seen(group_of_one, dtype):
+    alone = replace(SMALL, ranks=1, dtype=dtype)
+    sides = OnCpu(alone, 0, None, "cpu")
+    assert sides.check().wrong > 0, "nothing has run yet"
+    sides.time(1, 10.0)
+    assert sides.check().wrong == 0
+    sides._out[0, 3] += 1
+    assert (sides.check().wrong, "out[0, 3]" in sides.check().first) == (1, True)
+    sides.time(1, 10.0)
+    place = sides._out.abs().argmax()
+    sides._out.view(-1)[place] *= -1
+    assert sides.check().wrong == 1
+
+    # The mean of two ranks is due, and one has nobody to exchange with.
+    sides = OnCpu(replace(alone, ranks=2), 0, None, "cpu")
+    sides.time(1, 10.0)
+    assert sides.check().wrong == alone.count
+    assert "mean of the ranks" in sides.check().first
+
+
+def test_means_that_are_repeated_stay_what_they_are(group_of_one):
+    sides = OnCpu(replace(SMALL, ranks=1), 0, None, "cpu")
+    sides.time(50, 10.0)
+    assert sides.check().wrong == 0
+
+
+def test_an_all_reduce_beside_products_ends_with_itself(group_of_one):
+    sides = OnCpu(replace(SMALL, ranks=1, run="all_reduce_beside"), 0, None, "cpu")
+    times = sides.time(5, 10.0)
+    assert (times.seconds > 0).all()
+    assert ((times.done_ns - times.arrived_ns) * 1e-9 == pytest.approx(times.seconds)) is True
+
+
+def test_blocks_of_nccl_are_read_from_a_trace():
+    events = [
+        {"name": "Memcpy", "args": {}},
+        {"name": "gemm", "args": {"grid": [8, 8, 1]}},
+        {"name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "args": {"grid": [24, 1, 1]}},
+    ]
+    assert blocks_in_trace(events) == 24
+    assert blocks_in_trace(events[:2]) is None
+    assert blocks_in_trace([{"name": "ncclDevKernel", "args": {}}]) is None
+
+
+def test_environment_tells_nccl_to_go_without_direct_copies():
+    assert Overlap().environment(replace(SMALL, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}
+    assert Overlap().environment(SMALL) == {}
+
+
+def test_a_rank_counts_what_it_holds_and_what_it_compares_with():
+    assert replace(SMALL, size=1000, bytes=4000).footprint_bytes == 20 * 1000**2 + 4000 + 16 * 1000
+    assert Overlap().footprint_bytes(replace(SMALL, size=1 << 17, bytes=4)) > 300e9
+
+
+def test_ranks_that_do_not_fit_into_memory_together_are_refused(monkeypatch):
+    monkeypatch.setattr("pyperf_suite.workloads.training.on_ranks.memory.available_bytes", lambda: 10**9)
+    need = "2 ranks on this machine need 1.2 GB, but 1.0 GB of memory are free: ask for fewer"
+    with pytest.raises(Unsupported, match=need):
+        require_memory(TWO_HERE, 600_000_000)
+    require_memory(TWO_HERE, 400_000_000)
+
+
+def test_ranks_started_with_direct_copies_are_not_timed_as_if_without(monkeypatch):
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    require_started_so(peer_to_peer=True)
+    with pytest.raises(Unsupported, match="start them with NCCL_P2P_DISABLE=1"):
+        BesideNccl().prepare(replace(SMALL, peer_to_peer=False), TWO_HERE, Device("cuda"), 1.0)
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    require_started_so(peer_to_peer=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"run": "apart"}, "choose from product"),
+        ({"dtype": "int8"}, "choose from float32"),
+        ({"size": 0}, "size=0"),
+        ({"bytes": 3}, "bytes=3"),
+        ({"ranks": 0}, "ranks=0"),
+        ({"ranks": 30000}, "keep"),
+        ({"peer_to_peer": False}, "NCCL's alone"),
+    ],
+)
+def test_what_cannot_be_says_so(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Case("overlap", replace(SMALL, **change), "gloo").validate()

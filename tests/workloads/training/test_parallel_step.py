@@ -1,0 +1,253 @@
+"""Training steps cut by data, tensor and pipeline: gradients of a single process in all of them, and bytes counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.laws.training.activations import kept_bytes
+from pyperf_suite.measure.steady import SteadyRule
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.workloads.training.saved_memory import TrainingMemoryParameters
+from pyperf_suite.workloads.training.shape import Checkpointing
+
+torch = pytest.importorskip("torch")
+
+SMALL = ParallelStepParameters(hidden=32, heads=4, layers=4, seq=8, batch=2, vocab=48, tied=False)
+EVERY, SELECTIVE = Checkpointing("every", 2), Checkpointing("selective")
+# Checkpointing, backends of attention, precisions and odd sizes are spread over the ways to cut.
+OF_TWO = {
+    "ddp": replace(SMALL, data=2),
+    "ddp no_sync tied": replace(SMALL, data=2, micro_batches=3, tied=True),
+    "zero1": replace(SMALL, data=2, zero_stage=1),
+    "zero2": replace(SMALL, data=2, zero_stage=2, micro_batches=2),
+    "zero3": replace(SMALL, data=2, zero_stage=3, micro_batches=2),
+    "zero3 odd": replace(SMALL, data=2, zero_stage=3, vocab=49),
+    "zero1 bfloat16": replace(SMALL, data=2, zero_stage=1, dtype="bfloat16"),
+    "zero3 bfloat16": replace(SMALL, data=2, zero_stage=3, dtype="bfloat16"),
+    "zero1 math every": replace(SMALL, data=2, zero_stage=1, attention="math", checkpointing=EVERY),
+    "zero2 flash selective": replace(SMALL, data=2, zero_stage=2, attention="flash", checkpointing=SELECTIVE),
+    "zero3 gated every": replace(SMALL, data=2, zero_stage=3, gated=True, kv_heads=2, checkpointing=EVERY),
+    "tp": replace(SMALL, tensor=2),
+    "tp grouped tied": replace(SMALL, tensor=2, kv_heads=2, gated=True, tied=True, micro_batches=2),
+    "tp math selective": replace(SMALL, tensor=2, attention="math", checkpointing=SELECTIVE),
+    "tp explicit every": replace(SMALL, tensor=2, attention="explicit", checkpointing=EVERY),
+    "pp": replace(SMALL, pipeline=2, micro_batches=3),
+    "pp math every": replace(SMALL, pipeline=2, micro_batches=2, attention="math", checkpointing=EVERY),
+    "pp v2 selective": replace(SMALL, pipeline=2, chunks=2, micro_batches=4, checkpointing=SELECTIVE),
+}
+OF_FOUR = {
+    "dp tp": replace(SMALL, data=2, tensor=2, micro_batches=2),
+    "dp tp zero1": replace(SMALL, data=2, tensor=2, zero_stage=1),
+    "dp tp zero2": replace(SMALL, data=2, tensor=2, zero_stage=2),
+    "dp tp zero3 every": replace(SMALL, data=2, tensor=2, zero_stage=3, checkpointing=EVERY),
+    "dp pp zero1": replace(SMALL, data=2, pipeline=2, micro_batches=2, zero_stage=1),
+    "dp pp v2 zero2": replace(SMALL, data=2, pipeline=2, chunks=2, micro_batches=2, zero_stage=2),
+    "tp pp v2 zero3": replace(SMALL, tensor=2, pipeline=2, chunks=2, micro_batches=2, zero_stage=3),
+    "tp pp": replace(SMALL, tensor=2, pipeline=2, micro_batches=2, checkpointing=SELECTIVE),
+}
+FAULTS = {
+    "exchange_nothing": (OF_TWO["ddp"], "the gradient of"),
+    "train_on_anothers_batch": (OF_TWO["zero3"], "the gradient of"),
+    "scatter_the_last_alone": (OF_TWO["zero3"], "the gradient of"),
+    "turn_an_elements_sign": (OF_TWO["zero1 bfloat16"], "the gradient of"),
+    "update_otherwise": (OF_TWO["zero1"], "updated weights differ"),
+    "rows_as_they_are": (OF_TWO["tp"], "the gradient of"),
+    "forget_a_micro_batch": (OF_TWO["pp"], "the gradient of"),
+}
+PROGRAM = Path(__file__).parent / "parallel_ranks.py"
+EFFORT = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.01), StopRule(time_cap_s=0.05))
+
+
+def told_by_ranks(count: int, asked: list[tuple[str, ParallelStepParameters, str]], folder: Path) -> list[Any]:
+    """What each rank of one group said of each case, by name."""
+    cases = [(name, Case("parallel_step", parameters, "gloo").to_json(), fault) for name, parameters, fault in asked]
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning", "-W", "error::FutureWarning", PROGRAM, str(count), folder],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    asked = [(name, parameters, "") for name, parameters in OF_TWO.items()]
+    faulty = [(fault, parameters, fault) for fault, (parameters, _) in FAULTS.items()]
+    return told_by_ranks(2, asked + faulty, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def by_four(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    asked = [(name, parameters, "") for name, parameters in OF_FOUR.items()]
+    return told_by_ranks(4, asked, tmp_path_factory.mktemp("four"))
+
+
+def assert_right(told: list[Any], name: str, parameters: ParallelStepParameters) -> None:
+    for rank in told:
+        assert [each["wrong"] for each in rank[name]["checks"]] == [0, 0], rank[name]["checks"]
+        assert rank[name]["finite"]
+    # A rank of a pipeline compares its own stages; one more is compared, the updated weights.
+    ends = [told[0], told[-1]] if parameters.pipeline > 1 else [told[0]]
+    elements = sum(rank[name]["checks"][0]["compared"] - 1 for rank in ends)
+    assert elements == parameters.dimensions.parameters
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+def test_two_ranks_have_the_gradients_of_a_single_process(by_two, name):
+    assert_right(by_two, name, OF_TWO[name])
+
+
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_four_ranks_have_the_gradients_of_a_single_process(by_four, name):
+    assert_right(by_four, name, OF_FOUR[name])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_gradient_or_weight_is_named(by_two, fault):
+    checks = [rank[fault]["checks"][0] for rank in by_two]
+    assert max(each["wrong"] for each in checks) > 0
+    assert any(FAULTS[fault][1] in each["first"] for each in checks), checks
+
+
+def test_the_path_says_what_ran(by_two, by_four):
+    assert by_two[0]["zero1"]["kernel"]["path"] == "DistributedDataParallel, ZeroRedundancyOptimizer"
+    assert by_two[0]["zero3"]["kernel"]["path"] == "FSDP2 reshard_after_forward=True, AdamW"
+    assert by_two[0]["zero3 bfloat16"]["kernel"]["path"].endswith("AdamW, bfloat16 over float32 shards")
+    assert by_two[0]["pp v2 selective"]["kernel"]["path"] == "AdamW, interleaved 1F1B"
+    assert by_four[0]["dp tp"]["kernel"]["path"] == (
+        "all_reduce of local gradients after backward, AdamW, DTensor tensor parallel, sequence parallel"
+    )
+
+
+def figures(told: list[Any], name: str) -> dict[str, Any]:
+    return dict(told[0][name]["kernel"]["details"])
+
+
+def test_ddp_allocates_all_on_each_rank_and_gradients_in_its_buckets(by_two):
+    whole = 4 * SMALL.dimensions.parameters
+    found = figures(by_two, "ddp")
+    assert found["rank_bytes"]["parameter_bytes"] == [whole, whole]
+    assert found["rank_bytes"]["gradient_bytes"] == found["rank_bytes"]["bucket_bytes"] == [whole, whole]
+    assert found["rank_bytes"]["optimizer_bytes"] == [2 * whole, 2 * whole]
+    assert figures(by_two, "zero1 bfloat16")["parameter_bytes"] == whole // 2
+
+
+def test_zero_1_shares_moments_by_whole_parameters(by_two):
+    whole = 4 * SMALL.dimensions.parameters
+    shares = figures(by_two, "zero1")["rank_bytes"]["optimizer_bytes"]
+    assert sum(shares) == 2 * whole
+    assert max(shares) < 1.2 * whole
+
+
+@pytest.mark.parametrize("name", ["zero2", "zero3"])
+def test_fsdp_allocates_half_of_all_on_each_of_two_ranks(by_two, name):
+    half = 2 * SMALL.dimensions.parameters
+    found = figures(by_two, name)["rank_bytes"]
+    assert found["parameter_bytes"] == found["gradient_bytes"] == [half, half]
+    assert found["optimizer_bytes"] == [2 * half, 2 * half]
+
+
+def test_rows_that_do_not_divide_are_padded_and_seen(by_two):
+    p = OF_TWO["zero3 odd"]
+    # Both the embedding and the logits have 49 rows, of which each rank has room for 25.
+    padded = p.dimensions.parameters + 2 * p.hidden
+    assert figures(by_two, "zero3 odd")["rank_bytes"]["parameter_bytes"] == [2 * padded] * 2
+
+
+def test_tensor_parallel_ranks_keep_norms_and_second_biases_whole(by_two):
+    p = SMALL
+    whole = p.layers * (4 * p.hidden + 2 * p.hidden) + 2 * p.hidden
+    share = (p.dimensions.parameters - whole) // 2 + whole
+    found = figures(by_two, "tp")["rank_bytes"]
+    assert found["parameter_bytes"] == found["gradient_bytes"] == [4 * share, 4 * share]
+    assert found["optimizer_bytes"] == [8 * share, 8 * share]
+
+
+def test_stages_have_their_layers_and_the_ends_what_is_theirs(by_two):
+    p = SMALL
+    layers = (p.dimensions.parameters - 2 * p.hidden - (2 * p.vocab + p.seq) * p.hidden) // 2
+    ends = [layers + (p.vocab + p.seq) * p.hidden, layers + p.vocab * p.hidden + 2 * p.hidden]
+    assert figures(by_two, "pp")["rank_bytes"]["parameter_bytes"] == [4 * each for each in ends]
+    assert figures(by_two, "pp v2 selective")["rank_bytes"]["parameter_bytes"] == [4 * each for each in ends]
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero1 math every", "zero2 flash selective", "zero3", "zero3 gated every"])
+def test_kept_activations_are_those_of_the_law_where_ranks_have_whole_models(by_two, name):
+    p = OF_TWO[name]
+    fields = ("hidden", "heads", "layers", "seq", "batch", "kv_heads", "vocab", "gated", "tied", "attention")
+    alone = TrainingMemoryParameters(
+        **{field: getattr(p, field) for field in fields}, checkpointing=p.checkpointing
+    ).keeping("cpu")
+    due = kept_bytes(p.dimensions, p.batch, p.seq, alone).total
+    assert figures(by_two, name)["saved_activation_bytes"] == due
+
+
+def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages(by_two):
+    first, last = figures(by_two, "pp math every")["rank_bytes"]["saved_activation_bytes"]
+    p = SMALL
+    # One group of blocks a stage: the input of each micro-batch in flight, and all its tokens in one storage.
+    assert first == 2 * 4 * p.tokens * p.hidden + 2 * 8 * p.tokens
+    assert last > 4 * p.tokens * p.hidden
+
+
+def test_running_out_of_memory_on_ranks_is_an_outcome_and_the_next_case_has_ranks_of_its_own():
+    # Allocators refuse it at once, whatever the machine has.
+    too_large = replace(SMALL, data=2, vocab=2**40 // SMALL.hidden * 2)
+    with WorkerPool(resolve("cpu"), 60.0) as pool:
+        answer = pool.measure(0, Case("parallel_step", too_large, "gloo"), EFFORT)
+        assert answer["outcome"] == "failed"
+        assert answer["reason"].startswith("Out of memory: tried to allocate"), answer["reason"]
+        answer = pool.measure(0, Case("parallel_step", replace(SMALL, data=2, zero_stage=1), "gloo"), EFFORT)
+        assert answer["outcome"] == "ok", answer
+        assert answer["metrics"]["time"]["value"] > 0
+        assert answer["kernel"]["details"]["rank_bytes"]["optimizer_bytes"]
+        assert not [each for each in psutil.Process().children(recursive=True) if "RANK" in environ_of(each)]
+
+
+def environ_of(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def test_what_torch_cannot_do_names_the_nearest_that_works():
+    from pyperf_suite.workloads.training.parallel.engine import require_possible
+
+    with pytest.raises(Unsupported, match="ask for micro_batches=4"):
+        require_possible(replace(SMALL, pipeline=4, micro_batches=2), "cpu")
+    require_possible(replace(SMALL, attention="flash"), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"data": 100000}, "ask for 1 to"),
+        ({"data": 1000}, "keep"),
+        ({"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
+        ({"tensor": 3}, "cannot be cut over TP = 3"),
+        ({"zero_stage": 4}, "stages 0 to 3"),
+    ],
+)
+def test_what_cannot_be_says_so(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Case("parallel_step", replace(SMALL, **change), "gloo").validate()

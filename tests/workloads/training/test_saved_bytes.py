@@ -1,0 +1,129 @@
+"""Saved bytes are those of the storages that autograd keeps: no more, no less, and nothing outlives the count."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.workloads.training.shape import Checkpointing, TransformerShape
+
+torch = pytest.importorskip("torch")
+
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+
+from pyperf_suite.workloads.training.gpt import build, inputs  # noqa: E402
+from pyperf_suite.workloads.training.saved_bytes import kept, saved_bytes  # noqa: E402
+
+SHAPE = TransformerShape(hidden=64, heads=4, layers=2, seq=32, batch=2)
+TENSOR = 2 * 32 * 64 * 4  # bytes of one of batch x seq x hidden in float32
+
+
+def saved(shape, **kind):
+    model = build(shape).to(**kind)
+    placed = [each.to(**kind) if each.is_floating_point() else each for each in inputs(shape)]
+    return saved_bytes(model, lambda: model(*placed))
+
+
+def test_a_product_keeps_its_input_and_not_its_weight_nor_its_result():
+    layer, x = torch.nn.Linear(8, 4), torch.randn(3, 8)
+    assert saved_bytes(layer, lambda: layer(x)) == 3 * 8 * 4
+
+
+def test_a_view_keeps_all_of_its_storage_and_that_once():
+    layer, x = torch.nn.Linear(8, 8), torch.randn(10, 8)
+    assert saved_bytes(layer, lambda: layer(x[:2]) + layer(x[5:6])) == 10 * 8 * 4
+
+
+def test_a_result_counts_where_backward_needs_it():
+    x = torch.randn(5, requires_grad=True)
+    assert saved_bytes(torch.nn.Identity(), lambda: x.exp()) == 5 * 4
+
+
+def test_what_nothing_is_computed_for_keeps_nothing():
+    layer, x = torch.nn.Linear(8, 4), torch.randn(3, 8)
+    with torch.no_grad():
+        assert saved_bytes(layer, lambda: layer(x)) == 0
+
+
+def test_a_branch_that_is_dropped_is_not_kept():
+    layer, x = torch.nn.Linear(8, 8), torch.randn(3, 8)
+
+    def call():
+        layer(layer(x.sin()))
+        return layer(x)
+
+    assert saved_bytes(layer, call) == 3 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        SHAPE,
+        replace(SHAPE, vocab=96),
+        replace(SHAPE, vocab=96, gated=True, kv_heads=2, tied=False),
+        replace(SHAPE, attention="explicit", dropout=0.1),
+    ],
+)
+def test_what_lives_on_is_what_the_hooks_saw(shape):
+    model, data, storages = build(shape), inputs(shape), {}
+
+    def pack(tensor):
+        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = model(*data)
+    for each in (*model.parameters(), *model.buffers()):
+        storages.pop(each.untyped_storage()._cdata, None)
+    assert sum(storages.values()) == saved(shape)
+    del result
+
+
+def test_a_checkpointed_group_keeps_its_input_alone():
+    shape = replace(SHAPE, layers=4, checkpointing=Checkpointing("every", 2))
+    assert saved(shape) == 2 * TENSOR
+
+
+def test_selective_checkpointing_hides_what_it_keeps_from_hooks_but_not_from_the_count():
+    every, selective, none = (
+        saved(replace(SHAPE, checkpointing=Checkpointing.parse(text))) for text in ("every:1", "selective", "none")
+    )
+    assert every == 2 * TENSOR
+    # Of each block: qkv, attention's result, what comes after it, and the hidden layer before GELU.
+    assert every + 2 * 8 * TENSOR < selective < none
+
+
+def test_half_as_wide_elements_take_half_of_the_bytes_but_for_statistics():
+    assert saved(SHAPE, dtype=torch.bfloat16) == pytest.approx(saved(SHAPE) / 2, rel=0.01)
+
+
+def test_casts_of_weights_are_told_apart_and_stay_as_many_at_any_batch():
+    def of(batch):
+        shape = replace(SHAPE, batch=batch)
+        model, data = build(shape), inputs(shape)
+
+        def call():
+            with torch.autocast("cpu", torch.bfloat16):
+                return model(*data)
+
+        return kept(model, call)
+
+    matrices = sum(each.numel() for each in build(SHAPE).parameters() if each.ndim == 2)
+    assert of(1).weight_copies == of(4).weight_copies == 2 * matrices
+    assert of(4).activations == 4 * of(1).activations
+
+
+def test_nothing_outlives_the_count():
+    shape = replace(SHAPE, checkpointing=Checkpointing("selective"))
+    model, data, references = build(shape), inputs(shape), []
+
+    def call():
+        result = model(*data)
+        references.append(StorageWeakRef(result.untyped_storage()))
+        return result
+
+    saved_bytes(model, call)
+    gc.collect()
+    assert references[0].expired()

@@ -1,0 +1,148 @@
+"""What a machine tells of its parts becomes a record, with a GPU or without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware import topology as wires
+from pyperf_suite.hardware.cuda_driver import Gpu
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.kernel_files import KernelFiles, parse_cpu_list
+from pyperf_suite.hardware.pcie import PcieLink
+from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.workloads.training import topology
+from pyperf_suite.workloads.training.topology import NCCL_SWITCHES, Topology, TopologyParameters, gpu_details
+
+MATRICES = Path(__file__).parents[2] / "hardware" / "topologies"
+FIGURES = {"generation": 5, "width": 16, "slot_generation": 5, "slot_width": 16, "card_generation": 5}
+
+
+class Manager:
+    """An NVML whose GPUs all tell the same link, and count from the last."""
+
+    def __init__(self, count: int = 8, **figures: int) -> None:
+        self.count, self.figures = count, FIGURES | figures
+
+    def pci_address(self, uuid: str) -> str:
+        return f"0000:{uuid[-1]}7:00.0"
+
+    def pcie(self, uuid: str) -> dict[str, int]:
+        return self.figures
+
+    def index(self, uuid: str) -> int:
+        return self.count - 1 - int(uuid[-1])
+
+    def nvlink_states(self, uuid: str) -> tuple[bool, ...]:
+        return (True,) * 18
+
+    def pcie_replays(self, uuid: str) -> int:
+        return int(uuid[-1])
+
+    def direct_copies(self, uuid: str, other: str) -> str | None:
+        return {"GPU-0": "allowed", "GPU-1": "not supported"}.get(uuid)
+
+
+@pytest.fixture
+def eight_gpus(monkeypatch: pytest.MonkeyPatch):
+    """Make this process see eight H200 under a manager of those figures."""
+    for name in NCCL_SWITCHES:
+        monkeypatch.delenv(name, raising=False)
+
+    def see(manager: Any) -> None:
+        found = [Gpu(index, "NVIDIA H200", f"GPU-{index}", (9, 0), 132, 141 << 30) for index in range(8)]
+        matrix = wires.parse((MATRICES / "8xh200_sxm.txt").read_text())
+        monkeypatch.setattr(topology, "gpus", lambda: found)
+        monkeypatch.setattr(topology, "nvml", lambda: manager)
+        monkeypatch.setattr(topology.topology, "read", lambda: matrix)
+
+    return see
+
+
+def empty(tmp_path: Path) -> KernelFiles:
+    return KernelFiles(tmp_path)
+
+
+def test_this_host_is_read_into_a_record_of_plain_json():
+    answer = measure_case(Case("topology", TopologyParameters(), "system"), None, Device("cpu"))
+    assert (answer["kind"], answer["outcome"]) == ("static", "ok")
+    details = json.loads(json.dumps(answer["kernel"]))["details"]
+    assert details["model"]
+    assert parse_cpu_list(details["allowed_cpus"]) <= parse_cpu_list(details["online"])
+    assert answer["metrics"]["cores"]["value"] == details["cores"]
+
+
+def test_every_gpu_is_told_by_cudas_number_with_the_name_that_nvidia_smi_has_for_it(eight_gpus, tmp_path):
+    eight_gpus(Manager())
+    found = gpu_details(empty(tmp_path))
+    assert [(gpu["index"], gpu["smi"]) for gpu in found["gpus"]] == [(n, f"GPU{7 - n}") for n in range(8)]
+    first = found["gpus"][0]
+    assert (first["now"], first["slot"], first["card"], first["awake"]) == (*("gen 5 x16",) * 3, True)
+    assert sum(first["nvlinks"]) == 18
+    assert [gpu["pcie_replays"] for gpu in found["gpus"]] == list(range(8))
+    told = {f"0-{other}": "allowed" for other in range(1, 8)} | {f"1-{other}": "not supported" for other in range(2, 8)}
+    assert found["direct_copies"] == told, "pairs of which nothing is told are left out"
+    assert found["matrix"]["paths"]["GPU0 GPU7"] == "NV18"
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_link_that_is_down_while_idle_is_asked_again_at_work(eight_gpus, tmp_path, monkeypatch):
+    eight_gpus(Manager(generation=1))
+    asked = []
+
+    def at_work(index: int, ask: Any) -> PcieLink:
+        asked.append(ask())
+        return PcieLink(5, 16) if index else PcieLink(4, 16)
+
+    monkeypatch.setattr(topology, "_at_work", at_work)
+    links = [(gpu["now"], gpu["awake"]) for gpu in gpu_details(empty(tmp_path))["gpus"]]
+    assert links == [("gen 4 x16", True), *[("gen 5 x16", True)] * 7]
+    assert asked == [PcieLink(1, 16)] * 8
+
+
+def test_a_gpu_that_cannot_be_woken_is_marked_as_seen_idle(eight_gpus, tmp_path, monkeypatch):
+    eight_gpus(Manager(generation=1))
+    monkeypatch.setattr(topology, "_at_work", lambda index, ask: None)
+    gpu = gpu_details(empty(tmp_path))["gpus"][0]
+    assert (gpu["now"], gpu["awake"]) == ("gen 1 x16", False)
+
+
+def test_what_nvml_or_nvidia_smi_does_not_tell_is_left_out_with_the_reason(eight_gpus, tmp_path, monkeypatch):
+    eight_gpus(Unavailable("libnvidia-ml cannot be opened"))
+    monkeypatch.setattr(topology.topology, "read", lambda: Unavailable("nvidia-smi cannot be run"))
+    found = gpu_details(empty(tmp_path))
+    assert found["gpus"][0] == {"index": 0, "name": "NVIDIA H200", "compute_capability": [9, 0]}
+    assert found["unavailable"] == ["libnvidia-ml cannot be opened", "nvidia-smi cannot be run"]
+
+
+def test_what_takes_paths_away_from_nccl_is_kept(eight_gpus, tmp_path, monkeypatch):
+    eight_gpus(Manager())
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    assert gpu_details(empty(tmp_path))["nccl"] == {"NCCL_P2P_DISABLE": "1"}
+
+
+def test_a_machine_without_a_gpu_and_a_part_there_is_not_are_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(topology, "gpus", list)
+    with pytest.raises(Unsupported, match=r"sees no GPU\."):
+        Topology().inspect("system", TopologyParameters("gpus"))
+    with pytest.raises(UserError, match="choose from host, gpus"):
+        Topology().validate(TopologyParameters("disks"))
+
+
+@pytest.mark.gpu
+def test_the_gpus_of_this_machine_tell_their_links():
+    for gpu in gpu_details(KernelFiles())["gpus"]:
+        assert gpu["now"] is None or PcieLink.parse(gpu["now"]).width >= 1
+
+
+def test_a_torch_that_cannot_reach_the_gpu_leaves_it_asleep():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this torch reaches a GPU")
+    assert topology._at_work(0, lambda: PcieLink(5, 16)) is None

@@ -1,0 +1,286 @@
+"""The transformer that training workloads train: right to every gradient, whatever is dropped and computed again."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.steady import SteadyRule
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.workloads.training import training_step
+from pyperf_suite.workloads.training.shape import Checkpointing, TransformerShape
+from pyperf_suite.workloads.training.trained_shape import PRECISIONS
+from pyperf_suite.workloads.training.training_step import TrainingStep, TrainingStepParameters
+
+torch = pytest.importorskip("torch")
+
+CPU = Device("cpu")
+BRIEF = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.05), StopRule(time_cap_s=0.2))
+SMALL = TrainingStepParameters(hidden=64, heads=4, layers=3, seq=16, batch=2)
+SHAPES = {
+    "gpt-2": SMALL,
+    "with logits": replace(SMALL, vocab=96),
+    "llama": replace(SMALL, vocab=96, gated=True, kv_heads=2, tied=False),
+    "explicit attention": replace(SMALL, attention="explicit", kv_heads=2),
+    "with dropout": replace(SMALL, dropout=0.2),
+    "selective": replace(SMALL, checkpointing=Checkpointing("selective")),
+    "every second block": replace(SMALL, checkpointing=Checkpointing("every", 2)),
+    "with AdamW": replace(SMALL, part="train"),
+}
+
+
+def prepared(parameters: TrainingStepParameters):
+    return TrainingStep().implementation("torch").prepare(parameters, 0, CPU)
+
+
+@pytest.mark.parametrize("parameters", SHAPES.values(), ids=SHAPES)
+def test_every_gradient_is_that_of_float64(parameters):
+    checked = prepared(parameters).check()
+    assert checked.compared > 10
+    assert checked.wrong == 0, checked.first
+
+
+def test_without_a_compiler_a_compiled_step_is_unsupported(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    answer = measure_case(Case("training_step", replace(SMALL, compiled=True), "torch"), None, CPU)
+    assert answer["outcome"] == "unsupported"
+    assert "needs a C++ compiler" in answer["reason"]
+
+
+@pytest.mark.parametrize(("factor", "is_right"), [(1.0, True), (1.5, False)])
+def test_gradients_of_a_compiled_step_are_those_of_what_was_compiled(monkeypatch, factor, is_right):
+    monkeypatch.setenv("CXX", sys.executable)  # something that is there: what compiling takes is made up
+    monkeypatch.setattr(torch, "compile", lambda model: lambda *inputs: factor * model(*inputs))
+    steps = TrainingStep().implementation("torch").prepare(replace(SMALL, compiled=True), 0, CPU)
+    assert steps.kernel.path == "compiled"
+    assert (steps.check().wrong == 0) is is_right
+
+
+@pytest.mark.parametrize("precision", [each for each in PRECISIONS if each != "tfloat32"])
+def test_every_precision_passes_its_own_limit(precision):
+    checked = prepared(replace(SMALL, precision=precision, vocab=96)).check()
+    assert checked.wrong == 0, checked.first
+
+
+def test_a_cpu_says_that_it_has_no_tfloat32():
+    with pytest.raises(Unsupported, match="no tfloat32"):
+        prepared(replace(SMALL, precision="tfloat32"))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_mask_that_is_off_by_one_is_found(precision, monkeypatch):
+    steps = prepared(replace(SMALL, attention="explicit", precision=precision))
+    for block in steps.model.blocks:
+        block.attention.hidden_keys = torch.ones(SMALL.seq, SMALL.seq, dtype=torch.bool).triu(2)
+    assert steps.check().wrong > 0
+
+
+def flipping(steps, monkeypatch, name, pick):
+    """Has each backward pass turn the sign of one element of the gradient of `name`."""
+    backward, weight = steps.backward, dict(steps.model.named_parameters())[name]
+
+    def then_flip(result):
+        backward(result)
+        if weight.grad is not None:
+            weight.grad.view(-1)[pick(weight.grad.view(-1).abs())] *= -1
+
+    monkeypatch.setattr(steps, "backward", then_flip)
+
+
+def of_usual_size(sizes):
+    """The place of an element as large as half of all are, or larger."""
+    return int(sizes.argsort()[3 * len(sizes) // 5])
+
+
+@pytest.mark.parametrize("pick", [torch.argmax, of_usual_size], ids=["largest", "usual"])
+@pytest.mark.parametrize("precision", [each for each in PRECISIONS if each != "tfloat32"])
+@pytest.mark.parametrize(
+    "name", ["tokens.weight", "blocks.blocks.1.attention.qkv.weight", "blocks.blocks.0.mlp.up.bias"]
+)
+def test_a_single_element_with_the_wrong_sign_is_found(precision, name, pick, monkeypatch):
+    steps = prepared(replace(SMALL, precision=precision, vocab=96))
+    flipping(steps, monkeypatch, name, pick)
+    checked = steps.check()
+    assert checked.wrong == 1
+    assert f"gradient of {name} at" in checked.first
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_single_wrong_element_of_the_result_is_found(precision, monkeypatch):
+    steps = prepared(replace(SMALL, precision=precision, part="forward"))
+    assert steps.check().wrong == 0
+    forward = steps.forward
+
+    def spoilt():
+        result = forward().detach().clone()
+        result[1, 5, 7] += 0.5
+        return result
+
+    monkeypatch.setattr(steps, "forward", spoilt)
+    assert steps.check().wrong == 1
+
+
+@pytest.mark.parametrize("kind", ["weight", "exp_avg", "exp_avg_sq"])
+def test_a_single_weight_or_moment_that_an_update_gets_wrong_is_found(kind, monkeypatch):
+    steps = prepared(replace(SMALL, part="train"))
+    weight = steps.model.blocks[1].mlp.up.weight
+    update = steps._optimizer.step
+
+    def then_spoil():
+        update()
+        spoilt = weight.data if kind == "weight" else steps._optimizer.state[weight][kind]
+        spoilt[3, 4] += 1e-3
+
+    monkeypatch.setattr(steps._optimizer, "step", then_spoil)
+    assert steps.check().wrong == 1
+
+
+@pytest.mark.parametrize("vocab", [0, 96])
+def test_gradients_by_parts_are_those_of_the_whole_batch(vocab, monkeypatch):
+    steps = prepared(replace(SMALL, batch=6, vocab=vocab))
+    by_parts = steps._reference()
+    monkeypatch.setattr(training_step, "REFERENCE_SEQUENCES", 6)
+    for name, array in steps._reference().items():
+        if name.startswith("exact"):
+            assert by_parts[name] == pytest.approx(array, rel=1e-9, abs=1e-12)
+
+
+def test_processes_of_a_run_share_what_a_step_must_leave(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYPERF_SHARED", str(tmp_path))
+    assert prepared(SMALL).check().wrong == 0
+    monkeypatch.setattr(training_step.TorchSteps, "_computed_on", lambda *_: pytest.fail("computed again"))
+    assert prepared(replace(SMALL, checkpointing=Checkpointing("selective"))).check().wrong == 0
+
+
+def test_a_lost_residual_is_found(monkeypatch):
+    steps = prepared(SMALL)
+    block = steps.model.blocks[1]
+    monkeypatch.setattr(block, "forward", lambda x: block.mlp(block.mlp_norm(x)))
+    assert steps.check().wrong > 0
+
+
+@pytest.mark.parametrize("vocab", [0, 96])
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_laws_count_the_parameters_that_torch_has(vocab, gated):
+    shape = TransformerShape(64, 4, 3, 16, vocab=vocab, gated=gated, kv_heads=2)
+    from pyperf_suite.workloads.training.gpt import build
+
+    counted = shape.dimensions.parameters
+    # The laws' model always has an embedding and a last norm: of a stack of blocks both are left out.
+    outside = 0 if vocab else shape.dimensions.outer_parameters
+    assert sum(each.numel() for each in build(shape).parameters()) == counted - outside
+
+
+def test_checkpointing_keeps_less_and_gives_the_same_gradients():
+    from pyperf_suite.workloads.training.gpt import build, inputs
+
+    kept, gradients = {}, {}
+    for text in ("none", "selective", "every:1"):
+        shape = replace(SMALL, checkpointing=Checkpointing.parse(text))
+        model, packed = build(shape), []
+
+        def pack(tensor, packed=packed):
+            packed.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = model(*inputs(shape))
+        result.sum().backward()
+        kept[text] = len(packed)
+        gradients[text] = torch.cat([each.grad.flatten() for each in model.parameters()])
+    assert kept["every:1"] < kept["none"]
+    assert torch.equal(gradients["none"], gradients["selective"])
+    assert torch.equal(gradients["none"], gradients["every:1"])
+
+
+def test_a_case_of_a_step_is_measured_like_any_other():
+    case = Case("training_step", replace(SMALL, checkpointing=Checkpointing("every", 2)), "torch")
+    assert Case.from_json(case.to_json()) == case
+    answer = measure_case(case, None, CPU)
+    assert answer["outcome"] == "ok", answer
+    assert answer["verification"]["passed"]
+    assert answer["work"]["flop"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"hidden": 66}, "cannot be divided into 4 heads"),
+        ({"kv_heads": 3}, "cannot share 3 key-value heads"),
+        ({"dropout": 1.0}, "dropout is a share"),
+        ({"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
+        ({"precision": "int3"}, "choose from float32"),
+        ({"part": "half"}, "choose from forward"),
+        ({"layers": 0}, "layers of at least 1"),
+        ({"ffn": -1}, "ffn cannot be -1"),
+        ({"workers": 4096}, "4096 workers"),
+    ],
+)
+def test_what_cannot_be_trained_says_so(change, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Case("training_step", replace(SMALL, **change), "torch").validate()
+
+
+@pytest.mark.parametrize("text", ["every:0", "all", "", "every:"])
+def test_unknown_checkpointing_names_the_forms_there_are(text):
+    with pytest.raises(UserError, match="none, every:K or selective"):
+        Checkpointing.parse(text)
+
+
+@pytest.mark.parametrize("attention", ["flash", "math"])
+def test_attention_is_pinned_to_the_backend_that_was_asked_for(attention):
+    from pyperf_suite.workloads.attention.torch_sdpa import backend_of, operators_seen
+    from pyperf_suite.workloads.training import gpt
+
+    shape = TrainingStepParameters(hidden=32, heads=4, kv_heads=2, layers=1, seq=8, attention=attention)
+    gpt.require_attention(shape, "cpu", torch.float32)
+    model = gpt.build(shape)
+    with operators_seen() as seen:
+        model(*gpt.inputs(shape))
+    assert backend_of(seen) == attention
+
+
+def test_a_backend_that_cannot_take_the_shape_says_why():
+    from pyperf_suite.workloads.training import gpt
+
+    # A CPU's fused kernel has no dropout.
+    shape = TrainingStepParameters(hidden=32, heads=4, layers=1, seq=8, attention="flash", dropout=0.5)
+    with pytest.raises(Unsupported, match="flash attention cannot take heads of 8"):
+        gpt.require_attention(shape, "cpu", torch.float32)
+
+
+class WrongFromTheNinth:
+    """Turns a gradient's sign from the ninth backward pass on: after verification, before timing ends."""
+
+    def __init__(self, backward, weight):
+        self.backward, self.weight, self.calls = backward, weight, 0
+
+    def __call__(self, steps, result):
+        self.backward(steps, result)
+        self.calls += 1
+        if self.calls > 8:
+            self.weight(steps).grad[0, 0] *= -1
+
+
+def test_a_step_that_goes_wrong_while_it_is_timed_is_found(monkeypatch):
+    spoilt = WrongFromTheNinth(training_step.TorchSteps.backward, lambda steps: steps.model.blocks[0].mlp.up.weight)
+    monkeypatch.setattr(training_step.TorchSteps, "backward", lambda steps, result: spoilt(steps, result))
+    answer = measure_case(Case("training_step", SMALL, "torch"), BRIEF, CPU)
+    assert answer["outcome"] == "failed"
+    assert answer["reason"].startswith("Wrong result while it was timed")
+
+
+def test_a_record_says_how_many_steps_were_checked_or_why_none_were():
+    answer = measure_case(Case("training_step", SMALL, "torch"), BRIEF, CPU)
+    assert answer["outcome"] == "ok", answer
+    assert answer["verification"]["launches_checked"] >= 2
+    assert answer["verification"]["bitwise"]
+    answer = measure_case(Case("training_step", replace(SMALL, part="train"), "torch"), BRIEF, CPU)
+    assert "weights that the last one left" in answer["verification"]["unchecked"]

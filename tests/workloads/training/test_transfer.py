@@ -1,0 +1,254 @@
+"""Copies and reads that check every byte, leave nothing behind, and say what a machine cannot do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.kernel_files import KernelFiles
+from pyperf_suite.measure.steady import SteadyRule
+from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.workloads.training import disk_reads, host_memory
+from pyperf_suite.workloads.training.transfer import MOST_SLOTS, Slots, Transfer
+from pyperf_suite.workloads.training.transfer_parameters import TransferParameters
+
+CPU = Device("cpu")
+WAYS = ("memcpy", "torch", "disk_cached")
+
+
+def prepared(way: str, size_bytes: int, **settings):
+    return Transfer().implementation(way).prepare(TransferParameters(size_bytes, **settings), 0, CPU)
+
+
+@pytest.fixture(scope="module")
+def on_disk() -> str:
+    """A folder that O_DIRECT works in; the tests' own may be held in memory."""
+    for folder in (Path(__file__).parent, Path.home(), Path("/var/tmp")):
+        try:
+            prepared("disk_direct", 4096, folder=str(folder)).close()
+        except Unsupported:
+            continue
+        return str(folder)
+    pytest.skip("no folder here lies on a disk that can be read by O_DIRECT")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size_bytes", [1, 4095, 65536, 5 << 20])
+def test_every_byte_arrives(way, size_bytes, tmp_path, monkeypatch):
+    if way == "torch":
+        pytest.importorskip("torch")
+    monkeypatch.setattr(disk_reads, "FILE_BYTES", 1 << 16)
+    steps = prepared(way, size_bytes, **({"folder": str(tmp_path)} if way == "disk_cached" else {}))
+    try:
+        for _ in range(2):
+            checked = steps.check()
+            assert checked.wrong == 0, checked.first
+            assert checked.compared >= size_bytes
+    finally:
+        steps.close()
+
+
+@pytest.mark.parametrize("size_bytes", [4096, 3 * 4096, 1 << 20])
+def test_past_the_page_cache_every_byte_arrives_too(size_bytes, on_disk):
+    steps = prepared("disk_direct", size_bytes, folder=on_disk)
+    try:
+        checked = steps.check()
+        assert checked.wrong == 0, checked.first
+        assert steps.kernel.path == "O_DIRECT"
+    finally:
+        steps.close()
+
+
+def test_a_copy_that_loses_a_byte_only_while_it_is_timed_is_found(monkeypatch):
+    whole, calls = ctypes.memmove, []
+
+    def losing(target, source, count):
+        calls.append(1)
+        whole(target, source, count - (len(calls) > 2 * Slots.beyond_caches(100_000).count))
+
+    monkeypatch.setattr(ctypes, "memmove", losing)
+    effort = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.05), StopRule(time_cap_s=0.2))
+    answer = measure_case(Case("transfer", TransferParameters(size_bytes=100_000), "memcpy"), effort, Device("cpu"))
+    assert answer["outcome"] == "failed"
+    assert answer["reason"].startswith("Wrong result while it was timed")
+
+
+def test_a_copy_that_loses_its_last_byte_is_found(monkeypatch):
+    whole = ctypes.memmove
+    steps = prepared("memcpy", 1000)
+    monkeypatch.setattr(ctypes, "memmove", lambda target, source, count: whole(target, source, count - 1))
+    checked = steps.check()
+    assert checked.wrong == Slots.beyond_caches(1000).count
+    assert "byte 999 of slot 0 arrived as" in checked.first
+
+
+def test_a_copy_from_another_slot_is_found(monkeypatch):
+    whole = ctypes.memmove
+    steps = prepared("memcpy", 4096)
+    monkeypatch.setattr(ctypes, "memmove", lambda target, source, count: whole(target, steps.source.ctypes.data, count))
+    assert steps.check().wrong > 0
+
+
+def test_a_read_from_elsewhere_in_the_file_is_found(tmp_path, monkeypatch):
+    whole = os.preadv
+    steps = prepared("disk_cached", 4096, folder=str(tmp_path))
+    monkeypatch.setattr(os, "preadv", lambda file, rooms, offset: whole(file, rooms, 0))
+    checked = steps.check()
+    steps.close()
+    assert checked.wrong > 0
+    assert "was read as it was not written" in checked.first
+
+
+def test_reads_that_come_in_parts_are_put_together(tmp_path, monkeypatch):
+    whole = os.preadv
+    steps = prepared("disk_cached", 10_000, folder=str(tmp_path))
+    monkeypatch.setattr(os, "preadv", lambda file, rooms, offset: whole(file, [rooms[0][:3000]], offset))
+    assert steps.check().wrong == 0
+    steps.close()
+
+
+def test_a_file_has_no_name_from_the_first_byte_on(tmp_path):
+    steps = prepared("disk_cached", 4096, folder=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    assert steps.check().wrong == 0
+    steps.close()
+    steps.close()
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ramfs"])
+def test_memory_in_the_guise_of_a_disk_is_refused(kind, tmp_path, monkeypatch):
+    mounted = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype=kind)]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounted)  # noqa: A006 - psutil's name
+    with pytest.raises(Unsupported, match=f"{kind}, which is memory"):
+        prepared("disk_direct", 4096, folder=str(tmp_path))
+
+
+def test_a_file_system_without_o_direct_is_refused_and_left_clean(tmp_path, monkeypatch):
+    real = os.open
+
+    def refuse(name, flags, *mode, **more):
+        if flags & os.O_DIRECT:
+            raise OSError(22, "Invalid argument")
+        return real(name, flags, *mode, **more)
+
+    monkeypatch.setattr(disk_reads, "IN_MEMORY", ())
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(Unsupported, match="cannot be read so: Invalid argument"):
+        prepared("disk_direct", 4096, folder=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_said_to_be_one(tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(Unsupported, match=r"bytes can be written in .*: No space left"):
+        prepared("disk_cached", 4096, folder=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_named():
+    with pytest.raises(Unsupported, match="no folder /nowhere"):
+        prepared("disk_cached", 4096, folder="/nowhere")
+
+
+def test_files_go_to_the_disk_of_the_results_unless_told_otherwise(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert disk_reads.folder_of(TransferParameters(1)) == tmp_path
+    (tmp_path / "bench_results").mkdir()
+    assert disk_reads.folder_of(TransferParameters(1)) == tmp_path / "bench_results"
+
+
+def test_slots_turn_the_caches_over_where_copies_are_small():
+    small, large = Slots.beyond_caches(1), Slots.beyond_caches(1 << 40)
+    assert small.count == MOST_SLOTS
+    assert large.count == 1
+    middle = Slots.beyond_caches(1 << 20)
+    assert middle.total_bytes >= 3 * cpu.detect().l2_total_bytes
+    assert [each.size for each in Slots(3, 2).cut(np.arange(6))] == [3, 3]
+
+
+def test_nodes_are_read_from_the_kernel(tmp_path):
+    folder = tmp_path / "sys/devices/system/node"
+    (folder / "node1").mkdir(parents=True)
+    (folder / "online").write_text("0-1\n")
+    (folder / "node1" / "cpulist").write_text(f"{min(os.sched_getaffinity(0))}\n")
+    files = KernelFiles(tmp_path)
+    assert host_memory.nodes(files) == (0, 1)
+    host_memory.require_node(1, files)
+    with pytest.raises(UserError, match="NUMA node 7 was asked for, but this machine has 0, 1"):
+        host_memory.require_node(7, files)
+    before = os.sched_getaffinity(0)
+    with host_memory.running_on(1, files):
+        assert os.sched_getaffinity(0) == {min(before)}
+    assert os.sched_getaffinity(0) == before
+    with pytest.raises(Unsupported, match="no CPU of NUMA node 0"), host_memory.running_on(0, files):
+        pass
+    assert host_memory.nodes(KernelFiles(tmp_path / "none")) == ()
+
+
+def test_a_copy_from_a_node_keeps_its_thread_and_lets_it_go():
+    there = host_memory.nodes()
+    if not there:
+        pytest.skip("this system tells of no NUMA nodes")
+    before = os.sched_getaffinity(0)
+    steps = prepared("memcpy", 4096, numa_node=there[0])
+    assert steps.check().wrong == 0
+    steps.close()
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_gpu_that_is_not_there_makes_its_cases_unsupported():
+    with pytest.raises(Unsupported, match="no GPU"):
+        prepared("host_to_device", 4096)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ["host_to_device", "device_to_host"])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_every_byte_crosses_the_bus(way, pinned):
+    parameters = TransferParameters(1 << 20, pinned=pinned)
+    checked = Transfer().implementation(way).prepare(parameters, 0, Device("cuda")).check()
+    assert checked.wrong == 0, checked.first
+    assert checked.compared >= 1 << 20
+
+
+def test_a_case_is_measured_like_any_other():
+    case = Case("transfer", TransferParameters(1 << 16), "memcpy")
+    assert Case.from_json(case.to_json()) == case
+    answer = measure_case(case, None, CPU)
+    assert answer["outcome"] == "ok", answer
+    assert answer["work"] == {"flop": 0, "bytes": 1 << 16}
+
+
+@pytest.mark.parametrize(
+    ("way", "settings", "sentence"),
+    [
+        ("memcpy", {"size_bytes": 0}, "size_bytes of at least 1"),
+        ("memcpy", {"workers": 2}, "runs on 1 core"),
+        ("memcpy", {"pinned": True}, "Pinned memory is for copies to and from a GPU"),
+        ("memcpy", {"numa_node": 4096}, "NUMA node 4096"),
+        ("torch", {"workers": 4096}, "4096 workers"),
+        ("torch", {"pinned": True}, "which torch is not"),
+        ("disk_direct", {"size_bytes": 4097}, "whole blocks of 4096"),
+        ("disk_cached", {"workers": 2}, "leave workers and numa_node out"),
+        ("host_to_device", {"workers": 2}, "takes 1 core"),
+        ("pigeon", {}, "choose from"),
+    ],
+)
+def test_what_cannot_be_copied_says_so(way, settings, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Case("transfer", TransferParameters(**{"size_bytes": 4096} | settings), way).validate()
