@@ -76,7 +76,7 @@ class Bench:
         try:
             from pyperf_suite.workloads import find_workload
         except ImportError:  # a revision in which they were called operators
-            from pyperf_suite.operators import find_operator as find_workload  # type: ignore[no-redef]
+            from pyperf_suite.operators import find_operator as find_workload  # type: ignore[no-redef,import-not-found]
 
         package = {"package": str(Path(pyperf_suite.__file__).parent)}
         where, parsed = resolve(device), Case.from_json(case)
