@@ -76,6 +76,11 @@ class Operands(Mapping[str, Array]):
             self._made[name] = array
         return self._made[name]
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of those that launches read."""
+        return tuple(name for name, operand in self.described.items() if operand.stream is not None)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.described)
 
@@ -109,22 +114,6 @@ def fill_on_device(gpu: CudaDevice, address: int, operand: Operand, seed: int) -
     arguments = [np.uint64(each) for each in (address, table.address, operand.count, low, high)]
     gpu.native.Launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), arguments).run()
     gpu.context.synchronize()
-
-
-def place(gpu: CudaDevice, operands: Mapping[str, Array], sets: int) -> list[dict[str, Any]]:
-    """So many sets of the operands in a device's memory, each operand a `DeviceMemory`; outputs are left as found."""
-    placed: list[dict[str, Any]] = [{} for _ in range(sets)]
-    for memory in placed:
-        if not isinstance(operands, Operands):
-            for name, array in operands.items():
-                memory[name] = gpu.native.DeviceMemory(gpu.context, array.nbytes)
-                memory[name].write(array)
-            continue
-        for name, operand in operands.described.items():
-            memory[name] = gpu.native.DeviceMemory(gpu.context, operand.size_bytes)
-            if operand.stream is not None:
-                fill_on_device(gpu, memory[name].address, operand, operands.seed)
-    return placed
 
 
 @functools.cache
