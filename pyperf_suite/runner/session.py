@@ -164,8 +164,9 @@ class Session:
 
         Raises UserError where a record cannot be written.
         """
-        if self._is_held(planned, process):
-            return self.records[self._finished[(*planned.key, process)]]
+        finished = self._finished.get((*planned.key, process))
+        if finished is not None:
+            return self.records[finished]
         began_s = self.clock()
         answer = self._workers.measure(process, planned.case, self.plan.profile.effort)
         self.outlook.learn(planned, process, self.clock() - began_s)

@@ -144,16 +144,11 @@ _fillers: WeakKeyDictionary[CudaDevice, dict[str, tuple[Any, Any]]] = WeakKeyDic
 def _device_filler(gpu: CudaDevice, dtype: str) -> tuple[Any, Any]:
     fillers = _fillers.setdefault(gpu, {})
     if dtype not in fillers:
-        fillers[dtype] = _new_filler(gpu, dtype)
+        folder = files("pyperf_suite.kernels") / "cuda"
+        source, header = ((folder / name).read_text("utf-8") for name in ("fill.cu", "fill.cuh"))
+        cubin = gpu.compile("fill.cu", source, {"fill.cuh": header}, ("--std=c++17",))
+        values = values_of(dtype)
+        table = gpu.native.DeviceMemory(gpu.context, values.nbytes)
+        table.write(values)
+        fillers[dtype] = gpu.kernel(cubin, f"pyperf_fill_{8 * values.itemsize}"), table
     return fillers[dtype]
-
-
-def _new_filler(gpu: CudaDevice, dtype: str) -> tuple[Any, Any]:
-    folder = files("pyperf_suite.kernels") / "cuda"
-    source, header = ((folder / name).read_text("utf-8") for name in ("fill.cu", "fill.cuh"))
-    cubin = gpu.compile("fill.cu", source, {"fill.cuh": header}, ("--std=c++17",))
-    kernel = gpu.kernel(cubin, f"pyperf_fill_{8 * element_type(dtype).size_bytes}")
-    values = values_of(dtype)
-    table = gpu.native.DeviceMemory(gpu.context, values.nbytes)
-    table.write(values)
-    return kernel, table

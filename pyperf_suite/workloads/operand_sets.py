@@ -46,7 +46,7 @@ class OperandSets(ABC):
 
     def __init__(self, operands: Operands, place: Place) -> None:
         self.described, self.inputs = operands.described, operands.inputs
-        self.count = place.sets or 1
+        self.place, self.count = place, place.sets or 1
 
     def synchronize(self) -> None:
         """Wait until all that was launched is done."""

@@ -9,12 +9,13 @@ import dataclasses
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from pyperf_suite.errors import out_of_memory
+from pyperf_suite.errors import Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.arrays import Array, Keep, computed_anew
@@ -168,6 +169,22 @@ class Operator(Workload[Parameters]):
         return launches
 
 
+@contextmanager
+def refusing(kind: type[UserError | Unsupported]) -> Iterator[None]:
+    """Turn the ValueError by which a kernel refuses what it cannot do into an error of this kind."""
+    try:
+        yield
+    except ValueError as error:
+        raise kind(str(error)) from None
+
+
+def free_bytes(device: Device) -> int:
+    """Memory of a device that nobody has."""
+    if device.kind == "cuda":
+        return int(cuda_device(device.index).context.memory_bytes()[0])
+    return memory.available_bytes()
+
+
 class Judge:
     """The verdict on the last launch on an operand set, by the reference on its device, else by the host's.
 
@@ -221,11 +238,10 @@ def sets_to_rotate(set_bytes: int, device: Device, most: int = MOST_SETS) -> tup
     more would be needed than can be made.
     """
     if device.kind == "cuda":
-        context = cuda_device(device.index).context
-        cache_bytes, free_bytes = context.properties.l2_bytes, context.memory_bytes()[0]
+        cache_bytes = cuda_device(device.index).context.properties.l2_bytes
     else:
-        cache_bytes, free_bytes = cpu.detect().l2_total_bytes, memory.available_bytes()
+        cache_bytes = cpu.detect().l2_total_bytes
     wanted = math.ceil(CACHE_TURNOVER * cache_bytes / set_bytes)
-    affordable = int(MEMORY_SHARE * free_bytes / set_bytes)
+    affordable = int(MEMORY_SHARE * free_bytes(device) / set_bytes)
     sets = max(1, min(wanted, affordable, most))
     return sets, "partly_warm" if sets < wanted else "cold_l2" if wanted > 1 else "larger_than_l2"

@@ -11,7 +11,7 @@ from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.native import native_extension
 from pyperf_suite.workloads.operand_sets import Bound, HostArrays
-from pyperf_suite.workloads.operator import Launches, TimedImplementation
+from pyperf_suite.workloads.operator import Launches, TimedImplementation, refusing
 from pyperf_suite.workloads.workload import Kernel, Place
 
 
@@ -36,15 +36,13 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
                     f"Blocks {blocks} name stages or warps, which a CPU kernel does not have: "
                     f"ask for {blocks.m}x{blocks.n}."
                 )
-            try:
+            with refusing(UserError):
                 native_extension().check_blocks(blocks.m, blocks.n)
-            except ValueError as error:
-                raise UserError(str(error)) from None
 
     def prepare(self, parameters: AttentionParameters, operands: Operands, place: Place) -> Launches:
         """Allocate the workspace and the worker threads, and look up every address."""
         p = parameters
-        try:
+        with refusing(Unsupported):
             blocks = p.blocks or default_blocks(p)
             attention = native_extension().Attention(
                 p.batch,
@@ -58,8 +56,6 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
                 blocks=(blocks.m, blocks.n),
                 workers=p.workers,
             )
-        except ValueError as error:
-            raise Unsupported(str(error)) from None
         memory = HostArrays(operands, place)
         bound = [
             Bound.into(partial(attention.run, *(each[name].ctypes.data for name in "qkvo")), o=each["o"])

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.hardware import memory as host_memory
 from pyperf_suite.workloads.attention.parameters import INPUTS, AttentionParameters
 from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
-from pyperf_suite.workloads.operator import Launches, TimedImplementation
+from pyperf_suite.workloads.operator import Launches, TimedImplementation, free_bytes
 from pyperf_suite.workloads.workload import Kernel, Place
 
 # Q, K and V to O.
@@ -80,8 +79,7 @@ def require_score_memory(
     """
     pairs = parameters.batch * parameters.heads * parameters.seq_q * parameters.keys
     needed = pairs * (launch_bytes + kept_bytes * tensors.count)
-    on_gpu = tensors.where.is_gpu
-    free = tensors.torch.cuda.mem_get_info(tensors.device)[0] if on_gpu else host_memory.available_bytes()
+    free = free_bytes(tensors.place.device)
     if needed > SCORES_SHARE * free:
         raise Unsupported(
             f"The score matrix of {pairs} pairs of query and key needs {needed / 1e9:.3g} GB, but "

@@ -19,7 +19,7 @@ from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads.attention.parameters import GRADIENTS, AttentionParameters
 from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
-from pyperf_suite.workloads.operator import Launches, TimedImplementation
+from pyperf_suite.workloads.operator import Launches, TimedImplementation, refusing
 from pyperf_suite.workloads.workload import Kernel, Place
 
 # What parameters are checked for before the device is known: addresses take all that any target takes.
@@ -34,21 +34,17 @@ class TritonAttention(TimedImplementation[AttentionParameters]):
 
     def validate(self, parameters: AttentionParameters) -> None:
         """Raise UserError for blocks, sizes or a dtype that the Triton kernels do not have."""
-        try:
+        with refusing(UserError):
             configuration_of(parameters, ANY_TARGET)
             shape_of(parameters)
-        except ValueError as error:
-            raise UserError(str(error)) from None
 
     def prepare(self, parameters: AttentionParameters, operands: Operands, place: Place) -> Launches:
         """Compile for the device through Triton and bind a launch to each operand set, the forward pass done before."""
         if importlib.util.find_spec("triton") is None:
             raise Unsupported("triton is not installed.")
         tensors = TorchTensors(operands, place)
-        try:
+        with refusing(Unsupported):
             return _bound(parameters, tensors, *gpu_of(tensors))
-        except ValueError as error:
-            raise Unsupported(str(error)) from None
 
 
 def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, multiprocessors: int) -> Launches:

@@ -17,7 +17,7 @@ from pyperf_suite.workloads.cuda import CudaDevice, cuda_device
 from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters
 from pyperf_suite.workloads.operand_sets import Bound, DeviceMemory
-from pyperf_suite.workloads.operator import Launches, TimedImplementation
+from pyperf_suite.workloads.operator import Launches, TimedImplementation, refusing
 from pyperf_suite.workloads.workload import Kernel, Place
 
 # What the kernels call an element type; they refuse others by the name they have.
@@ -36,10 +36,8 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
     def validate(self, parameters: MatmulParameters) -> None:
         """Raise UserError for a schedule or a tile that the kernel can never follow."""
         parameters.require_own_schedule(self.name)
-        try:
+        with refusing(UserError):
             self.specialise(parameters, (0, 0, 0))
-        except ValueError as error:
-            raise UserError(str(error)) from None
 
     @abstractmethod
     def tile(self, parameters: MatmulParameters) -> Tile:
@@ -57,10 +55,8 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
         """Compile for the device, place the operand sets in its memory, encode every launch."""
         gpu = cuda_device(place.device.index)
         memory = DeviceMemory(operands, place, gpu)
-        try:
+        with refusing(Unsupported):
             return self._bound(parameters, gpu, memory)
-        except ValueError as error:
-            raise Unsupported(str(error)) from None
 
     def _bound(self, parameters: MatmulParameters, gpu: CudaDevice, memory: DeviceMemory) -> Launches:
         """Raises ValueError for what the kernel cannot do on this device."""

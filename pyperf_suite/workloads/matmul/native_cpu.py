@@ -10,7 +10,7 @@ from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters
 from pyperf_suite.workloads.native import native_extension
 from pyperf_suite.workloads.operand_sets import Bound, HostArrays
-from pyperf_suite.workloads.operator import Launches, TimedImplementation
+from pyperf_suite.workloads.operator import Launches, TimedImplementation, refusing
 from pyperf_suite.workloads.workload import Kernel, Place
 
 POLICIES = ("data_parallel", "persistent", "split_k", "stream_k")
@@ -34,16 +34,14 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
         if tile is not None:
             if tile.stages != 1 or tile.ctas != 1:
                 raise UserError(f"Tile {tile} names stages or clusters, which a CPU kernel does not have.")
-            try:
+            with refusing(UserError):
                 native_extension().check_tile(tile.m, tile.n, tile.k)
-            except ValueError as error:
-                raise UserError(str(error)) from None
 
     def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
         """Allocate the workspace and the worker threads, and look up every address."""
         native, schedule = native_extension(), parameters.schedule
         m, n, k, tile = parameters.m, parameters.n, parameters.k, parameters.tile
-        try:
+        with refusing(Unsupported):
             if tile is not None:
                 sizes = (tile.m, tile.n, tile.k)
             else:
@@ -61,8 +59,6 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
                 splits=schedule.splits,
                 workers=schedule.workers,
             )
-        except ValueError as error:
-            raise Unsupported(str(error)) from None
         memory = HostArrays(operands, place)
         leading_a, leading_b, leading_c = parameters.leading_dimensions
         bound = []

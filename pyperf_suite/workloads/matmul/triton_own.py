@@ -12,7 +12,7 @@ from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.matmul.cuda_own import require_no_cluster
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters
 from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
-from pyperf_suite.workloads.operator import Launches, TimedImplementation
+from pyperf_suite.workloads.operator import Launches, TimedImplementation, refusing
 from pyperf_suite.workloads.workload import Kernel, Place
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
@@ -33,10 +33,8 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
     def validate(self, parameters: MatmulParameters) -> None:
         """Raise UserError for a tile, schedule or type that the Triton kernel does not have."""
         parameters.require_own_schedule(self.name)
-        try:
+        with refusing(UserError):
             configuration_of(parameters, "addresses", stages_of(parameters)[0])
-        except ValueError as error:
-            raise UserError(str(error)) from None
 
     def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
         """Compile for the device through Triton and bind a launch to each operand set."""
