@@ -87,6 +87,9 @@ class Checks(Protocol):
     def report(self) -> dict[str, Any]: ...
 
 
+# Of a measurement, how its samples were taken.
+TOLD = ("launches_per_sample", "warmup_launches", "warmup_s", "steady", "stopped_by", "effective_samples")
+
 Finish = Callable[[Measurement, dict[str, Any]], None]
 
 
@@ -195,11 +198,6 @@ def _how_sampled(measurement: Measurement, stopwatch: Stopwatch) -> dict[str, An
     return {
         "stopwatch": stopwatch.name,
         "resolution_s": stopwatch.resolution_s,
-        "launches_per_sample": measurement.launches_per_sample,
-        "warmup_launches": measurement.warmup_launches,
-        "warmup_s": measurement.warmup_s,
-        "steady": measurement.steady,
-        "stopped_by": measurement.stopped_by,
-        "effective_samples": measurement.effective_samples,
+        **{name: getattr(measurement, name) for name in TOLD},
         "confidence": measurement.interval[2],
     }
