@@ -7,7 +7,7 @@ value stands where depends on the position and on the rank, so that data from el
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
 from pyperf_suite.workloads.dtypes import element_type, round_to, widen
-from pyperf_suite.workloads.workload import Checked
+from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Transfers
 
 Stored = NDArray[Any]
 
@@ -44,22 +44,18 @@ class Memory(Protocol):
 
     def poison(self) -> None:
         """Set every byte to POISON_BYTE."""
-        ...
 
     def repeat(self, first: int, values: Stored, count: int) -> None:
         """Fill `count` elements from `first` on with the values, which repeat."""
-        ...
 
     def outside(self, first: int, low: Stored, high: Stored, count: int) -> tuple[int, int]:
         """Of `count` elements from `first` on, how many are not from low to high, which repeat, and the first such.
 
         All are compared as unsigned integers of their bits, where they are; positions count from `first`, -1 is none.
         """
-        ...
 
     def read(self, first: int, count: int) -> Stored:
         """So many elements from `first` on."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -167,6 +163,30 @@ class RankData:
         return f"element {position} is {is_:g} and must be {must_be:g}"
 
 
+class Exchange(Transfers):
+    """One rank's buffers: filled before what is checked, and compared after it."""
+
+    def __init__(self, parameters: CollectiveParameters, rank: int, allocated: Callable[[int], Any]) -> None:
+        """`allocated` makes a Memory of so many elements."""
+        self.data = RankData(parameters, rank)
+        self.takes_part = parameters.takes_part(rank)
+        self.unchecked = "" if parameters.repeatable else BUILD_ON_EACH_OTHER
+        self.send: Any
+        self.receive: Any
+        self.send, self.receive = (
+            allocated(count) if count else None for count in (self.data.send_count, self.data.receive_count)
+        )
+
+    def poison(self, index: int | None = None) -> None:
+        self.data.fill(self.send, self.receive)
+
+    def left(self, index: int = 0) -> Checked:
+        return self.data.check(self.send if self.data.parameters.in_place else self.receive)
+
+    def close(self) -> None:
+        self.send = self.receive = None
+
+
 def _bounds(due: Stored, parameters: CollectiveParameters) -> tuple[Stored, Stored]:
     """The least and the largest value that is right, of each: both what is due unless it may be rounded.
 
@@ -211,17 +231,14 @@ def _inputs(parameters: CollectiveParameters, rank: int) -> Stored:
     i mod n, so that a rank that is left out or counted twice is seen.
     """
     position = _positions(parameters)
-    largest = LARGEST_EXACT[parameters.dtype]
     if not parameters.operation.reduces:
-        return _stored(_mixed(position, rank) % (largest + 1), parameters.dtype)
+        return _stored(_mixed(position, rank) % (LARGEST_EXACT[parameters.dtype] + 1), parameters.dtype)
     height = _height(parameters)
-    base, other = {
-        "sum": (height, height + 1),
-        "avg": (height, height + _avg_step(parameters)),
-        "prod": (np.ones_like(position), height + 1),
-        "max": (height, height + 1),
-        "min": (height + 1, height),
-    }[parameters.reduction]
+    base, other = height, height + _step(parameters)
+    if parameters.reduction == "prod":
+        base = np.ones_like(position)
+    elif parameters.reduction == "min":
+        base, other = other, base
     return _stored(np.where(position % parameters.ranks == rank, other, base), parameters.dtype)
 
 
@@ -229,21 +246,15 @@ def _inputs(parameters: CollectiveParameters, rank: int) -> Stored:
 def _reduced(parameters: CollectiveParameters) -> Stored:
     """One period of what the reduction of all ranks' inputs is."""
     height, n = _height(parameters), parameters.ranks
-    reduced = {
-        "sum": n * height + 1,
-        "avg": height + _avg_step(parameters) / n,
-        "prod": height + 1,
-        "max": height + 1,
-        "min": height,
-    }[parameters.reduction]
-    return _stored(reduced, parameters.dtype)
+    factor, step = {"sum": (n, 1), "avg": (1, _step(parameters) / n), "min": (1, 0)}.get(parameters.reduction, (1, 1))
+    return _stored(factor * height + step, parameters.dtype)
 
 
 def _height(parameters: CollectiveParameters) -> NDArray[np.int64]:
     """h(i): at least 1 wherever n · h(i) + 1 can be exact, and 0 for ranks too many for that."""
     largest = LARGEST_EXACT[parameters.dtype]
     if parameters.reduction in ("sum", "avg"):
-        highest = (largest - _avg_step(parameters)) // parameters.ranks
+        highest = (largest - _step(parameters)) // parameters.ranks
     else:
         highest = largest - 1
     if highest < 0:
@@ -261,7 +272,7 @@ def _positions(parameters: CollectiveParameters) -> NDArray[np.int64]:
     return np.arange(min(PERIOD, parameters.count * parameters.ranks), dtype=np.int64)
 
 
-def _avg_step(parameters: CollectiveParameters) -> int:
+def _step(parameters: CollectiveParameters) -> int:
     """By how much the one rank differs: an average of integers must be one too."""
     return parameters.ranks if parameters.reduction == "avg" and parameters.dtype.startswith("int") else 1
 
