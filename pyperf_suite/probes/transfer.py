@@ -27,7 +27,7 @@ from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series, table
 from pyperf_suite.spec.sources import TRANSFORMERS
 from pyperf_suite.workloads.training import host_memory
 from pyperf_suite.workloads.training.host_memory import ANY_NODE
-from pyperf_suite.workloads.training.transfer_parameters import TransferParameters
+from pyperf_suite.workloads.training.transfer import TransferParameters
 
 IN_HOST, ON_DISK, OVER_BUS = ("memcpy", "torch"), ("disk_cached", "disk_direct"), ("host_to_device", "device_to_host")
 WAYS = (*IN_HOST, *ON_DISK, *OVER_BUS)
