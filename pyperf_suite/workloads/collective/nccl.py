@@ -23,7 +23,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.collective.data import POISON_BYTE, Exchange, Stored
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
-from pyperf_suite.workloads.collective.ranks import agree, connect_together, require_started_so
+from pyperf_suite.workloads.collective.ranks import agree, do_together, require_started_so
 from pyperf_suite.workloads.cuda import cuda_device
 from pyperf_suite.workloads.dtypes import element_type
 from pyperf_suite.workloads.native import native_extension
@@ -112,7 +112,7 @@ def _connection(group: Group, device: Device, deadline_s: float) -> Connection:
         barrier = nccl.Collective(communicator, "all_reduce", 1, "int32", element, in_place=True)
         return Connection(nccl, library, communicator, barrier)
 
-    connection = connect_together(group, "connect by NCCL", connect, deadline_s)
+    connection = do_together(group, "connect by NCCL", connect, deadline_s)
     # What hangs in NCCL cannot be interrupted, but given up: before the watchdog ends the process it is.
     group.watchdog.before_end(connection.communicator.request_abort)
     _CONNECTIONS[device.kind] = connection

@@ -54,11 +54,14 @@ def agree(group: Group, doing: str, attempt: Callable[[], Made], deadline_s: flo
     return made[0]
 
 
-def connect_together(group: Group, doing: str, connect: Callable[[], Made], deadline_s: float) -> Made:
-    """What `connect` makes with all other ranks. Raises RanksMissing where it fails, which ends the group."""
+def do_together(group: Group, doing: str, action: Callable[[], Made], deadline_s: float) -> Made:
+    """What `action` makes, which all ranks are in: an error on one leaves the others waiting, so it ends the group.
+
+    Raises RanksMissing where it fails.
+    """
     with group.within(doing, deadline_s):
         try:
-            return connect()
+            return action()
         except RanksMissing:
             raise
         except Exception as error:
@@ -97,7 +100,7 @@ def process_group(place: Place, backend: str) -> Any:
         distributed.init_process_group(backend, store=store, rank=group.rank, world_size=group.count, **options)
         return None  # the default group: a call that names it takes longer, which nobody's script does
 
-    _JOINED[backend] = connect_together(group, f"connect by {backend}", join, deadline_s)
+    _JOINED[backend] = do_together(group, f"connect by {backend}", join, deadline_s)
     return _JOINED[backend]
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.workloads.collective.ranks import agree, connect_together, torch_place
+from pyperf_suite.workloads.collective.ranks import agree, do_together, torch_place
 from pyperf_suite.workloads.training.gradients import exchanged_limit, same_on_all, seed_of, summed
 from pyperf_suite.workloads.training.on_ranks import DTYPES, OnRanks, OverGloo, OverNccl, RankSteps
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
@@ -235,7 +235,7 @@ def _built(parameters: ParallelStepParameters, place: Place, joined: Any) -> Tra
     group, deadline_s = place.ranks, place.deadline_s
     possible = "look for what torch can combine"
     agree(group, possible, lambda: require_possible(parameters, torch_place(place)), deadline_s)
-    return connect_together(group, "build parts", lambda: ParallelSteps.of(parameters, place, joined), deadline_s)
+    return do_together(group, "build parts", lambda: ParallelSteps.of(parameters, place, joined), deadline_s)
 
 
 class ParallelStep(OnRanks[ParallelStepParameters]):
