@@ -83,126 +83,111 @@ class C10dNccl(Implementation[CollectiveParameters]):
 
 
 class TorchTransfers(Exchange):
-    """One rank's tensors and the call."""
+    """One rank's tensors and the call. A process group of None is torch's default."""
 
     def __init__(self, parameters: CollectiveParameters, place: Place, process_group: Any, path: str) -> None:
         torch: Any = importlib.import_module("torch")
-        self.torch, self.process_group, self._where = torch, process_group, ranks.torch_place(place)
+        self._distributed: Any = importlib.import_module("torch.distributed")
+        self._group, self._where = process_group, ranks.torch_place(place)
         dtype = getattr(torch, parameters.dtype)
 
         def allocated(count: int) -> TensorMemory:
             return TensorMemory(torch.empty(count, dtype=dtype, device=self._where), parameters.dtype)
 
         super().__init__(parameters, place.ranks.rank, allocated)
-        self.call, function = Binder(parameters, place.ranks.rank, process_group, *self._input_and_output()).bind()
+        data, into = self.data, self.send if parameters.in_place else self.receive
+        # The parts of the buffers that hold input and output, or None.
+        self._input: Any
+        self._output: Any
+        self._input = self.send.tensor[data.input_at :][: data.inputs] if data.inputs else None
+        self._output = into.tensor[data.output_at :][: data.outputs] if data.outputs else None
+        self.call, function = self._bound()
         self.kernel = Kernel(function, path, {"torch": torch.__version__})
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
         def meet() -> None:
-            self.torch.distributed.barrier(self.process_group)
+            self._distributed.barrier(self._group)
 
         return ranks.timed_one_by_one(self.call, iterations if self.takes_part else 0, meet, self._where)
 
     def close(self) -> None:
-        self.call = _closed
+        self.call, self._input, self._output = _closed, None, None
         super().close()
 
-    def _input_and_output(self) -> tuple[Any, Any]:
-        """The parts of the buffers that are: in place both are of the send buffer."""
-        data, parameters = self.data, self.data.parameters
-        inputs, outputs = parameters.send_count(data.rank), parameters.receive_count(data.rank)
-        output = self.send if parameters.in_place else self.receive
-        return (
-            self.send.tensor[data.input_at : data.input_at + inputs] if inputs else None,
-            output.tensor[data.output_at : data.output_at + outputs] if outputs else None,
-        )
-
-
-@dataclass(frozen=True)
-class Binder:
-    """One rank's tensors and process group; `send` and `receive` are the parts that hold input and output, or None.
-
-    A process group of None is torch's default.
-    """
-
-    parameters: CollectiveParameters
-    rank: int
-    process_group: Any
-    send: Any
-    receive: Any
-
-    def bind(self) -> Named:
+    def _bound(self) -> Named:
         """The call for this case."""
-        p = self.parameters
+        p, sent, received = self.data.parameters, self._input, self._output
         if p.operation.counted_as == "send_receive":
             return self._transfers()
         # For its default no reduction is named, as each argument takes time in a call of a few microseconds.
-        reduction = {"op": getattr(_distributed().ReduceOp, REDUCE_OPS[p.reduction])} if p.reduction != "sum" else {}
+        reduction = {"op": getattr(self._distributed.ReduceOp, REDUCE_OPS[p.reduction])} if p.reduction != "sum" else {}
         calls: dict[str, Callable[[], Named]] = {
             "all_reduce": lambda: self._after_copy("all_reduce", **reduction),
             "reduce": lambda: self._after_copy("reduce", dst=p.root, **reduction),
             "broadcast": lambda: self._after_copy("broadcast", src=p.root),
-            "all_gather": lambda: self._plain("all_gather_single", self.receive, self.send),
-            "reduce_scatter": lambda: self._plain("reduce_scatter_single", self.receive, self.send, **reduction),
-            "all_to_all": lambda: self._plain("all_to_all_single", self.receive, self.send),
-            "gather": lambda: self._plain("gather", self.send, self._parts(self.receive), dst=p.root),
-            "scatter": lambda: self._plain("scatter", self.receive, self._parts(self.send), src=p.root),
+            "all_gather": lambda: self._plain("all_gather_single", received, sent),
+            "reduce_scatter": lambda: self._plain("reduce_scatter_single", received, sent, **reduction),
+            "all_to_all": lambda: self._plain("all_to_all_single", received, sent),
+            "gather": lambda: self._plain("gather", sent, self._parts(received), dst=p.root),
+            "scatter": lambda: self._plain("scatter", received, self._parts(sent), src=p.root),
         }
         return calls[p.op]()
 
     def _plain(self, function: str, *tensors: Any, **options: Any) -> Named:
         """A function that takes an input and an output."""
-        if not hasattr(_distributed(), function):
+        if not hasattr(self._distributed, function):
             function = OLDER_NAMES[function]
-        if self.process_group is not None:
-            options["group"] = self.process_group
-        return functools.partial(getattr(_distributed(), function), *tensors, **options), function
+        if self._group is not None:
+            options["group"] = self._group
+        return functools.partial(getattr(self._distributed, function), *tensors, **options), function
 
     def _after_copy(self, function: str, **options: Any) -> Named:
         """A function that torch has in place only: out of place the input is copied to the output first."""
-        if self.parameters.in_place:
-            return self._plain(function, self.send if self.receive is None else self.receive, **options)
+        sent, received = self._input, self._output
+        if self.data.parameters.in_place:
+            return self._plain(function, sent if received is None else received, **options)
         # Ranks that reduce for another's output need somewhere to work.
-        target = self.receive if self.receive is not None else self.send.clone()
+        target = received if received is not None else sent.clone()
         collective, name = self._plain(function, target, **options)
-        if self.send is None:
+        if sent is None:
             return collective, name
-        return _in_turn(functools.partial(target.copy_, self.send), collective), f"copy, {name}"
+        return _in_turn(functools.partial(target.copy_, sent), collective), f"copy, {name}"
 
     def _parts(self, tensor: Any) -> list[Any] | None:
         """The root's tensor as one part a rank; None elsewhere."""
-        return list(tensor.split(self.parameters.count)) if self.rank == self.parameters.root else None
+        p = self.data.parameters
+        return list(tensor.split(p.count)) if self.data.rank == p.root else None
 
     def _transfers(self) -> Named:
         """Sends to and receives from single ranks."""
-        distributed, p, rank = _distributed(), self.parameters, self.rank
+        p, rank, distributed = self.data.parameters, self.data.rank, self._distributed
         if p.op == "ping_pong":
             return self._ping_pong(), "send, recv"
         to, sources = [(rank + 1) % p.ranks], [(rank - 1) % p.ranks]
         if p.op != "send_receive":
             to = [destination for source, destination in p.pairs if source == rank]
             sources = [source for source, destination in p.pairs if destination == rank]
-        parts = self.receive.split(p.count) if sources else ()
-        transfers: list[Any] = [(distributed.isend, self.send, peer) for peer in to] + [
+        parts = self._output.split(p.count) if sources else ()
+        transfers: list[Any] = [(distributed.isend, self._input, peer) for peer in to] + [
             (distributed.irecv, part, peer) for part, peer in zip(parts, sources, strict=True)
         ]
-        if distributed.get_backend(self.process_group) == "gloo":
+        if distributed.get_backend(self._group) == "gloo":
             # All begun, then waited for: gloo moves each on threads of its own.
-            starts = [functools.partial(*transfer, group=self.process_group) for transfer in transfers]
+            starts = [functools.partial(*transfer, group=self._group) for transfer in transfers]
             return lambda: _wait([start() for start in starts]), "isend, irecv"
         # NCCL would wait for each in turn, in a ring forever.
-        operations = [distributed.P2POp(*transfer, group=self.process_group) for transfer in transfers]
+        operations = [distributed.P2POp(*transfer, group=self._group) for transfer in transfers]
         together = functools.partial(distributed.batch_isend_irecv, operations)
         return (lambda: _wait(together())) if operations else _nothing, "batch_isend_irecv"
 
     def _ping_pong(self) -> Call:
-        distributed = _distributed()
-        pair = next((pair for pair in self.parameters.pairs if self.rank in pair), None)
+        rank, distributed = self.data.rank, self._distributed
+        pair = next((pair for pair in self.data.parameters.pairs if rank in pair), None)
         if pair is None:
             return _nothing
-        begins = pair[0] == self.rank
-        send = functools.partial(distributed.send, self.send, pair[begins], group=self.process_group)
-        receive = functools.partial(distributed.recv, self.receive, pair[begins], group=self.process_group)
+        begins = pair[0] == rank
+        send = functools.partial(distributed.send, self._input, pair[begins], group=self._group)
+        receive = functools.partial(distributed.recv, self._output, pair[begins], group=self._group)
         return _in_turn(send, receive) if begins else _in_turn(receive, send)
 
 
@@ -294,9 +279,3 @@ def _nothing() -> None:
 
 def _closed() -> None:
     raise RuntimeError("These transfers are closed.")
-
-
-def _distributed() -> Any:
-    import torch.distributed
-
-    return torch.distributed

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import random
 import tempfile
 from abc import abstractmethod
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.kernel_files import KernelFiles, parse_cpu_list
 from pyperf_suite.limits import Within
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.torch_device import TorchDevice
-from pyperf_suite.workloads.training.host_memory import (
-    ANY_NODE,
-    Bytes,
-    fill,
-    nodes,
-    page_aligned,
-    require_node,
-    running_on,
-)
 from pyperf_suite.workloads.workload import (
     Checked,
     Implementation,
@@ -43,6 +38,14 @@ from pyperf_suite.workloads.workload import (
     by_name,
     together,
 )
+
+Bytes = NDArray[np.uint8]
+
+# Wherever the kernel puts it.
+ANY_NODE = -1
+
+# The kernel backs memory of this size with large pages where it is asked to, as NumPy asks.
+WORTH_LARGE_PAGES = 1 << 22
 
 # More slots would prove nothing more, and take longer to make than to copy.
 MOST_SLOTS = 4096
@@ -134,12 +137,20 @@ class Slots:
         return slice(index * self.size_bytes, (index + 1) * self.size_bytes)
 
 
-class HostCopies(Compared):
+class Copies(Compared):
+    """From a seeded source to a target, in slots: as many as turn the level-2 caches over."""
+
+    def __init__(self, parameters: TransferParameters) -> None:
+        self.slots = Slots.beyond_caches(parameters.size_bytes)
+        self.sets = self.slots.count
+        self.details = {"slots": self.sets, "buffer_bytes": self.slots.total_bytes}
+
+
+class HostCopies(Copies):
     """From host memory on the asked node to host memory of the copying thread's own."""
 
     def __init__(self, parameters: TransferParameters, seed: int) -> None:
-        self.slots = Slots.beyond_caches(parameters.size_bytes)
-        self.sets = self.slots.count
+        super().__init__(parameters)
         self._held = ExitStack()
         with running_on(parameters.numa_node):
             self.source = page_aligned(self.slots.total_bytes)
@@ -149,7 +160,6 @@ class HostCopies(Compared):
             self._held.enter_context(running_on(nodes()[0]))
         self.target = page_aligned(self.slots.total_bytes)
         self.poison()
-        self._details = {"slots": self.slots.count, "buffer_bytes": self.slots.total_bytes}
 
     def poison(self, index: int | None = None) -> None:
         where = self.slots.place(index)
@@ -171,7 +181,7 @@ class MemcpySteps(HostCopies):
         size_bytes = self._size_bytes = self.slots.size_bytes
         target, source = self.target.ctypes.data, self.source.ctypes.data
         self._addresses = [(target + slot * size_bytes, source + slot * size_bytes) for slot in range(self.sets)]
-        self.kernel = Kernel("memmove", "libc", self._details)
+        self.kernel = Kernel("memmove", "libc", self.details)
 
     def launch(self, index: int) -> None:
         target, source = self._addresses[index % self.sets]
@@ -186,32 +196,29 @@ class TorchHostCopies(HostCopies):
         super().__init__(parameters, seed)
         self._targets = self.slots.cut(where.torch.from_numpy(self.target))
         self._sources = self.slots.cut(where.torch.from_numpy(self.source))
-        self.kernel = Kernel("copy_", "torch", {**self._details, **where.details()})
+        self.kernel = Kernel("copy_", "torch", {**self.details, **where.details()})
 
     def launch(self, index: int) -> None:
         slot = index % self.sets
         self._targets[slot].copy_(self._sources[slot])
 
 
-class DeviceCopies(Compared):
+class DeviceCopies(Copies):
     """Between a GPU and host memory, pinned or pageable, on the asked node. Not yet measured on a GPU."""
 
     def __init__(self, parameters: TransferParameters, seed: int, where: TorchDevice, to_device: bool) -> None:
-        self.slots = Slots.beyond_caches(parameters.size_bytes)
-        self.sets = self.slots.count
-        torch, total_bytes = where.torch, self.slots.total_bytes
-        self._where, self._pinned = where, parameters.pinned
+        super().__init__(parameters)
+        torch, self._where, self._pinned = where.torch, where, parameters.pinned
         with running_on(parameters.numa_node):
             # Pinned memory is placed when it is allocated, other memory when it is first written.
-            host = torch.empty(total_bytes, dtype=torch.uint8, pin_memory=parameters.pinned)
+            host = torch.empty(self.slots.total_bytes, dtype=torch.uint8, pin_memory=parameters.pinned)
             fill(host.numpy(), seed)
         self._sent = host.numpy().copy()
         on_device = host.to(where.device)
         self._target, source = (on_device, host) if to_device else (host, on_device)
         self._targets, self._sources = self.slots.cut(self._target), self.slots.cut(source)
-        kind = "pinned" if parameters.pinned else "pageable"
-        details = {"slots": self.slots.count, "buffer_bytes": total_bytes, **where.details()}
-        self.kernel = Kernel("copy_", f"{'host_to_device' if to_device else 'device_to_host'}, {kind}", details)
+        way = f"{'host_to_device' if to_device else 'device_to_host'}, {'pinned' if self._pinned else 'pageable'}"
+        self.kernel = Kernel("copy_", way, {**self.details, **where.details()})
 
     @property
     def stopwatch(self) -> Stopwatch:
@@ -340,60 +347,74 @@ def _written_file(folder: Path, content: Bytes, flag: int) -> int:
     return reading
 
 
-class OnHost(Implementation[TransferParameters]):
-    """One that no GPU takes part in."""
+class Way(Implementation[TransferParameters]):
+    """One way for bytes to go; of `workers`, `pinned` and `numa_node` it takes those that are named."""
+
+    takes: ClassVar[tuple[str, ...]] = ()
 
     def validate(self, parameters: TransferParameters) -> None:
-        if parameters.pinned:
-            raise UserError(
-                f"Pinned memory is for copies to and from a GPU, which {self.name} is not: leave pinned out."
-            )
+        usual = TransferParameters(parameters.size_bytes)
+        for name in ("workers", "pinned", "numa_node"):
+            if getattr(parameters, name) != getattr(usual, name) and name not in self.takes:
+                others = ", ".join(each.name for each in Transfer.implementations.values() if name in each.takes)
+                raise UserError(
+                    f"{name}={getattr(parameters, name)} was asked for, which {self.name} does not take: leave it out, "
+                    f"or ask for one of {others}."
+                )
+        require_cores(parameters.workers)
 
 
-class Memcpy(OnHost):
+class Memcpy(Way):
     """The C library's memmove on one core."""
 
     name = "memcpy"
-
-    def validate(self, parameters: TransferParameters) -> None:
-        super().validate(parameters)
-        if parameters.workers != 1:
-            raise UserError(f"memcpy runs on 1 core, but {parameters.workers} were asked for: torch copies on several.")
+    takes = ("numa_node",)
 
     def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
         return MemcpySteps(parameters, place.seed)
 
 
-class TorchCopy(OnHost):
-    """`Tensor.copy_` between host tensors, on as many cores as asked for."""
+class TorchCopy(Way):
+    """`Tensor.copy_` between host tensors, on as many cores as asked for, of whose threads none is kept on a node."""
 
     name = "torch"
-
-    def validate(self, parameters: TransferParameters) -> None:
-        super().validate(parameters)
-        require_cores(parameters.workers)
-        if parameters.numa_node != ANY_NODE:
-            raise UserError("torch's threads are not kept on a NUMA node: ask for memcpy, or leave the node out.")
+    takes = ("workers",)
 
     def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
         return TorchHostCopies(parameters, place.seed)
 
 
-class CachedReads(OnHost):
+class HostToDevice(Way):
+    """`Tensor.copy_` over the bus, timed by the GPU: towards it, as batches and offloaded states travel."""
+
+    name = "host_to_device"
+    device_kind = "cuda"
+    takes = ("pinned", "numa_node")
+
+    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
+        if place.device.kind != "cuda":
+            raise Unsupported("There is no GPU to copy to or from.")
+        # A copy from pageable memory waits for the stream, which a held one would never let go on.
+        where = TorchDevice(place.device, queueing="held" if parameters.pinned else "open")
+        return DeviceCopies(parameters, place.seed, where, self.name == HostToDevice.name)
+
+
+class DeviceToHost(HostToDevice):
+    """Away from the GPU, as offloaded gradients and activations travel."""
+
+    name = "device_to_host"
+
+
+class CachedReads(Way):
     """One thread that asks for one piece of a file after the other, which the kernel copies out of the page cache."""
 
     name = "disk_cached"
-
-    def validate(self, parameters: TransferParameters) -> None:
-        super().validate(parameters)
-        if parameters.workers != 1 or parameters.numa_node != ANY_NODE:
-            raise UserError(f"{self.name} reads on 1 core into memory anywhere: leave workers and numa_node out.")
 
     def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
         return FileReads(parameters, place.seed, 0, "page cache")
 
 
-class DirectReads(CachedReads):
+class DirectReads(Way):
     """Past the page cache: the disk writes to this process's memory. The host of a virtual machine may cache still."""
 
     name = "disk_direct"
@@ -416,28 +437,53 @@ class DirectReads(CachedReads):
         return FileReads(parameters, place.seed, os.O_DIRECT, "O_DIRECT")
 
 
-class HostToDevice(Implementation[TransferParameters]):
-    """`Tensor.copy_` over the bus, timed by the GPU: towards it, as batches and offloaded states travel."""
-
-    name = "host_to_device"
-    device_kind = "cuda"
-
-    def validate(self, parameters: TransferParameters) -> None:
-        if parameters.workers != 1:
-            raise UserError(f"{self.name} takes 1 core, but {parameters.workers} were asked for.")
-
-    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
-        if place.device.kind != "cuda":
-            raise Unsupported("There is no GPU to copy to or from.")
-        # A copy from pageable memory waits for the stream, which a held one would never let go on.
-        where = TorchDevice(place.device, queueing="held" if parameters.pinned else "open")
-        return DeviceCopies(parameters, place.seed, where, self.name == HostToDevice.name)
+def page_aligned(size_bytes: int) -> Bytes:
+    """Fresh memory of the host at a page's begin, in large pages where it is large; no page of it is placed yet."""
+    memory = mmap.mmap(-1, size_bytes)
+    if size_bytes >= WORTH_LARGE_PAGES and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
-class DeviceToHost(HostToDevice):
-    """Away from the GPU, as offloaded gradients and activations travel."""
+def fill(buffer: Bytes, seed: int) -> None:
+    """Seeded bytes without a period, so that none that came from elsewhere passes for right."""
+    buffer[:] = np.random.default_rng(seed).integers(0, 256, buffer.size, dtype=np.uint8)
 
-    name = "device_to_host"
+
+def nodes(files: KernelFiles | None = None) -> tuple[int, ...]:
+    """The numbers of the machine's NUMA nodes; none where the system does not tell."""
+    return tuple(sorted(parse_cpu_list((files or KernelFiles()).text("sys/devices/system/node/online"))))
+
+
+def require_node(node: int, files: KernelFiles | None = None) -> None:
+    """Raise UserError for a node that there is not; ANY_NODE is always there."""
+    there = nodes(files)
+    if node != ANY_NODE and node not in there:
+        named = ", ".join(map(str, there)) or "none that the system tells of"
+        raise UserError(
+            f"NUMA node {node} was asked for, but this machine has {named}: leave it at {ANY_NODE} for wherever it is."
+        )
+
+
+@contextmanager
+def running_on(node: int, files: KernelFiles | None = None) -> Iterator[None]:
+    """Keep this thread on the node's CPUs for as long as the block lasts; anywhere for ANY_NODE.
+
+    Raises Unsupported where this process may use none of the node's CPUs.
+    """
+    if node == ANY_NODE:
+        yield
+        return
+    listed = (files or KernelFiles()).text(f"sys/devices/system/node/node{node}/cpulist")
+    allowed = os.sched_getaffinity(0)
+    chosen = allowed & parse_cpu_list(listed)
+    if not chosen:
+        raise Unsupported(f"This process may use no CPU of NUMA node {node}, so it cannot place memory there.")
+    os.sched_setaffinity(0, chosen)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 class Transfer(Workload[TransferParameters]):
