@@ -11,6 +11,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -117,8 +118,7 @@ class _Rank:
         with Around() as telemetry, around_gpu(self.place.device) as gpu:
             while (block := self.group.from_first("next block", None, self.deadline_s)) is not None:
                 self.group.to_first("collect times", self.time(*block), self.deadline_s)
-        self.compare_clocks()
-        self.compare_telemetry(telemetry.report, gpu.report if gpu else None)
+        self.compare(telemetry.report, gpu.report if gpu else None)
         if self.group.from_first("last check", None, self.deadline_s):
             self.checked()
 
@@ -126,13 +126,9 @@ class _Rank:
         """Clocks, of which rank 0's counts."""
         self._clock = self._doing("align clocks", lambda: align(self.group, self.deadline_s))
 
-    def compare_clocks(self) -> float:
-        """By how many seconds any may be off."""
-        return max(self.group.gather("compare clocks", self._clock.uncertainty_ns, self.deadline_s)) * 1e-9
-
-    def compare_telemetry(self, report: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> list[Any]:
-        """Machine, CPU time and GPU of every rank."""
-        seen = [machine_id(self.group), report["process_cpu_s"], gpu]
+    def compare(self, report: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> list[Any]:
+        """How far off its clock may be, machine, CPU time and GPU of every rank."""
+        seen = [self._clock.uncertainty_ns, machine_id(self.group), report["process_cpu_s"], gpu]
         return list(self.group.gather("compare telemetry", seen, self.deadline_s))
 
     def time(self, iterations: int, is_checked: bool) -> tuple[list[list[float]], dict[str, Any] | None]:
@@ -167,8 +163,12 @@ class _Rank:
 
 def _everywhere(found: Sequence[Mapping[str, Any]]) -> Checked:
     """What the outputs of all ranks together say."""
+    checks = [Checked(**each) for each in found]
     return together(
-        [Checked(each["wrong"], each["compared"], f"rank {rank}: {each['first']}") for rank, each in enumerate(found)]
+        [
+            replace(each, first=f"rank {rank} has {each.wrong} of {each.compared} elements wrong: {each.first}")
+            for rank, each in enumerate(checks)
+        ]
     )
 
 
@@ -212,14 +212,17 @@ class _Lead(Prepared):
         self._group.from_first("next block", None, self._deadline_s)
         times = _last(self._blocks, len(measurement.seconds) * measurement.launches_per_sample)
         result["metrics"] |= {name: dataclasses.asdict(metric) for name, metric in _waits(times).items()}
+        seen = self._rank.compare(result["quality"], result["quality"].get("gpu"))
+        uncertain_ns, machines, cpu_s, gpus = zip(*seen, strict=True)
         result["sampling"] |= _seen_by(times) | {
             "nodes": self._group.environment.nodes,
-            "clock_uncertainty_s": self._rank.compare_clocks(),
+            "clock_uncertainty_s": max(uncertain_ns) * 1e-9,
             # What the GPUs' counters saw is of all of these.
             "iterations": self._rank.iterations,
         }
-        everyone = self._rank.compare_telemetry(result["quality"], result["quality"].get("gpu"))
-        result["quality"] |= _seen_together(everyone)
+        # In rank 0's telemetry the other ranks of its machine are not other processes.
+        here = [seconds for machine, seconds in zip(machines, cpu_s, strict=True) if machine == machines[0]]
+        result["quality"] |= {"process_cpu_s": sum(here)} | ({"rank_gpus": list(gpus)} if any(gpus) else {})
 
     def after_timing(self) -> None:
         """All ranks once more. Raises WrongLaunch."""
@@ -311,14 +314,6 @@ def _metric(seconds: NDArray[np.float64]) -> Metric:
     median, q20, q80 = median_and_quantiles(seconds)
     interval = median_interval(seconds, 0.95)
     return Metric("s", median, interval.low, interval.high, q20, q80, [float(f"{value:.4g}") for value in seconds])
-
-
-def _seen_together(everyone: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Rank 0's telemetry, in which the other ranks of its machine are not other processes, and each rank's GPU's."""
-    machine = everyone[0][0]
-    own_s = sum(process_cpu_s for there, process_cpu_s, _ in everyone if there == machine)
-    gpus = [gpu for _, _, gpu in everyone]
-    return {"process_cpu_s": own_s} | ({"rank_gpus": gpus} if any(gpus) else {})
 
 
 def _seen_by(times: Sequence[RankTimes]) -> dict[str, Any]:

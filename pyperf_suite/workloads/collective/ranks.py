@@ -19,7 +19,7 @@ from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.store import connect
-from pyperf_suite.workloads.workload import Place, RankTimes
+from pyperf_suite.workloads.workload import Parameters, Place, RankTimes, Workload
 
 Made = TypeVar("Made")
 
@@ -83,15 +83,22 @@ def process_group(place: Place, backend: str) -> Any:
     if importlib.util.find_spec("torch") is None:
         raise Unsupported("torch is not installed.")
     group, deadline_s = place.ranks, place.deadline_s
+    torch: Any = importlib.import_module("torch")
     distributed: Any = importlib.import_module("torch.distributed")
-    agree(group, f"look for {backend}", lambda: _require(distributed, backend), deadline_s)
+
+    def require() -> None:
+        if not getattr(distributed, f"is_{backend}_available")():
+            raise Unsupported(f"This torch was built without {backend}.")
+        if backend == "nccl" and not torch.cuda.is_available():
+            raise Unsupported(f"This torch ({torch.__version__}) cannot use the GPU.")
+
+    agree(group, f"look for {backend}", require, deadline_s)
     # A client of its own, as torch's threads may ask while this one waits; and keys that nobody else writes.
     store = distributed.PrefixStore(f"process_group/{backend}", connect(group.environment, deadline_s))
 
     def join() -> Any:
         options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=TORCH_PATIENCE_S)}
         if backend == "nccl":
-            torch: Any = importlib.import_module("torch")
             torch.cuda.set_device(torch_place(place))
             # NCCL then connects here, within the deadline, and not in the first collective of some of the ranks.
             options["device_id"] = torch.device(torch_place(place))
@@ -104,13 +111,17 @@ def process_group(place: Place, backend: str) -> Any:
     return _JOINED[backend]
 
 
-def _require(distributed: Any, backend: str) -> None:
-    """Raise Unsupported where this torch lacks the backend, or cannot use the GPU that it needs."""
-    if not getattr(distributed, f"is_{backend}_available")():
-        raise Unsupported(f"This torch was built without {backend}.")
-    torch: Any = importlib.import_module("torch")
-    if backend == "nccl" and not torch.cuda.is_available():
-        raise Unsupported(f"This torch ({torch.__version__}) cannot use the GPU.")
+class OnRanks(Workload[Parameters]):
+    """A workload whose parameters say how many ranks, how many bytes on each, and whether GPUs copy directly."""
+
+    def ranks(self, parameters: Any) -> int:
+        return int(parameters.ranks)
+
+    def environment(self, parameters: Any) -> dict[str, str]:
+        return direct_copies(parameters.peer_to_peer)
+
+    def footprint_bytes(self, parameters: Any) -> int:
+        return int(parameters.footprint_bytes)
 
 
 def direct_copies(peer_to_peer: bool) -> dict[str, str]:

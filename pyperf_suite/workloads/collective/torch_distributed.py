@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -191,12 +190,14 @@ class TorchTransfers(Exchange):
         return _in_turn(send, receive) if begins else _in_turn(receive, send)
 
 
-@dataclass(frozen=True)
 class TensorMemory:
-    """A tensor as data.Memory."""
+    """A tensor as data.Memory, by the bits of its elements: numpy has no bfloat16 and no float8."""
 
-    tensor: Any
-    dtype: str
+    def __init__(self, tensor: Any, dtype: str) -> None:
+        self._torch: Any = importlib.import_module("torch")
+        self._element = element_type(dtype)
+        words = {1: self._torch.int8, 2: self._torch.int16, 4: self._torch.int32}
+        self.tensor, self._bits = tensor, tensor.view(words[self._element.size_bytes])
 
     @property
     def is_on_host(self) -> bool:
@@ -204,7 +205,11 @@ class TensorMemory:
         return bool(self.tensor.device.type == "cpu")
 
     def poison(self) -> None:
-        self._bytes.fill_(POISON_BYTE)
+        self._bits.view(self._torch.uint8).fill_(POISON_BYTE)
+
+    def read(self, first: int, count: int) -> Stored:
+        read: Stored = self._bits[first : first + count].cpu().numpy().view(self._element.storage)
+        return read
 
     def repeat(self, first: int, values: Stored, count: int) -> None:
         bits, period = self._bits[first : first + count], self._uploaded(values)
@@ -234,30 +239,9 @@ class TensorMemory:
                     wrong += int(bad.sum())
         return wrong, first_wrong
 
-    def read(self, first: int, count: int) -> Stored:
-        element = element_type(self.dtype)
-        begin, end = first * element.size_bytes, (first + count) * element.size_bytes
-        read: Stored = self._bytes[begin:end].cpu().numpy().view(element.storage)
-        return read
-
     def _uploaded(self, values: Stored) -> Any:
-        import torch
-
         bits = values.view(f"i{values.itemsize}").copy()  # torch takes no array that cannot be written
-        return torch.from_numpy(bits).to(self.tensor.device)
-
-    @property
-    def _bits(self) -> Any:
-        """The elements as integers: numpy has no bfloat16 and no float8, so bits are what both understand."""
-        import torch
-
-        return self.tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[element_type(self.dtype).size_bytes])
-
-    @property
-    def _bytes(self) -> Any:
-        import torch
-
-        return self.tensor.view(torch.uint8)
+        return self._torch.from_numpy(bits).to(self.tensor.device)
 
 
 def _in_turn(first: Call, second: Call) -> Call:

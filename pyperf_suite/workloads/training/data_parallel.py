@@ -17,12 +17,11 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.laws.network.communication import bus_factor
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
 from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.workloads.collective.ranks import torch_place
+from pyperf_suite.workloads.collective.ranks import OnRanks, torch_place
 from pyperf_suite.workloads.training.gradients import exchanged_limit, same_on_all, seed_of, summed
 from pyperf_suite.workloads.training.on_ranks import (
     DTYPES,
     MOST_RANKS,
-    OnRanks,
     OverGloo,
     OverNccl,
     RankSteps,
@@ -30,7 +29,7 @@ from pyperf_suite.workloads.training.on_ranks import (
     distributed,
 )
 from pyperf_suite.workloads.training.shape import TransformerShape
-from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Transfers, Work, by_name, together
+from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Transfers, Work, by_name
 
 # "ddp" exchanges buckets while backward goes on; "after" all gradients at once when it is over; "none" not at all, so
 # that its time is what the others add to; "dp" is torch's DataParallel, one process whose threads drive all GPUs.
@@ -133,8 +132,6 @@ class Replica(RankSteps):
 
     def left(self, index: int = 0) -> Checked:
         """Each element of gradients against the single process's, and a digest of all against the other ranks'."""
-        from pyperf_suite.workloads.training.rounding import compared
-
         p = self._parameters
         names = [f"the gradient of {name}" for name, _ in self.model.named_parameters()]
         self._due = self._due or self._single_process()
@@ -142,13 +139,11 @@ class Replica(RankSteps):
         terms = p.accumulate * (p.ranks if p.exchange != "none" else 1) + 1
         limits = {name: exchanged_limit(due, p.dtype, terms) for name, due in exact.items()}
         gradients = [each.grad for each in self.model.parameters()]
-        checked = compared(dict(zip(names, gradients, strict=True)), exact, limits)
-        wrong = []
+        wrong = self._other_buckets()
         there = (each for each in gradients if each is not None)
         if p.exchange in ("ddp", "after") and not same_on_all(there, self._group, self._where):
-            wrong.append("gradients differ between ranks")
-        wrong += self._other_buckets()
-        return together([checked, Checked(len(wrong), 1, wrong[0] if wrong else "")])
+            wrong = ["gradients differ between ranks", *wrong]
+        return self.verdict(dict(zip(names, gradients, strict=True)), exact, limits, *wrong)
 
     def close(self) -> None:
         self.call = self.model = None
@@ -261,21 +256,6 @@ class Replica(RankSteps):
         return summed(self.model, list(self.model.parameters()), batches, len(everyone), wide)
 
 
-class DdpOverGloo(OverGloo):
-    """Of all exchanges but DataParallel, which has no ranks."""
-
-    def validate(self, parameters: DataParallelParameters) -> None:
-        _refuse_dp(parameters, self.name)
-        super().validate(parameters)
-
-
-class DdpOverNccl(OverNccl):
-    """Likewise."""
-
-    def validate(self, parameters: DataParallelParameters) -> None:
-        _refuse_dp(parameters, self.name)
-
-
 class InThreads(Implementation[DataParallelParameters]):
     """torch.nn.DataParallel: a single process that scatters the batch and gathers gradients on its first GPU."""
 
@@ -307,7 +287,7 @@ class DataParallel(OnRanks[DataParallelParameters]):
 
     name = "data_parallel"
     parameters_type = DataParallelParameters
-    implementations = by_name(DdpOverGloo(Replica.of), DdpOverNccl(Replica.of), InThreads())
+    implementations = by_name(OverGloo(Replica.of, _refuse_dp), OverNccl(Replica.of, _refuse_dp), InThreads())
 
     def ranks(self, parameters: DataParallelParameters) -> int:
         """DataParallel is one."""

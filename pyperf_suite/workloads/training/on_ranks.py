@@ -10,7 +10,7 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.collective import ranks
-from pyperf_suite.workloads.workload import Implementation, Parameters, Place, RankTimes, Transfers, Workload
+from pyperf_suite.workloads.workload import Checked, Implementation, Place, RankTimes, Transfers, together
 
 # What ranks compute in, by bytes an element.
 DTYPES = {"float32": 4, "bfloat16": 2}
@@ -20,51 +20,44 @@ MOST_RANKS = 1 << 15
 Steps = Callable[[Any, Place, Any], Transfers]
 
 
-class OnRanks(Workload[Parameters]):
-    """A workload whose parameters say how many ranks, how many bytes on each, and whether GPUs copy directly."""
+class OverTorch(Implementation[Any]):
+    """By torch's process group; `refuse`, where there is one, raises UserError for parameters under that name."""
 
-    def ranks(self, parameters: Any) -> int:
-        return int(parameters.ranks)
+    def __init__(self, steps: Steps, refuse: Callable[[Any, str], None] | None = None) -> None:
+        self._steps, self._refuse = steps, refuse
 
-    def environment(self, parameters: Any) -> dict[str, str]:
-        return ranks.direct_copies(parameters.peer_to_peer)
-
-    def footprint_bytes(self, parameters: Any) -> int:
-        return int(parameters.footprint_bytes)
+    def validate(self, parameters: Any) -> None:
+        if self._refuse is not None:
+            self._refuse(parameters, self.name)
 
 
-class OverGloo(Implementation[Any]):
+class OverGloo(OverTorch):
     """Ranks on CPU cores; each computes on as many threads as OMP_NUM_THREADS says, or one, beside gloo's own."""
 
     name = "gloo"
     device_kind = "cpu"
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
     def validate(self, parameters: Any) -> None:
+        super().validate(parameters)
         if not parameters.peer_to_peer:
             raise UserError("gloo moves data between CPUs over TCP: peer_to_peer is NCCL's alone.")
         ranks.require_cores_for(parameters.ranks)
 
     def prepare(self, parameters: Any, place: Place) -> Transfers:
-        joined = ranks.process_group(place, "gloo")
+        joined = ranks.process_group(place, self.name)
         ranks.require_memory(place.ranks, parameters.footprint_bytes)
         return self._steps(parameters, place, joined)
 
 
-class OverNccl(Implementation[Any]):
+class OverNccl(OverTorch):
     """One GPU a rank."""
 
     name = "nccl"
     device_kind = "cuda"
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
     def prepare(self, parameters: Any, place: Place) -> Transfers:
         ranks.require_started_so(parameters.peer_to_peer)
-        return self._steps(parameters, place, ranks.process_group(place, "nccl"))
+        return self._steps(parameters, place, ranks.process_group(place, self.name))
 
 
 class RankSteps(Transfers):
@@ -95,6 +88,12 @@ class RankSteps(Transfers):
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
         return ranks.timed_one_by_one(self.step, iterations, self.meet, self._where)
+
+    def verdict(self, found: dict[str, Any], exact: dict[str, Any], limits: dict[str, Any], *wrong: str) -> Checked:
+        """Each element of what was found against what it must be, and what else is wrong in words."""
+        from pyperf_suite.workloads.training.rounding import compared
+
+        return together([compared(found, exact, limits), Checked(len(wrong), 1, wrong[0] if wrong else "")])
 
     def _torch_details(self) -> dict[str, Any]:
         """What a record says of torch."""

@@ -22,7 +22,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS, OnRanks, OverGloo, OverNccl, RankSteps
+from pyperf_suite.workloads.collective.ranks import OnRanks
+from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS, OverGloo, OverNccl, RankSteps
 from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Kernel, RankTimes, Work, by_name
 
 # What is timed. "product_beside" times products while all_reduces go on throughout, "all_reduce_beside" the other way.
@@ -191,16 +192,14 @@ class OnCpu(SideBySide):
     """By the host's clock; an all_reduce that was begun goes on in gloo's threads, which say when it is through."""
 
     def __init__(self, parameters: OverlapParameters, rank: int, group: Any, where: str) -> None:
-        self._others: list[Any] = []
         super().__init__(parameters, rank, group, where)
-        if parameters.run == "product_beside":
-            # gloo runs several at once, which may not share a buffer.
-            self._others = [self._message.clone() for _ in range(self._beside - 1)]
+        # gloo runs several at once, which may not share a buffer.
+        others = self._beside - 1 if parameters.run == "product_beside" else 0
+        self._messages = [self._message, *(self._message.clone() for _ in range(others))]
 
     def timed(self, run: str) -> Times:
         if run == "product_beside":
-            messages = [self._message, *self._others]
-            begun = [self._all_reduce(asynchronous=True, message=each) for each in messages]
+            begun = [self._all_reduce(asynchronous=True, message=each) for each in self._messages]
             times = _clocked(self._product)
             for work in begun:
                 work.wait()

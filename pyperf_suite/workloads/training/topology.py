@@ -26,6 +26,8 @@ from pyperf_suite.limits import OneOf
 from pyperf_suite.workloads.workload import Exact, Implementation, Kernel, Place, Workload, by_name, exact_metric
 
 PARTS = ("host", "gpus")
+# What is told of a processor as it is detected.
+OF_CPU = ("model", "l2_bytes", "l2_total_bytes", "l3_bytes", "l3_total_bytes", "caches_assumed")
 # Variables that take a path away from NCCL, as left behind by yesterday's search for an error.
 NCCL_SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_LEVEL")
 # An idle GPU's link comes back within milliseconds of the first copy; this is how long it is waited for.
@@ -68,15 +70,10 @@ def host_details(files: KernelFiles) -> dict[str, Any]:
     """Plain JSON about CPUs, memory nodes, links, and the walls around this process."""
     found, layout = cpu.detect(), read_layout(files)
     return {
-        "model": found.model,
+        **{name: getattr(found, name) for name in OF_CPU},
         "sockets": layout.sockets,
         "cores": layout.cores,
         "online": cpu_list(layout.online),
-        "l2_bytes": found.l2_bytes,
-        "l2_total_bytes": found.l2_total_bytes,
-        "l3_bytes": found.l3_bytes,
-        "l3_total_bytes": found.l3_total_bytes,
-        "caches_assumed": found.caches_assumed,
         "quota_cores": cgroup.cpu_quota_cores(files),
         "memory_left_bytes": cgroup.memory_available_bytes(files),
         "hypervisor": virtualisation.hypervisor(files, frozenset(found.isa_flags)),

@@ -8,11 +8,12 @@ import os
 import random
 import tempfile
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import psutil
@@ -109,64 +110,45 @@ class Compared(Prepared):
         return np.array_equal(*self.compared(index)[:2])
 
 
-@dataclass(frozen=True)
-class Slots:
-    """A buffer cut into places of one transfer each, of which step i takes place i modulo their number."""
-
-    size_bytes: int
-    count: int
-
-    @classmethod
-    def beyond_caches(cls, size_bytes: int) -> Slots:
-        """As many as turn the level-2 caches over, so that copies do not find what the last ones left."""
-        return cls(size_bytes, sets_to_rotate(size_bytes, Device("cpu"), MOST_SLOTS)[0])
-
-    @property
-    def total_bytes(self) -> int:
-        """Of the whole buffer."""
-        return self.size_bytes * self.count
-
-    def cut(self, buffer: Any) -> list[Any]:
-        """The places of a tensor or array, in order."""
-        return [buffer[start : start + self.size_bytes] for start in range(0, self.total_bytes, self.size_bytes)]
-
-    def place(self, index: int | None) -> slice:
-        """That place in the buffer, or all of it."""
-        if index is None:
-            return slice(None)
-        return slice(index * self.size_bytes, (index + 1) * self.size_bytes)
-
-
 class Copies(Compared):
-    """From a seeded source to a target, in slots: as many as turn the level-2 caches over."""
+    """From a seeded source to a target, in slots of one transfer each, so that copies do not find what others left."""
 
     def __init__(self, parameters: TransferParameters) -> None:
-        self.slots = Slots.beyond_caches(parameters.size_bytes)
-        self.sets = self.slots.count
-        self.details = {"slots": self.sets, "buffer_bytes": self.slots.total_bytes}
+        self.size_bytes = parameters.size_bytes
+        self.sets = sets_to_rotate(self.size_bytes, Device("cpu"), MOST_SLOTS)[0]
+        self.total_bytes = self.size_bytes * self.sets
+        self.details = {"slots": self.sets, "buffer_bytes": self.total_bytes}
+
+    def cut(self, buffer: Any) -> list[Any]:
+        """The slots of a tensor or array, in order."""
+        return [buffer[self.slot(index)] for index in range(self.sets)]
+
+    def slot(self, index: int | None) -> slice:
+        """Where that slot lies; all of them."""
+        return slice(None) if index is None else slice(index * self.size_bytes, (index + 1) * self.size_bytes)
 
 
 class HostCopies(Copies):
     """From host memory on the asked node to host memory of the copying thread's own."""
 
-    def __init__(self, parameters: TransferParameters, seed: int) -> None:
+    def __init__(self, parameters: TransferParameters, place: Place) -> None:
         super().__init__(parameters)
         self._held = ExitStack()
         with running_on(parameters.numa_node):
-            self.source = page_aligned(self.slots.total_bytes)
-            fill(self.source, seed)
+            self.source = page_aligned(self.total_bytes)
+            fill(self.source, place.seed)
         if parameters.numa_node != ANY_NODE:
             # Only a thread that stays can tell a near node from a far one.
             self._held.enter_context(running_on(nodes()[0]))
-        self.target = page_aligned(self.slots.total_bytes)
+        self.target = page_aligned(self.total_bytes)
         self.poison()
 
     def poison(self, index: int | None = None) -> None:
-        where = self.slots.place(index)
+        where = self.slot(index)
         np.invert(self.source[where], out=self.target[where])
 
     def compared(self, index: int) -> tuple[Bytes, Bytes, str]:
-        where = self.slots.place(index)
+        where = self.slot(index)
         return self.target[where], self.source[where], f"slot {index}"
 
     def close(self) -> None:
@@ -174,28 +156,30 @@ class HostCopies(Copies):
 
 
 class MemcpySteps(HostCopies):
-    """Calls through ctypes, whose own cost is part of the latency: about a third of a microsecond."""
+    """The C library's memmove on one core.
 
-    def __init__(self, parameters: TransferParameters, seed: int) -> None:
-        super().__init__(parameters, seed)
-        size_bytes = self._size_bytes = self.slots.size_bytes
-        target, source = self.target.ctypes.data, self.source.ctypes.data
-        self._addresses = [(target + slot * size_bytes, source + slot * size_bytes) for slot in range(self.sets)]
+    It is called through ctypes, whose own cost is part of the latency: about a third of a microsecond.
+    """
+
+    def __init__(self, parameters: TransferParameters, place: Place) -> None:
+        super().__init__(parameters, place)
+        targets, sources = self.cut(self.target), self.cut(self.source)
+        self._addresses = [(to.ctypes.data, of.ctypes.data) for to, of in zip(targets, sources, strict=True)]
         self.kernel = Kernel("memmove", "libc", self.details)
 
     def launch(self, index: int) -> None:
         target, source = self._addresses[index % self.sets]
-        ctypes.memmove(target, source, self._size_bytes)
+        ctypes.memmove(target, source, self.size_bytes)
 
 
 class TorchHostCopies(HostCopies):
-    """The same buffers as tensors."""
+    """`Tensor.copy_` between the same buffers as tensors, on as many cores as asked for."""
 
-    def __init__(self, parameters: TransferParameters, seed: int) -> None:
+    def __init__(self, parameters: TransferParameters, place: Place) -> None:
         where = TorchDevice(Device("cpu"), parameters.workers)
-        super().__init__(parameters, seed)
-        self._targets = self.slots.cut(where.torch.from_numpy(self.target))
-        self._sources = self.slots.cut(where.torch.from_numpy(self.source))
+        super().__init__(parameters, place)
+        self._targets = self.cut(where.torch.from_numpy(self.target))
+        self._sources = self.cut(where.torch.from_numpy(self.source))
         self.kernel = Kernel("copy_", "torch", {**self.details, **where.details()})
 
     def launch(self, index: int) -> None:
@@ -204,19 +188,23 @@ class TorchHostCopies(HostCopies):
 
 
 class DeviceCopies(Copies):
-    """Between a GPU and host memory, pinned or pageable, on the asked node. Not yet measured on a GPU."""
+    """`Tensor.copy_` between a GPU and host memory on the asked node, pinned or pageable. Not yet measured on one."""
 
-    def __init__(self, parameters: TransferParameters, seed: int, where: TorchDevice, to_device: bool) -> None:
+    def __init__(self, parameters: TransferParameters, place: Place, to_device: bool) -> None:
+        if place.device.kind != "cuda":
+            raise Unsupported("There is no GPU to copy to or from.")
         super().__init__(parameters)
+        # A copy from pageable memory waits for the stream, which a held one would never let go on.
+        where = TorchDevice(place.device, queueing="held" if parameters.pinned else "open")
         torch, self._where, self._pinned = where.torch, where, parameters.pinned
         with running_on(parameters.numa_node):
             # Pinned memory is placed when it is allocated, other memory when it is first written.
-            host = torch.empty(self.slots.total_bytes, dtype=torch.uint8, pin_memory=parameters.pinned)
-            fill(host.numpy(), seed)
+            host = torch.empty(self.total_bytes, dtype=torch.uint8, pin_memory=parameters.pinned)
+            fill(host.numpy(), place.seed)
         self._sent = host.numpy().copy()
         on_device = host.to(where.device)
         self._target, source = (on_device, host) if to_device else (host, on_device)
-        self._targets, self._sources = self.slots.cut(self._target), self.slots.cut(source)
+        self._targets, self._sources = self.cut(self._target), self.cut(source)
         way = f"{'host_to_device' if to_device else 'device_to_host'}, {'pinned' if self._pinned else 'pageable'}"
         self.kernel = Kernel("copy_", way, {**self.details, **where.details()})
 
@@ -230,18 +218,18 @@ class DeviceCopies(Copies):
 
     def poison(self, index: int | None = None) -> None:
         self._where.synchronize()
-        where = self.slots.place(index)
+        where = self.slot(index)
         self._target[where].copy_(self._where.torch.from_numpy(np.invert(self._sent[where])))
         self._where.synchronize()
 
     def compared(self, index: int) -> tuple[Bytes, Bytes, str]:
         self._where.synchronize()
-        where = self.slots.place(index)
+        where = self.slot(index)
         return self._target[where].cpu().numpy(), self._sent[where], f"slot {index}"
 
 
 class FileReads(Compared):
-    """Reads of the next piece of a file, round and round, into one place.
+    """Reads of the next piece of a file, round and round, into one place; the kernel copies them out of its page cache.
 
     The file is unlinked before its first byte is written, so that nothing of it outlives the process, however that
     ends.
@@ -249,13 +237,13 @@ class FileReads(Compared):
 
     sees_more = True
 
-    def __init__(self, parameters: TransferParameters, seed: int, flag: int, path: str) -> None:
-        """Write the file in the folder asked for, and open it to read with that flag. Raises Unsupported."""
+    def __init__(self, parameters: TransferParameters, place: Place, flag: int = 0, path: str = "page cache") -> None:
+        """Write the file in the folder asked for, open with that flag too. Raises Unsupported where it cannot be."""
         folder = folder_of(parameters)
         self._size_bytes = parameters.size_bytes
         self._pieces = max(1, FILE_BYTES // self._size_bytes)
         self._written = page_aligned(self._pieces * self._size_bytes)
-        fill(self._written, seed)
+        fill(self._written, place.seed)
         self._target = page_aligned(self._size_bytes)
         self._begin = 0  # of the piece that was read last
         self._room = self._target.data
@@ -302,6 +290,19 @@ class FileReads(Compared):
             self._file = -1
 
 
+class DirectReads(FileReads):
+    """Past the page cache: the disk writes to this process's memory. The host of a virtual machine may cache still."""
+
+    def __init__(self, parameters: TransferParameters, place: Place) -> None:
+        if not hasattr(os, "O_DIRECT"):
+            raise Unsupported("This system has no O_DIRECT.")
+        folder = folder_of(parameters)
+        kind = file_system(folder)
+        if kind in IN_MEMORY:
+            raise Unsupported(f"{folder} is on {kind}, which is memory and no disk: give another folder.")
+        super().__init__(parameters, place, os.O_DIRECT, "O_DIRECT")
+
+
 def folder_of(parameters: TransferParameters) -> Path:
     """The folder asked for, else the one that results go to, else where this process runs.
 
@@ -320,121 +321,25 @@ def file_system(folder: Path) -> str:
 
 
 def _written_file(folder: Path, content: Bytes, flag: int) -> int:
-    """A descriptor to read from of a file with that content on the disk and no name. Raises Unsupported."""
+    """A descriptor of a file with that content on the disk and no name. Raises Unsupported."""
     try:
-        writing, name = tempfile.mkstemp(prefix=".pyperf_transfer_", dir=folder)
-        try:
-            reading = os.open(name, os.O_RDONLY | flag)
-        except OSError as refusal:
-            os.close(writing)
-            raise Unsupported(f"{folder} ({file_system(folder)}) cannot be read so: {refusal.strerror}.") from None
-        finally:
-            Path(name).unlink()
+        with tempfile.NamedTemporaryFile(prefix=".pyperf_transfer_", dir=folder) as named:
+            try:
+                file = os.open(named.name, os.O_RDWR | flag)
+            except OSError as refusal:
+                kind = file_system(folder)
+                raise Unsupported(f"{folder} ({kind}) cannot be read so: {refusal.strerror}.") from None
     except OSError as refusal:
         raise Unsupported(f"No file can be written in {folder}: {refusal.strerror}.") from None
     try:
-        with os.fdopen(writing, "wb", buffering=0) as file:
-            rest = content.data
-            while rest:
-                rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
-        if flag:
-            # What is still cached would be given out of the cache's memory on some file systems.
-            os.posix_fadvise(reading, 0, 0, os.POSIX_FADV_DONTNEED)
+        written = 0
+        while written < content.size:
+            written += os.pwrite(file, content.data[written:], written)
+        os.fsync(file)
     except OSError as refusal:
-        os.close(reading)
+        os.close(file)
         raise Unsupported(f"No {content.size} bytes can be written in {folder}: {refusal.strerror}.") from None
-    return reading
-
-
-class Way(Implementation[TransferParameters]):
-    """One way for bytes to go; of `workers`, `pinned` and `numa_node` it takes those that are named."""
-
-    takes: ClassVar[tuple[str, ...]] = ()
-
-    def validate(self, parameters: TransferParameters) -> None:
-        usual = TransferParameters(parameters.size_bytes)
-        for name in ("workers", "pinned", "numa_node"):
-            if getattr(parameters, name) != getattr(usual, name) and name not in self.takes:
-                others = ", ".join(each.name for each in Transfer.implementations.values() if name in each.takes)
-                raise UserError(
-                    f"{name}={getattr(parameters, name)} was asked for, which {self.name} does not take: leave it out, "
-                    f"or ask for one of {others}."
-                )
-        require_cores(parameters.workers)
-
-
-class Memcpy(Way):
-    """The C library's memmove on one core."""
-
-    name = "memcpy"
-    takes = ("numa_node",)
-
-    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
-        return MemcpySteps(parameters, place.seed)
-
-
-class TorchCopy(Way):
-    """`Tensor.copy_` between host tensors, on as many cores as asked for, of whose threads none is kept on a node."""
-
-    name = "torch"
-    takes = ("workers",)
-
-    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
-        return TorchHostCopies(parameters, place.seed)
-
-
-class HostToDevice(Way):
-    """`Tensor.copy_` over the bus, timed by the GPU: towards it, as batches and offloaded states travel."""
-
-    name = "host_to_device"
-    device_kind = "cuda"
-    takes = ("pinned", "numa_node")
-
-    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
-        if place.device.kind != "cuda":
-            raise Unsupported("There is no GPU to copy to or from.")
-        # A copy from pageable memory waits for the stream, which a held one would never let go on.
-        where = TorchDevice(place.device, queueing="held" if parameters.pinned else "open")
-        return DeviceCopies(parameters, place.seed, where, self.name == HostToDevice.name)
-
-
-class DeviceToHost(HostToDevice):
-    """Away from the GPU, as offloaded gradients and activations travel."""
-
-    name = "device_to_host"
-
-
-class CachedReads(Way):
-    """One thread that asks for one piece of a file after the other, which the kernel copies out of the page cache."""
-
-    name = "disk_cached"
-
-    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
-        return FileReads(parameters, place.seed, 0, "page cache")
-
-
-class DirectReads(Way):
-    """Past the page cache: the disk writes to this process's memory. The host of a virtual machine may cache still."""
-
-    name = "disk_direct"
-
-    def validate(self, parameters: TransferParameters) -> None:
-        super().validate(parameters)
-        if parameters.size_bytes % BLOCK_BYTES:
-            raise UserError(
-                f"O_DIRECT reads whole blocks of {BLOCK_BYTES} bytes, but {parameters.size_bytes} were asked for: "
-                "ask for a multiple."
-            )
-
-    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
-        if not hasattr(os, "O_DIRECT"):
-            raise Unsupported("This system has no O_DIRECT.")
-        folder = folder_of(parameters)
-        kind = file_system(folder)
-        if kind in IN_MEMORY:
-            raise Unsupported(f"{folder} is on {kind}, which is memory and no disk: give another folder.")
-        return FileReads(parameters, place.seed, os.O_DIRECT, "O_DIRECT")
+    return file
 
 
 def page_aligned(size_bytes: int) -> Bytes:
@@ -486,12 +391,57 @@ def running_on(node: int, files: KernelFiles | None = None) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
+Maker = Callable[[TransferParameters, Place], Prepared]
+
+
+@dataclass(frozen=True)
+class Way(Implementation[TransferParameters]):
+    """One way for bytes to go; of `workers`, `pinned` and `numa_node` it takes those that are named."""
+
+    name: str  # type: ignore[misc]
+    make: Maker
+    takes: tuple[str, ...] = ()
+    device_kind: str = "any"  # type: ignore[misc]
+    whole_blocks: bool = False
+
+    def validate(self, parameters: TransferParameters) -> None:
+        usual = TransferParameters(parameters.size_bytes)
+        for name in ("workers", "pinned", "numa_node"):
+            if getattr(parameters, name) != getattr(usual, name) and name not in self.takes:
+                others = ", ".join(each.name for each in WAYS.values() if name in each.takes)
+                raise UserError(
+                    f"{name}={getattr(parameters, name)} was asked for, which {self.name} does not take: leave it out, "
+                    f"or ask for one of {others}."
+                )
+        require_cores(parameters.workers)
+        if self.whole_blocks and parameters.size_bytes % BLOCK_BYTES:
+            raise UserError(
+                f"O_DIRECT reads whole blocks of {BLOCK_BYTES} bytes, but {parameters.size_bytes} were asked for: "
+                "ask for a multiple."
+            )
+
+    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
+        return self.make(parameters, place)
+
+
+WAYS: dict[str, Way] = by_name(
+    Way("memcpy", MemcpySteps, takes=("numa_node",)),
+    # None of its threads is kept on a node.
+    Way("torch", TorchHostCopies, takes=("workers",)),
+    # As batches and offloaded states travel, and as offloaded gradients and activations do.
+    Way("host_to_device", partial(DeviceCopies, to_device=True), ("pinned", "numa_node"), "cuda"),
+    Way("device_to_host", partial(DeviceCopies, to_device=False), ("pinned", "numa_node"), "cuda"),
+    Way("disk_cached", FileReads),
+    Way("disk_direct", DirectReads, whole_blocks=True),
+)
+
+
 class Transfer(Workload[TransferParameters]):
     """A copy of so many bytes; what counts is the payload once, though memory sees it read and written."""
 
     name = "transfer"
     parameters_type = TransferParameters
-    implementations = by_name(Memcpy(), TorchCopy(), HostToDevice(), DeviceToHost(), CachedReads(), DirectReads())
+    implementations = WAYS
 
     def work(self, parameters: TransferParameters) -> Work:
         return Work(0, parameters.size_bytes)

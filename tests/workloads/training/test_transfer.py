@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import psutil
 import pytest
 
@@ -21,7 +20,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.workloads.training import transfer
-from pyperf_suite.workloads.training.transfer import MOST_SLOTS, Slots, Transfer, TransferParameters
+from pyperf_suite.workloads.training.transfer import MOST_SLOTS, Transfer, TransferParameters
 from pyperf_suite.workloads.workload import Place
 
 CPU = Device("cpu")
@@ -73,10 +72,11 @@ def test_past_the_page_cache_every_byte_arrives_too(size_bytes, on_disk):
 
 def test_a_copy_that_loses_a_byte_only_while_it_is_timed_is_found(monkeypatch):
     whole, calls = ctypes.memmove, []
+    slots = prepared("memcpy", 100_000).sets
 
     def losing(target, source, count):
         calls.append(1)
-        whole(target, source, count - (len(calls) > 2 * Slots.beyond_caches(100_000).count))
+        whole(target, source, count - (len(calls) > 2 * slots))
 
     monkeypatch.setattr(ctypes, "memmove", losing)
     effort = Effort(SteadyRule(min_time_s=0.0, time_cap_s=0.05), StopRule(time_cap_s=0.2))
@@ -90,7 +90,7 @@ def test_a_copy_that_loses_its_last_byte_is_found(monkeypatch):
     steps = prepared("memcpy", 1000)
     monkeypatch.setattr(ctypes, "memmove", lambda target, source, count: whole(target, source, count - 1))
     checked = steps.check()
-    assert checked.wrong == Slots.beyond_caches(1000).count
+    assert checked.wrong == steps.sets
     assert "byte 999 of slot 0 arrived as" in checked.first
 
 
@@ -173,12 +173,10 @@ def test_files_go_to_the_disk_of_the_results_unless_told_otherwise(tmp_path, mon
 
 
 def test_slots_turn_the_caches_over_where_copies_are_small():
-    small, large = Slots.beyond_caches(1), Slots.beyond_caches(1 << 40)
-    assert small.count == MOST_SLOTS
-    assert large.count == 1
-    middle = Slots.beyond_caches(1 << 20)
-    assert middle.total_bytes >= 3 * cpu.detect().l2_total_bytes
-    assert [each.size for each in Slots(3, 2).cut(np.arange(6))] == [3, 3]
+    assert prepared("memcpy", 1).sets == MOST_SLOTS
+    steps = prepared("memcpy", 1 << 20)
+    assert steps.kernel.details["buffer_bytes"] == steps.sets << 20 >= 3 * cpu.detect().l2_total_bytes
+    assert [slot.size for slot in steps.cut(steps.target)] == [1 << 20] * steps.sets
 
 
 def test_nodes_are_read_from_the_kernel(tmp_path):

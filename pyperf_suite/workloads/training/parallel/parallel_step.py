@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.workloads.collective.ranks import agree, do_together, torch_place
+from pyperf_suite.workloads.collective.ranks import OnRanks, agree, do_together, torch_place
 from pyperf_suite.workloads.training.gradients import exchanged_limit, same_on_all, seed_of, summed
-from pyperf_suite.workloads.training.on_ranks import DTYPES, OnRanks, OverGloo, OverNccl, RankSteps
+from pyperf_suite.workloads.training.on_ranks import DTYPES, OverGloo, OverNccl, RankSteps
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.workloads.training.shape import Checkpointing
-from pyperf_suite.workloads.workload import Checked, Kernel, Place, Transfers, Work, by_name, together
+from pyperf_suite.workloads.workload import Checked, Kernel, Place, Transfers, Work, by_name
 
 # Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
 WHOLE_BYTES = 4 + 4 + 4
@@ -73,18 +73,15 @@ class ParallelSteps(RankSteps):
 
     def left(self, index: int = 0) -> Checked:
         """Each element of gradients of this rank's parts against a single process's, weights against other ranks'."""
-        from pyperf_suite.workloads.training.rounding import compared
-
         exact, limits = self._due = self._due or self._single_process()
         found = {f"the gradient of {name}": _whole(weight.grad) for name, weight in self._named_weights()}
-        checked = compared(found, exact, limits)
-        wrong = []
-        if not self._parameters.is_sharded and not self._same_weights():
-            wrong.append("updated weights differ between data-parallel ranks")
+        drifted = not self._parameters.is_sharded and not self._same_weights()
+        wrong = ["updated weights differ between data-parallel ranks"] if drifted else []
+        checked = self.verdict(found, exact, limits, *wrong)
         if not self._observed:
             self._observed = True
             self.kernel = replace(self.kernel, details={**self.kernel.details, **self._everyones(self._allocations())})
-        return together([checked, Checked(len(wrong), 1, wrong[0] if wrong else "")])
+        return checked
 
     def close(self) -> None:
         self._pipeline = None
