@@ -46,7 +46,8 @@ class OneOf:
 
 def check_limits(fields: Any) -> None:
     """Raise UserError for the first field of a dataclass whose value its type does not allow."""
-    for name, limits in _limits(type(fields)).items():
+    kind: Any = type(fields)
+    for name, limits in _limits(kind).items():
         for limit in limits:
             limit.check(name, getattr(fields, name))
 
