@@ -103,6 +103,7 @@ class SideBySide(RankSteps):
         # A mean that is rounded drifts when it is taken again and again.
         drifts = parameters.has_all_reduce and not self._mean_is_exact
         self.unchecked = BUILD_ON_EACH_OTHER if drifts else ""
+        self._beside = 0
         self._beside = self._agreed_beside()
         self.kernel = Kernel("product_and_all_reduce", f"{where.split(':')[0]} {parameters.run}", self._details())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.workloads.collective import ranks
-from pyperf_suite.workloads.training.overlap import RUNS, OnCpu, Overlap, OverlapParameters, blocks_in_trace
+from pyperf_suite.workloads.training import overlap
+from pyperf_suite.workloads.training.overlap import RUNS, OnCpu, OnGpu, Overlap, OverlapParameters, blocks_in_trace
 from pyperf_suite.workloads.workload import Place
 
 pytest.importorskip("torch")
@@ -67,6 +69,58 @@ def test_an_all_reduce_beside_products_ends_with_itself(group_of_one):
     times = sides.time(5, 10.0)
     assert (times.seconds > 0).all()
     assert ((times.done_ns - times.arrived_ns) * 1e-9 == pytest.approx(times.seconds)) is True
+
+
+@pytest.mark.parametrize(
+    ("run", "queued"),
+    {
+        "product": ["begin", "mm", "end main"],
+        "all_reduce": ["begin", "ar", "end side"],
+        "in_turn": ["begin", "mm", "ar", "end side"],
+        "together": ["begin", "ar", "mm", "main waits", "end main"],
+        "product_beside": ["begin", "ar", "ar", "mm", "end main"],
+        "all_reduce_beside": ["begin", "ar", "end side", "mm", "mm"],
+    }.items(),
+)
+def test_a_gpu_is_timed_to_the_end_of_the_stream_that_is_asked_about(group_of_one, monkeypatch, run, queued):
+    import torch
+
+    log: list[str] = []
+
+    class Stream:
+        def __init__(self, where: str, name: str = "side") -> None:
+            self.name = name
+
+        def wait_stream(self, other: Any) -> None:
+            log.extend(["main waits"] if self.name == "main" else [])
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            pass
+
+        def record(self, stream: Any) -> None:
+            log.append(f"end {stream.name}" if "begin" in log else "begin")
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Any) -> float:
+            return 1.0
+
+    main = Stream("cpu", "main")
+    stubs = {"set_device": lambda _: None, "synchronize": lambda _: None, "current_stream": lambda _: main}
+    stubs |= {"Stream": Stream, "Event": Event, "stream": lambda _: nullcontext()}
+    stubs["get_device_properties"] = lambda _: SimpleNamespace(multi_processor_count=132)
+    for name, stub in stubs.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    monkeypatch.setattr(overlap, "_blocks_of_nccl", lambda *_: 24)
+    monkeypatch.setattr(OnGpu, "_agreed_beside", lambda self: 2 if self.timed("product")[0] else 0)
+    sides = OnGpu(replace(SMALL, ranks=1, run=run), 0, None, "cpu")
+    for name, word in (("_product", "mm"), ("_all_reduce", "ar")):
+        monkeypatch.setattr(sides, name, lambda word=word: log.append(word))
+    log.clear()
+    assert sides.time(1, 10.0).seconds.tolist() == [1e-3]
+    assert log == queued
 
 
 def test_blocks_of_nccl_are_read_from_a_trace():
