@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.training.memory import LAST_STAGE
-from pyperf_suite.limits import OneOf, Within
+from pyperf_suite.limits import OneOf, Within, check_limits
 from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS
 from pyperf_suite.workloads.training.shape import TransformerShape
 
@@ -70,7 +70,8 @@ class ParallelStepParameters(TransformerShape):
         return " ".join(parts)
 
     def validate(self) -> None:
-        """Raise UserError for what cannot be, whoever implements it."""
+        """Raise UserError for what cannot be, whoever implements it; plans of layouts ask beside measurements."""
+        check_limits(self)
         super().validate()
         if self.ranks > MOST_RANKS:
             raise UserError(f"{self.ranks} ranks were asked for: ask for {MOST_RANKS} at most.")
