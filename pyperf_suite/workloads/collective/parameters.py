@@ -76,7 +76,8 @@ class CollectiveParameters:
 
     @property
     def operation(self) -> Operation:
-        """What its operation takes."""
+        """What its operation takes. Raises UserError where there is none of that name."""
+        OneOf(OPERATIONS).check("op", self.op)
         return OPERATIONS[self.op]
 
     @property
