@@ -194,13 +194,13 @@ def explain(
       pyperf-suite explain 4096 50257 4096 --gpu H200
       pyperf-suite explain 4096 4096 50257 --gpu H200 --layout NN --dtype fp8 --json
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.advise.product.explain import (
+    from pyperf_suite.advise.product import (
         check_product,
         explain_product,
         findings_of_product,
+        likely_tile,
         product_as_json,
     )
-    from pyperf_suite.advise.product.likely_tile import likely_tile
     from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, print_findings
 
