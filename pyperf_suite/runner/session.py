@@ -170,14 +170,14 @@ class Session:
         began_s = self.clock()
         answer = self._workers.measure(process, planned.case, self.plan.profile.effort)
         self.outlook.learn(planned, process, self.clock() - began_s)
-        return self._record(planned, process, answer, seconds=self.clock() - began_s)
+        return self.record(planned, process, answer, seconds=self.clock() - began_s)
 
     def visit_again(self, planned: PlannedCase) -> Record:
         """One more visit by the first worker, numbered after those there are: what a soak repeats for minutes."""
         case = _case_of(planned)
         visits = self._visits.get(case) or [visit[-1] for visit in self._finished if visit[:2] == case]
         answer = self._workers.measure(0, planned.case, self.plan.profile.effort)
-        record = self._record(planned, max(visits, default=-1) + 1, answer)
+        record = self.record(planned, max(visits, default=-1) + 1, answer)
         self._visits[case] = [record.process]
         return record
 
@@ -201,11 +201,15 @@ class Session:
             return
         sentinel = SENTINELS[self.plan.device.kind]
         answer = fresh.measure(0, sentinel, SENTINEL_EFFORT)
-        self._record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
+        self.record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
 
-    def _record(
+    def record(
         self, planned: PlannedCase, process: int, answer: dict[str, Any], kind: str = "timing", seconds: float = 0.0
     ) -> Record:
+        """Keep an answer as the case's record from a process, in the journal too.
+
+        Raises UserError where it cannot be written.
+        """
         metrics = {name: Metric.from_json(metric) for name, metric in answer.pop("metrics", {}).items()}
         answer.setdefault("started_at", datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"))
         record = Record(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import offer
 from pyperf_suite.spec.axes import parse_overrides
+from pyperf_suite.workloads.pytest_test import SEPARATOR
 
 if TYPE_CHECKING:
     from pyperf_suite.spec.probe import Probe
@@ -59,10 +60,24 @@ def _load(name: str) -> Probe:
     return found
 
 
+def is_test(name: str) -> bool:
+    """Whether it names a test that pytest measured, which is a probe to readers of its records."""
+    return SEPARATOR in name
+
+
+def is_probe(name: str) -> bool:
+    """Whether records of that name have a probe that reads them."""
+    return name in probe_names() or is_test(name)
+
+
 def find_probe(name: str) -> Probe:
     """The probe of that name. Raises UserError that names the nearest, or says why it cannot be had."""
     if name in REPLACED:
         return REPLACED[name]
+    if is_test(name):
+        from pyperf_suite.spec.pytest_probe import probe_of_test
+
+        return probe_of_test(name)
     if name not in probe_names():
         raise UserError(f"Unknown probe {name[:80]!r}: {offer(name, probe_names())}")
     return _load(name)

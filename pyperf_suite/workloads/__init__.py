@@ -8,6 +8,7 @@ import importlib.util
 from typing import Any
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.workloads.pytest_test import SEPARATOR, PytestTest
 from pyperf_suite.workloads.workload import Workload
 
 # The module and class of each whose module has another name than itself; all others are found by theirs, as OPERATOR.
@@ -39,6 +40,8 @@ def find_workload(name: str) -> Workload[Any]:
         module, _, kind = OPERATORS[name].partition(":")
         made: Workload[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
         return made
+    if SEPARATOR in name:
+        return PytestTest(name)
     found: Workload[Any] | None
     found = getattr(importlib.import_module(f"{__name__}.{name}"), "OPERATOR", None) if _is_module(name) else None
     if found is None:

@@ -268,6 +268,10 @@ class Workload(ABC, Generic[Parameters]):
         if own is not None:
             own()
 
+    def type_of(self, parameters: Mapping[str, Any]) -> type:
+        """The dataclass of the parameters that a case holds as JSON."""
+        return self.parameters_type
+
     def footprint_bytes(self, parameters: Parameters) -> int:
         """Memory that one set of operands needs; none for what is only looked at."""
         return 0
