@@ -7,7 +7,7 @@ groups. On a GPU, where torch's float64 product is the reference, all are compar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -61,6 +61,10 @@ class Verification:
     worst_at: tuple[int, ...]
     message: str
     reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a record keeps it."""
+        return asdict(self)
 
 
 def verify_product(
