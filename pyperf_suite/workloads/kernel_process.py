@@ -15,6 +15,7 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 
 import ctypes
+import faulthandler
 import gc
 import hashlib
 import importlib
@@ -23,6 +24,7 @@ import inspect
 import json
 import os
 import pickle
+import signal
 import sysconfig
 import time
 import traceback
@@ -71,8 +73,10 @@ class SuiteFinder:
 
 
 def main() -> None:
-    """Answer requests from descriptor argv[1] on descriptor argv[2] until the first closes."""
+    """Answer requests from descriptor argv[1] on descriptor argv[2] until the first closes; argv[3] is for stacks."""
     requests, answers = int(sys.argv[1]), int(sys.argv[2])
+    stack = open(sys.argv[3], "w")  # noqa: SIM115 - where a signal has this process write down what it is doing
+    faulthandler.register(signal.SIGUSR2, stack)
     for each in (requests, answers):
         os.set_inheritable(each, False)
     _die_with_parent()
@@ -130,10 +134,9 @@ class KernelProcess:
     def _start(self, root: str, path: Sequence[str], target: str, device: str) -> dict[str, Any]:
         """Import the file or module; `path` comes first on sys.path, then the file's folder or the root."""
         self._root = Path(root)
-        source, _, self._kernel_name = target.rpartition(":") if ":" in target else (target, "", "")
-        is_file = source.endswith(".py")
-        file = (self._root / source).resolve()
-        self._subject, self._shown_where = source, (str(file) if is_file else "", 0)
+        is_file = target.endswith(".py")
+        file = (self._root / target).resolve()
+        self._subject, self._shown_where = target, (str(file) if is_file else "", 0)
         sys.path[:0] = [*path, str(file.parent if is_file else self._root)]
         from pyperf_suite import api
 
@@ -143,14 +146,14 @@ class KernelProcess:
             api._gpu = self._gpu
         if is_file:
             if not file.is_file():
-                raise Told(f"there is no file {source}")
+                raise Told(f"there is no file {target}")
             spec = importlib.util.spec_from_file_location(file.stem, str(file))
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[file.stem] = module
             spec.loader.exec_module(module)
         else:
-            module = importlib.import_module(source)
+            module = importlib.import_module(target)
         self._module = module
         self._library = "torch" if "torch" in sys.modules else "numpy"
         return {"library": self._library, "versions": _versions(), "python": sys.version.split()[0]}
@@ -160,26 +163,26 @@ class KernelProcess:
 
         return cuda_device(int(self._api._device.partition(":")[2] or 0))
 
-    def _kernels(self) -> list[Any]:
-        """The kernels that the file itself declares, in its order; one that a module was named with."""
+    def _kernels(self, named: str) -> list[Any]:
+        """The kernels that the file itself declares, in its order, or the one of that name."""
         of_file = [
             each
             for each in vars(self._module).values()
             if isinstance(each, self._api.Kernel) and each.builder.__module__ == self._module.__name__
         ]
-        if not self._kernel_name:
+        if not named:
             return of_file
-        found = getattr(self._module, self._kernel_name, None)
+        found = getattr(self._module, named, None)
         if not isinstance(found, self._api.Kernel):
             there = ", ".join(each.name for each in of_file) or "none"
             what = "there is no kernel" if found is None else "no @suite.kernel stands above"
             where = ("" if found is None else inspect.getsourcefile(self._module) or "", _line_of(found))
-            raise Told(f"{what} {self._kernel_name} in it: its kernels are {there}", where)
+            raise Told(f"{what} {named} in it: its kernels are {there}", where)
         return [found]
 
-    def _describe(self, seed: int) -> dict[str, Any]:
+    def _describe(self, kernel: str, seed: int) -> dict[str, Any]:
         """Each kernel with its axes and what its first case that can be built has as implementations."""
-        kernels = self._kernels()
+        kernels = self._kernels(kernel)
         if not kernels:
             raise Told("it declares no kernel: put @suite.kernel above a function that returns suite.launch(...)")
         self._api._library = self._library
@@ -208,10 +211,12 @@ class KernelProcess:
 
     # -- one case ------------------------------------------------------------------------------------------------
 
-    def _build(self, axes: dict[str, Any], implementation: str, seed: int, library: str) -> dict[str, Any]:
+    def _build(
+        self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str
+    ) -> dict[str, Any]:
         """Run the function that makes the inputs, once, and say what they are."""
         self._api._library = library
-        self._axes, self._kernel = axes, self._kernels()[0]
+        self._axes, self._kernel = axes, self._kernels(kernel)[0]
         self._subject, self._shown_where = self._kernel.name, (self._kernel.file, self._kernel.line)
         self._launch = self._built(seed)
         if implementation not in self._launch.functions:
@@ -322,9 +327,9 @@ class KernelProcess:
 
     # -- the kernel process --------------------------------------------------------------------------------------
 
-    def _place(self, sets: int, slots: Sequence[str]) -> dict[str, Any]:
+    def _place(self, sets: int, slots: Sequence[str], spare: str) -> dict[str, Any]:
         """Make so many sets of the arguments, each elsewhere in memory, filled from the slots in turn."""
-        self._slots, self._slot_of = list(slots), [index % len(slots) for index in range(sets)]
+        self._slots, self._slot_of = [*slots, spare], [index % len(slots) for index in range(sets)]
         self._sets = [[leaf.room() for leaf in self._leaves] for _ in range(sets)]
         self._calls = [()] * sets
         self._restored = [at for at, leaf in enumerate(self._leaves) if leaf.role == "modified"]
