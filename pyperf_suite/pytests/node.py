@@ -41,7 +41,7 @@ def nodes_of(items: Iterable[pytest.Item]) -> dict[str, Node]:
     for nodeid, (name, values) in described.items():
         if alike[name, tuple(sorted(values.items()))] > 1:
             values = values | {"id": nodeid.removeprefix(name)}
-        nodes[nodeid] = Node(nodeid, name, find_workload(name).type_of(values)(**values))
+        nodes[nodeid] = Node(nodeid, name, find_workload(name).type_for(values)(**values))
     return nodes
 
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import offer
 from pyperf_suite.spec.axes import parse_overrides
-from pyperf_suite.workloads.pytest_test import SEPARATOR
 
 if TYPE_CHECKING:
     from pyperf_suite.spec.probe import Probe
@@ -62,7 +61,7 @@ def _load(name: str) -> Probe:
 
 def is_test(name: str) -> bool:
     """Whether it names a test that pytest measured, which is a probe to readers of its records."""
-    return SEPARATOR in name
+    return "::" in name
 
 
 def is_probe(name: str) -> bool:

@@ -8,7 +8,6 @@ import importlib.util
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.workloads.pytest_test import SEPARATOR, PytestTest
 from pyperf_suite.workloads.workload import Workload
 
 # The module and class of each whose module has another name than itself; all others are found by theirs, as OPERATOR.
@@ -36,12 +35,14 @@ OPERATORS = {
 @functools.cache
 def find_workload(name: str) -> Workload[Any]:
     """The operator, or other subject of cases, of that name. Raises UserError that names those there are."""
+    if ":" in name:  # FILE.py:function, package.module:function or FILE.py::test, which are a user's
+        from pyperf_suite.workloads.user_kernel import UserKernel
+
+        return UserKernel(name)
     if name in OPERATORS:
         module, _, kind = OPERATORS[name].partition(":")
         made: Workload[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
         return made
-    if SEPARATOR in name:
-        return PytestTest(name)
     found: Workload[Any] | None
     found = getattr(importlib.import_module(f"{__name__}.{name}"), "OPERATOR", None) if _is_module(name) else None
     if found is None:
