@@ -140,6 +140,22 @@ class _InPlaceOfBenchmark:
         return taken
 
 
+@pytest.fixture
+def suite(benchmark: Any, request: pytest.FixtureRequest) -> Any:
+    """Measure a function in fresh processes, verified: `suite(function, *args, reference=..., bytes=..., flop=...)`.
+
+    Returns a result whose `seconds` and `interval` a test can assert on; docs/pytest.md has the rest.
+    """
+    from pyperf_suite.pytests.suite import SuiteFixture, Verifier
+
+    clock = request.node.stash.get(_CLOCK, None)
+    if clock is None:
+        if not benchmark.disabled:
+            pytest.fail("suite measures tests that name it as an argument: do not get it by request.getfixturevalue")
+        return SuiteFixture(benchmark, Verifier(), None)
+    return SuiteFixture(benchmark, _child(request.config) or request.config.stash[_RUN].tests, clock)
+
+
 def _child(config: pytest.Config) -> Child | None:
     """Where this session measures tests for another one."""
     found: Child | None = config.pluginmanager.get_plugin(CHILD)
@@ -171,6 +187,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     marker = item.get_closest_marker("probe")
     if marker is None and isinstance(item, pytest.Function) and _is_measured(item):
         _give_clock(item)
+    if "suite" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
     if marker is None or not isinstance(item, pytest.Function) or "case_label" not in item.callspec.params:
         return
     planned = item.config.stash[_RUN].collect(marker.args[0]).get(str(item.callspec.params["case_label"]))
@@ -190,7 +208,8 @@ def _is_measured(item: pytest.Function) -> bool:
     off = option("benchmark_disable", False) and not option("benchmark_enable", False)
     marker = item.get_closest_marker("benchmark")
     # A test that asks for a clock of its own has pytest-benchmark read it.
-    return not (off or _is_parallel(item.config) or (marker is not None and "timer" in marker.kwargs))
+    own_clock = "suite" not in names and marker is not None and "timer" in marker.kwargs
+    return not (off or own_clock or _is_parallel(item.config))
 
 
 def _give_clock(item: pytest.Function, **options: Any) -> None:

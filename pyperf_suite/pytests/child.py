@@ -6,8 +6,10 @@ standard output, one line of JSON each; tests and plugins see neither.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +20,7 @@ from pyperf_suite.pytests.replay import Call, Timing
 from pyperf_suite.workloads import scratch
 
 if TYPE_CHECKING:
+    from pyperf_suite.api import Launch
     from pyperf_suite.pytests.benchmark import MeasuredBenchmark
 
 # What the asking session writes, saves or opens is not to be written again; and all tests asked for are run.
@@ -95,6 +98,16 @@ class Child:
         answer, result = time_call(call, *self._asked())
         self.answers[BENCHMARK] = as_plain(answer)
         return Timing(self.answers[BENCHMARK]["metrics"]["time"]["samples"], {}, result)
+
+    def measured(self, nodeid: str, launch: Launch) -> tuple[Any, Sequence[float], Mapping[str, Any]]:
+        """Measure each implementation, and end the test: what it says of the times is for all processes together."""
+        from pyperf_suite.pytests.launches import answer, device_of
+
+        case, effort = self._asked()
+        for name in launch.functions:
+            own = dataclasses.replace(case, implementation=name)
+            self.answers[name] = answer(launch, name, own, effort, device_of(launch))
+        pytest.skip("measured")
 
     def _asked(self) -> tuple[Any, Any]:
         """The case and the effort of the test that runs."""

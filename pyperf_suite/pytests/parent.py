@@ -5,24 +5,27 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyperf_suite.api import Launch
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.pytests.children import Children, following
 from pyperf_suite.pytests.node import Node, nodes_of
 from pyperf_suite.pytests.replay import Call, Timing, extra_info
+from pyperf_suite.pytests.suite import Result, end_test
 from pyperf_suite.runner.outlook import Progress
 from pyperf_suite.runner.plan import PlannedCase
 from pyperf_suite.runner.profiles import Profile
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.worker_process import WorkerLost
+from pyperf_suite.spec.rows import readings
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,30 @@ class MeasuredTests:
             pytest.fail(f"The function returned here, but not where it was to be measured: {why}", pytrace=False)
         samples = [sample for record in records for sample in record.kept_seconds]
         return Timing(samples, extra_info(records, self._records_path), result)
+
+    def measured(self, nodeid: str, launch: Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]:
+        """What all processes measured of each implementation; the function is not called here.
+
+        Fails the test where one of them was wrong.
+        """
+        trials = self._told(nodeid)
+        records = [record for trial in trials for record in trial.records]
+        for record in records:
+            if record.outcome != "ok":
+                end_test(record.outcome, f"{record.case['implementation']}: {record.reason}")
+        by_name = {reading.case.implementation: reading for reading in readings(records)}
+        if set(by_name) != set(launch.functions):
+            why = next(
+                (trial.failure for trial in trials if trial.failure), "the test did not come to measure it there"
+            )
+            pytest.fail(f"Nothing was measured in the fresh processes: {why}", pytrace=False)
+        first = next(iter(launch.functions))
+        own = [record for record in records if record.case["implementation"] == first]
+        samples = [sample for record in own for sample in record.kept_seconds]
+        info = extra_info(own, self._records_path)
+        if len(by_name) > 1:
+            info["seconds"] = {name: reading.seconds for name, reading in by_name.items()}
+        return Result(by_name, launch.bytes, first, launch.baseline), samples, info
 
     def _told(self, nodeid: str) -> list[Trial]:
         """The trials of a test. Skips one that the budget left out, and fails one that cost a process."""
