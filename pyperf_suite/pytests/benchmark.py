@@ -59,7 +59,7 @@ class MeasuredBenchmark(BenchmarkFixture):
         try:
             timing = self._source.time(self.fullname, call)
         except BaseException as error:
-            raised = error
+            raised, self.has_error = error, True
 
             def fail() -> None:
                 raise raised

@@ -97,4 +97,4 @@ class Children:
 def following(nodes: Iterable[Node]) -> Iterable[tuple[Node, Node | None]]:
     """Each with the one after it."""
     listed = list(nodes)
-    return zip(listed, [*listed[1:], None], strict=True)
+    return zip(listed, [*listed[1:], None], strict=False)

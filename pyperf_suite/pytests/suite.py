@@ -105,6 +105,7 @@ class SuiteFixture:
 
     def __init__(self, benchmark: Any, measurer: Measurer, clock: ReplayClock | None) -> None:
         self._benchmark, self._measurer, self._clock = benchmark, measurer, clock
+        api._outputs.clear()  # of tests before this one
 
     def __call__(
         self, function: Callable[..., Any] | Mapping[str, Callable[..., Any]], *args: Any, **kwargs: Any
