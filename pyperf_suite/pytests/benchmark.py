@@ -46,11 +46,9 @@ class MeasuredBenchmark(BenchmarkFixture):
     ) -> Any:
         """As pytest-benchmark's: in each process so many rounds of so many iterations, and no others."""
         asked = {"rounds": rounds, "warmup_rounds": warmup_rounds, "iterations": iterations}
-        can_be = (
-            all(isinstance(each, int) for each in asked.values())
-            and rounds > 0 <= warmup_rounds < iterations + warmup_rounds
-        )
-        if self.disabled or self._is_used or not can_be or (iterations > 1 and setup):
+        whole = all(isinstance(each, int) for each in asked.values())
+        can_be = whole and rounds >= 1 and warmup_rounds >= 0 and iterations >= 1 and not (iterations > 1 and setup)
+        if self.disabled or self._is_used or not can_be:  # what cannot be, pytest-benchmark says itself
             return super().pedantic(target, args, kwargs, setup, teardown, **asked)
         return self._replayed(Call(target, args, kwargs or {}, setup, teardown, **asked))
 
