@@ -41,6 +41,7 @@ class Child:
 
     def __init__(self) -> None:
         end_with_parent()
+        self._process = os.getpid()
         # Kept from tests: standard input is empty and standard output is nobody's while they run.
         self._requests, self._answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -117,6 +118,8 @@ class Child:
         return Case.from_json(self._request["case"]), Effort.from_json(self._request["effort"])
 
     def _answer(self, answer: dict[str, Any]) -> None:
+        if os.getpid() != self._process:
+            os._exit(1)  # a test forked, and this is its copy of the session
         self._answers.write(json.dumps(answer, allow_nan=False) + "\n")
         self._answers.flush()
 

@@ -44,7 +44,6 @@ class Children:
             "next": self._expected,
             "case": node.planned().case.to_json(),
             "effort": self._effort.to_json(),
-            "device": str(self._device),
         }
         try:
             process.send(request)

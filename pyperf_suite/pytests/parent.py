@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import json
 import time
@@ -97,7 +98,7 @@ class MeasuredTests:
         return wanted
 
     def _trial(self, session: Session, node: Node, after: Node | None, process: int) -> Trial:
-        began_s = time.monotonic()
+        began_s, now = time.monotonic(), datetime.datetime.now(datetime.timezone.utc)
         try:
             said = self._children.ask(node, after)
         except WorkerLost as lost:
@@ -112,6 +113,7 @@ class MeasuredTests:
             if failure and answer["outcome"] == "ok":
                 answer |= {"outcome": "failed", "reason": f"The test failed after it was measured: {failure}"}
                 answer["verification"] |= {"passed": False, "message": failure}
+            answer["started_at"] = now.isoformat(timespec="milliseconds")
             share_s = seconds / len(said["answers"])
             records.append(session.record(node.planned(name), process, answer, seconds=share_s))
         return Trial(process, records, failure)

@@ -120,6 +120,16 @@ def test_twice(benchmark):
         benchmark(len, "")
 
 
+def test_forks(benchmark):
+    forked = []
+
+    def fork_once():
+        if not forked and str(os.getpid()) != os.environ["PARENT"]:
+            forked.append(os.fork())
+
+    benchmark(fork_once)
+
+
 def test_exit(benchmark):
     benchmark(lambda: os._exit(3) if str(os.getpid()) != os.environ["PARENT"] else None)
 
@@ -259,6 +269,7 @@ def test_a_fixture_of_a_module_is_made_once_in_each_process(drop_in: Run) -> Non
 
 
 def test_a_test_that_costs_its_process_is_not_tried_again_and_the_rest_goes_on(drop_in: Run) -> None:
+    assert [record.outcome for record in drop_in.of("test_forks")] == ["ok", "ok"]
     for test, why in (("test_exit", "exit code 3"), ("test_hangs", "deadline of 20 s")):
         (record,) = drop_in.of(test)
         assert record.outcome == "failed"
