@@ -23,6 +23,7 @@ import inspect
 import json
 import os
 import pickle
+import platform
 import signal
 import sysconfig
 import time
@@ -83,6 +84,7 @@ def main() -> None:
     requests, answers = int(sys.argv[1]), int(sys.argv[2])
     stack = open(sys.argv[3], "w")  # noqa: SIM115 - where a signal has this process write down what it is doing
     faulthandler.register(signal.SIGUSR2, stack)
+    faulthandler.enable(stack)
     for each in (requests, answers):
         os.set_inheritable(each, False)
     _die_with_parent()
@@ -162,7 +164,11 @@ class KernelProcess:
             module = importlib.import_module(target)
         self._module = module
         self._library = "torch" if "torch" in sys.modules else "numpy"
-        return {"library": self._library, "versions": _versions(), "python": sys.version.split()[0]}
+        return {
+            "library": self._library,
+            "versions": _versions(),
+            "python": f"{platform.python_implementation()} {platform.python_version()}",
+        }
 
     def _gpu(self) -> Any:
         from pyperf_suite.workloads.cuda import cuda_device
@@ -180,7 +186,7 @@ class KernelProcess:
             return of_file
         found = getattr(self._module, named, None)
         if not isinstance(found, self._api.Kernel):
-            there = ", ".join(each.name for each in of_file) or "none"
+            there = ", ".join(each.name for each in of_file[:10]) or "none"
             what = "there is no kernel" if found is None else "no @suite.kernel stands above"
             where = ("" if found is None else inspect.getsourcefile(self._module) or "", _line_of(found))
             raise Told(f"{what} {named} in it: its kernels are {there}", where)
@@ -448,6 +454,17 @@ class KernelProcess:
         self._last_set = (first + samples * batch - 1) % len(calls)
         clocks = self._stopwatch.clocks_hz(samples) if not self._restored else []
         return {"seconds": seconds, "clocks_hz": [hz if hz == hz else None for hz in clocks]}
+
+    def _enqueue(self, first: int, count: int) -> dict[str, Any]:
+        """Launch so many times on a GPU and wait for nothing."""
+        for index in range(first, first + count):
+            self._last.append(self._called(*self._calls[index % len(self._calls)]))
+        return {}
+
+    def _settle(self) -> dict[str, Any]:
+        """Wait until a GPU has nothing left to do, on whatever stream."""
+        self._gpu().context.synchronize()
+        return {}
 
     def _restore(self, start: int, count: int) -> None:
         """Give modified arguments of these sets their values back."""
