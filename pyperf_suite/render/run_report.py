@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyperf_suite.render.picture import draw
 from pyperf_suite.render.terminal import print_findings, print_places, print_summary
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
-from pyperf_suite.spec.discovery import all_probes
+from pyperf_suite.spec.discovery import all_probes, find_probe, is_users
 from pyperf_suite.spec.findings import Findings
 from pyperf_suite.spec.rows import grouped
 from pyperf_suite.spec.summary import summary_of
@@ -25,7 +25,10 @@ from pyperf_suite.spec.summary import summary_of
 def findings_of(records: Sequence[Record]) -> dict[str, Findings]:
     """What each probe finds in its own records, by topic."""
     by_probe = grouped(records, lambda record: record.probe)
-    return {probe.name: probe.findings(by_probe[probe.name]) for probe in all_probes() if probe.name in by_probe}
+    theirs = [find_probe(name) for name in sorted(filter(is_users, by_probe))]
+    return {
+        probe.name: probe.findings(by_probe[probe.name]) for probe in [*all_probes(), *theirs] if probe.name in by_probe
+    }
 
 
 def draw_all(findings: Mapping[str, Findings], folder: Path) -> list[Path]:
@@ -72,9 +75,12 @@ def run_as_json(folder: RunFolder, records: Sequence[Record], extra: Mapping[str
     return findings_json.as_text({**as_document(findings, records, folder), **(extra or {})})
 
 
-def report_run(console: Console, folder: RunFolder, records: Sequence[Record]) -> None:
-    """Print the summary of a run and its findings, draw its pictures and write its page."""
+def report_run(
+    console: Console, folder: RunFolder, records: Sequence[Record], probes: Container[str] | None = None
+) -> None:
+    """Print the summary of a run and its findings, those of `probes` alone if given; write its pictures and files."""
     findings = findings_of(records)
-    print_summary(console, summary_of(findings))
-    print_findings(console, findings, records)
+    printed = {name: found for name, found in findings.items() if probes is None or name in probes}
+    print_summary(console, summary_of(printed))
+    print_findings(console, printed, records)
     print_places(console, folder.records_path, write_all(findings, records, folder))

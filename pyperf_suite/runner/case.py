@@ -51,7 +51,7 @@ class Case:
         """The inverse of `to_json`. Raises UserError for an unknown operator or parameters it does not have."""
         try:
             operator = find_workload(data["operator"])
-            parameters = decode_fields(operator.parameters_type, data["parameters"])
+            parameters = decode_fields(operator.type_for(data["parameters"]), data["parameters"])
             return cls(
                 operator.name, parameters, data["implementation"], data.get("seed", 0), data.get("mode", "burst")
             )
@@ -67,9 +67,9 @@ class Case:
     @functools.cached_property
     def label(self) -> str:
         """What a person reads: `matmul[native m=128 n=257 k=1024 schedule=persistent@2 tile=128x128x256]`."""
-        fields = " ".join(f"{name}={value}" for name, value in encode_fields(self.parameters).items())
-        mode = "" if self.mode == "burst" else f" mode={self.mode}"
-        return f"{self.operator}[{self.implementation} {fields}{mode}]"
+        fields = [f"{name}={value}" for name, value in encode_fields(self.parameters).items()]
+        mode = [] if self.mode == "burst" else [f"mode={self.mode}"]
+        return f"{self.operator}[{' '.join((self.implementation, *fields, *mode))}]"
 
     def validate(self) -> None:
         """Raise UserError where the case can never be measured, naming what is allowed."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Failed, Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
@@ -43,6 +43,8 @@ def measure_case(
         raise
     except (Unsupported, UserError) as reason:
         result, together = {"outcome": "unsupported", "reason": str(reason)}, False
+    except Failed as reason:
+        result = {"outcome": "failed", "reason": str(reason)}
     except MemoryError:
         result = {"outcome": "failed", "reason": "Out of memory while the case was prepared or verified."}
         together = False
@@ -57,7 +59,7 @@ def measure_case(
     if together and group is not None and device.kind == "cuda":
         lost = any(group.gather("look after the GPUs", lost, deadline_s))
     result |= {"fatal": True} if lost else {}
-    plain: dict[str, Any] = _plain({"started_at": started_at} | result)
+    plain: dict[str, Any] = as_plain({"started_at": started_at} | result)
     return plain
 
 
@@ -75,12 +77,12 @@ def _measure(
         return timed(prepared, workload.work(case.parameters), case, effort, device)
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN or infinity, so null stands for them; nine digits are more than any clock here sees."""
+def as_plain(value: Any) -> Any:
+    """As JSON: it has no NaN or infinity, so null stands for them; nine digits are more than any clock here sees."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): as_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [as_plain(item) for item in value]
     if isinstance(value, float | np.floating):
         return float(f"{value:.9g}") if math.isfinite(value) else None
     return value.item() if isinstance(value, np.generic) else value

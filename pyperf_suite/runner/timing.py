@@ -42,7 +42,7 @@ def timed(
     """
     if prepared.exact is not None:
         return _read(prepared)
-    checks = checks or (Unchecked(prepared) if prepared.unchecked else SpotChecks(prepared))
+    checks = checks or prepared.checks or (Unchecked(prepared) if prepared.unchecked else SpotChecks(prepared))
     result: dict[str, Any] = {}
     when = "before timing"
     try:
@@ -53,6 +53,7 @@ def timed(
             "kernel": dataclasses.asdict(prepared.kernel),
             "work": dataclasses.asdict(prepared.work or work),
             "verification": verdict.to_json() | prepared.references() | checks.report(),
+            **({"state": dict(prepared.state)} if prepared.state else {}),
         }
         if effort is None:
             return result | {"outcome": "ok"}
@@ -139,6 +140,8 @@ def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, An
     observed = {name: dataclasses.asdict(observed_metric(each)) for name, each in prepared.observed().items()}
     result["metrics"] |= observed
     result["sampling"] |= prepared.sampling
+    if "process_cpu_s" in result["quality"]:
+        result["quality"]["process_cpu_s"] += prepared.cpu_elsewhere_s()
 
 
 def sampled(

@@ -118,6 +118,10 @@ class Prepared(ABC):
     sees_more: bool = False
     # What a record says of how samples were taken beside the usual.
     sampling: Mapping[str, Any] = {}
+    # What of the machine's state is another one for it: the code's commit, the versions that it found.
+    state: Mapping[str, Any] = {}
+    # Who looks at what launches leave, where it takes another way than the usual (runner/timing.Checks).
+    checks: Any = None
     # Figures that are read and not timed, as records keep metrics; then nothing is launched.
     exact: Mapping[str, Mapping[str, Any]] | None = None
 
@@ -160,6 +164,10 @@ class Prepared(ABC):
     def observed(self) -> Mapping[str, Observed]:
         """What else is told of these launches, measured after they were timed: bytes, shares, counts."""
         return {}
+
+    def cpu_elsewhere_s(self) -> float:
+        """CPU seconds that processes of its own have used since it was checked: no load of others."""
+        return 0.0
 
     def references(self) -> dict[str, Any]:
         """What a record says of who judged."""
@@ -264,6 +272,10 @@ class Workload(ABC, Generic[Parameters]):
         own = getattr(parameters, "validate", None)
         if own is not None:
             own()
+
+    def type_for(self, data: Mapping[str, Any]) -> type:
+        """The class of parameters that plain JSON holds."""
+        return self.parameters_type
 
     def footprint_bytes(self, parameters: Parameters) -> int:
         """Memory that one set of operands needs; none for what is only looked at."""
