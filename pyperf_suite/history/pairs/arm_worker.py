@@ -24,6 +24,9 @@ from typing import Any
 # Rotating operands that together exceed the caches so many times leaves nothing of a set when it comes round again.
 CACHE_TURNOVER = 3
 MOST_SETS = 1024
+# Launches for so long tell how many cores a user's kernel keeps busy.
+SETTLING_S = 0.02
+_CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
 _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
 
@@ -37,26 +40,38 @@ def main() -> None:
     for line in sys.stdin:
         answers.write(json.dumps(bench.answer(json.loads(line))) + "\n")
         answers.flush()
-    # Nothing is worth being torn down in order: the next pair waits for this process to be gone.
+    bench.close()
+    # Nothing else is worth being torn down in order: the next pair waits for this process to be gone.
     os._exit(0)
 
 
 class Bench:
-    """One prepared case. `answer` takes `{"prepare": …}` once, then any number of `{"slice": …}`."""
+    """One prepared case. `answer` takes `{"prepare": …}` once, then any number of `{"slice": …}`, then `{"finish": {}}`.
+
+    A user's kernel runs in a process of its own, and is checked in every pair: before its slices, within, and after.
+    """
 
     def __init__(self) -> None:
         self._launched = 0
+        self._users: Any = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What happened, as `{"outcome": "ok" | "failed" | "unsupported", …}`; never an exception."""
         try:
-            return self._prepare(**request["prepare"]) if "prepare" in request else self._slice(**request["slice"])
+            ((what, arguments),) = request.items()
+            answers = {"prepare": self._prepare, "slice": self._slice, "pin": self._pin, "finish": self._finish}
+            answer: dict[str, Any] = answers[what](**arguments)
+            return answer
         except Exception as error:  # the parent must get an answer; the log keeps the traceback
-            unsupported = type(error).__name__ in ("Unsupported", "UserError")
-            if not unsupported:
-                traceback.print_exc()
-            reason = str(error) if unsupported else f"{type(error).__name__}: {error}"
-            return {"outcome": "unsupported" if unsupported else "failed", "reason": reason}
+            kind = type(error).__name__
+            if kind in ("Unsupported", "UserError"):
+                return {"outcome": "unsupported", "reason": str(error)}
+            if kind == "WrongLaunch":
+                return {"outcome": "failed", "reason": f"Wrong result: {error}"}
+            if kind == "Failed":
+                return {"outcome": "failed", "reason": str(error)}
+            traceback.print_exc()
+            return {"outcome": "failed", "reason": f"{kind}: {error}"}
 
     def _prepare(
         self,
@@ -98,10 +113,15 @@ class Bench:
         if hasattr(operator, "prepare"):
             from pyperf_suite.workloads.workload import Place
 
+            if "PYPERF_KERNEL_ROOT" in os.environ:
+                # It says where this code and what it needs lie, which a kernel's own interpreter must not find first.
+                os.environ.pop("PYTHONPATH", None)
             place = Place(where, parsed.seed, sets=sets)
             launches = operator.prepare(parsed.parameters, parsed.implementation, place)
             if launches.exact is not None:
                 return package | _inspected(launches)
+            if getattr(launches, "checks", None) is not None:
+                return package | self._prepare_users(launches, spin_share)
             checked = launches.check() if verify else None
         else:
             launches, checked = _prepared_of_old(operator, implementation, parsed, where, sets, verify)
@@ -116,6 +136,46 @@ class Bench:
             "sets": launches.sets,
             "resolution_s": self._stopwatch.resolution_s,
         }
+
+    def _prepare_users(self, launches: Any, spin_share: float) -> dict[str, Any]:
+        """The same for a user's kernel, which only its own process can launch."""
+        self._users, self._launch = launches, launches.launch
+        if spin_share:
+            return {"outcome": "unsupported", "reason": "A slowdown cannot be injected into a user's kernel."}
+        self._stopwatch = launches.checks.checking(launches.stopwatch, can_stop=False)
+        launches.checks.before_timing()
+        kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
+        resolution_s = self._stopwatch.resolution_s
+        answer = {"outcome": "ok", "kernel": kernel, "sets": launches.sets, "resolution_s": resolution_s}
+        return answer | ({"cores_used": self._cores_used()} if sys.platform == "linux" else {})
+
+    def _cores_used(self) -> float:
+        """How many cores the kernel keeps busy, as its process's CPU time tells."""
+        clock = (~self._users.pid << 3) | _CPU_CLOCK_OF_PROCESS
+        batch, wall_s = 1, 0.0
+        while wall_s < SETTLING_S:
+            begin_s, used_s = time.perf_counter(), time.clock_gettime(clock)
+            self._users.time(0, 1, batch)
+            used_s, wall_s = time.clock_gettime(clock) - used_s, time.perf_counter() - begin_s
+            batch = math.ceil(batch * min(10, 1.5 * SETTLING_S / wall_s))
+        return used_s / wall_s
+
+    def _pin(self, cores: list[int]) -> dict[str, Any]:
+        """Keep this process and the kernel's main thread on these cores."""
+        for pid in (0, self._users.pid):
+            os.sched_setaffinity(pid, cores)
+        return {"outcome": "ok"}
+
+    def _finish(self) -> dict[str, Any]:
+        """Check a last launch, and the clock of all, where they are a user's."""
+        if self._users is not None:
+            self._users.checks.after_timing()
+        return {"outcome": "ok"}
+
+    def close(self) -> None:
+        """End a kernel's process and remove its files."""
+        if self._users is not None:
+            self._users.close()
 
     def _slice(self, samples: int, launches_per_sample: int) -> dict[str, Any]:
         """Seconds a launch took in each sample, in order, and on a GPU the clock they ran at."""

@@ -27,6 +27,9 @@ from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
 RESOLUTION_SHARE = 0.01
 SIDES = ("old", "new")
 
+# A kernel whose process uses less than so many cores runs on one.
+ONE_CORE = 1.2
+
 
 class ArmFailed(Exception):
     """An arm cannot measure the case; `reasons` names which, `unsupported` says that there is nothing to compare."""
@@ -103,12 +106,20 @@ def measure_pair(
         # Who starts first gets other memory: let chance decide.
         workers = {side: _started(arms[side], device, resources) for side in chance.sample(SIDES, 2)}
         answers = _prepared(workers, arms, requests, deadline_s)
+        turns = _Turns(workers, deadline_s)
+        if (
+            cores is None
+            and device.kind == "cpu"
+            and all(each.get("cores_used", math.inf) < ONE_CORE for each in answers.values())
+        ):
+            cores = [chance.choice(sorted(os.sched_getaffinity(0)))]
+            turns.ask_both("pin", cores=cores)
         is_exact = "static" in answers["old"]
         startup_s = time.monotonic() - begin
-        turns = _Turns(workers, deadline_s)
         if not is_exact:
             resolution_s = max(float(answer["resolution_s"]) for answer in answers.values())
             turns.take_all(chance, resolution_s, pace)
+            turns.ask_both("finish")
     report = telemetry.report
     machine: dict[str, Any] = {name: report[name] for name in ("steal_share", "cpu_busy_s") if name in report}
     machine |= {"cpu_mhz": report["after"].get("cpu_mhz"), "clock_hz": turns.clocks(), "cores": cores}
@@ -230,19 +241,28 @@ class _Turns:
         self.slices[side].append(statistics.median(seconds))
         self.order += side[0]
 
+    def ask_both(self, what: str, **arguments: Any) -> None:
+        """The same of either side, one after the other. Raises ArmFailed."""
+        for side in SIDES:
+            self._answer(side, {what: arguments})
+
     def _ask(self, side: str, samples: int, batch: int) -> list[float]:
+        answer = self._answer(side, {"slice": {"samples": samples, "launches_per_sample": batch}})
+        if answer.get("clock_hz"):
+            self._clocks[side].append(answer["clock_hz"])
+        seconds: list[float] = answer["seconds"]
+        return seconds
+
+    def _answer(self, side: str, request: dict[str, Any]) -> dict[str, Any]:
         worker = self._workers[side]
         try:
-            worker.send({"slice": {"samples": samples, "launches_per_sample": batch}})
+            worker.send(request)
             answer = worker.receive(self._deadline_s)
         except WorkerLost as lost:
             raise ArmFailed({side: str(lost)}, unsupported=False) from None
         if answer["outcome"] != "ok":
             raise ArmFailed({side: answer["reason"]}, unsupported=False)
-        if answer.get("clock_hz"):
-            self._clocks[side].append(answer["clock_hz"])
-        seconds: list[float] = answer["seconds"]
-        return seconds
+        return answer
 
     def median(self, side: str) -> float:
         """Seconds of a launch over all samples of the side; 1 where nothing is timed, so that the ratio is 1."""

@@ -304,7 +304,9 @@ def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | 
 
     Raises UserError where the interpreter does not run.
     """
-    places = os.pathsep.join(dict.fromkeys(str(each) for each in path))
+    # Where this interpreter finds more by a variable, its kernels do too; another has its own.
+    own = [] if python else [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    places = os.pathsep.join(dict.fromkeys([*map(str, path), *own]))
     python = python or Path(sys.executable)
     environment = {PYTHON: str(python), PATH: places, ROOT: str(root)}
     return replace(arm, build=this_code("").build, environment=environment, software=_software(python))

@@ -1,0 +1,214 @@
+"""Functions of numpy and scipy that became faster or slower between two releases, and others that did not.
+
+Run as a program it has `pyperf-suite ab` compare all of them and prints a table of verdicts; docs/known_steps.md is
+one. The kernels are written as any user's: what an arm's environment must have is what they import.
+
+    python tools/known_steps.py [WORD ...]      # only those whose kernel or releases hold a word
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pyperf_suite as suite
+
+MARGIN = "5%"
+NUMPY_1_25 = "https://numpy.org/doc/stable/release/1.25.0-notes.html"
+NUMPY_2_0 = "https://numpy.org/doc/stable/release/2.0.0-notes.html"
+NUMPY_2_3 = "https://numpy.org/doc/stable/release/2.3.0-notes.html"
+SCIPY_1_10 = "https://docs.scipy.org/doc/scipy/release/1.10.0-notes.html"
+SCIPY_1_12 = "https://docs.scipy.org/doc/scipy/release/1.12.0-notes.html"
+SCIPY_1_14 = "https://docs.scipy.org/doc/scipy/release/1.14.0-notes.html"
+
+
+@suite.kernel(dtype=("float64", "float32"))
+def sort(dtype):
+    import numpy as np
+
+    return suite.launch(np.sort, suite.rand(10_000, dtype=dtype))
+
+
+@suite.kernel(n=10_000)
+def argsort(n):
+    import numpy as np
+
+    return suite.launch(np.argsort, suite.rand(n, dtype="float64"))
+
+
+@suite.kernel(n=10_000)
+def add_at(n):
+    import numpy as np
+
+    return suite.launch(np.add.at, suite.zeros(100, dtype="float64"), suite.randint(0, 100, n), 1.0, modifies=0)
+
+
+@suite.kernel(n=2_000)
+def char_find(n):
+    import numpy as np
+
+    return suite.launch(np.char.find, _words(n), "def")
+
+
+@suite.kernel(n=2_000)
+def char_strip(n):
+    import numpy as np
+
+    return suite.launch(np.char.strip, _words(n))
+
+
+@suite.kernel(n=2_000)
+def char_add(n):
+    import numpy as np
+
+    return suite.launch(np.char.add, _words(n), "x")
+
+
+@suite.kernel(n=100_000)
+def unique(n):
+    import numpy as np
+
+    return suite.launch(np.unique, suite.randint(0, 500, n))
+
+
+@suite.kernel(n=10_000)
+def fft(n):
+    import numpy as np
+
+    return suite.launch(np.fft.fft, suite.rand(n, dtype="float64"))
+
+
+@suite.kernel(n=10_000)
+def cumsum(n):
+    import numpy as np
+
+    return suite.launch(np.cumsum, suite.rand(n, dtype="float64"))
+
+
+@suite.kernel(n=10_000)
+def searchsorted(n):
+    import numpy as np
+
+    return suite.launch(np.searchsorted, np.linspace(0, 1, 2_000), suite.rand(n, dtype="float64"))
+
+
+@suite.kernel(n=10_000)
+def histogram(n):
+    import numpy as np
+
+    return suite.launch(_histogram, suite.rand(n, dtype="float64"), np.linspace(0, 1, 51))
+
+
+@suite.kernel(n=10_000)
+def cbrt(n):
+    import numpy as np
+
+    return suite.launch(np.cbrt, suite.rand(n, dtype="float64"))
+
+
+@suite.kernel(n=200)
+def hamming(n):
+    from scipy.spatial import distance
+
+    return suite.launch(distance.hamming, suite.rand(n, dtype="float64"), suite.rand(n, dtype="float64"))
+
+
+@suite.kernel(n=200)
+def correlation(n):
+    from scipy.spatial import distance
+
+    return suite.launch(distance.correlation, suite.rand(n, dtype="float64"), suite.rand(n, dtype="float64"))
+
+
+@suite.kernel(rows=60, columns=40)
+def nnls(rows, columns):
+    from scipy import optimize
+
+    return suite.launch(optimize.nnls, suite.rand(rows, columns, dtype="float64"), suite.rand(rows, dtype="float64"))
+
+
+@suite.kernel(n=500)
+def spsolve_triangular(n):
+    from scipy import sparse
+    from scipy.sparse.linalg import spsolve_triangular as solve
+
+    lower = sparse.diags([4.0, 1.0, 1.0], [0, -1, -7], shape=(n, n)).tocsr()
+    return suite.launch(lambda right: solve(lower, right), suite.rand(n, dtype="float64"))
+
+
+@suite.kernel(n=2_000)
+def interpolate_grid(n):
+    import numpy as np
+    from scipy.interpolate import RegularGridInterpolator
+
+    grid = RegularGridInterpolator((np.arange(50.0), np.arange(50.0)), np.add.outer(np.arange(50.0), np.arange(50.0)))
+    return suite.launch(grid, 49 * suite.rand(n, 2, dtype="float64"))
+
+
+@suite.kernel(n=4_000)
+def medfilt(n):
+    from scipy import signal
+
+    return suite.launch(signal.medfilt, suite.rand(n, dtype="float64"), 5)
+
+
+def _words(n):
+    import numpy as np
+
+    return np.array([f"abc def {number}" for number in range(n)])
+
+
+def _histogram(values, edges):
+    import numpy as np
+
+    return np.histogram(values, edges)[0]
+
+
+class Pair(NamedTuple):
+    """Two releases, a kernel of this file, what its makers say became of it, and where; "" for nothing."""
+
+    old: str
+    new: str
+    kernel: str
+    expected: str
+    source: str = ""
+
+
+PAIRS = (Pair("numpy==1.24.4", "numpy==1.25.2", "add_at", "faster", NUMPY_1_25),)
+
+
+def compared(pair: Pair) -> list[dict]:
+    """The findings of `ab`: one for each case of the kernel."""
+    words = ["--old", pair.old, "--new", pair.new, f"{__file__}:{pair.kernel}", "--margin", MARGIN]
+    command = [sys.executable, "-m", "pyperf_suite", "ab", *words, "--json", "--budget", "120"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if not done.stdout:
+        raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}")
+    return json.loads(done.stdout)["findings"]
+
+
+def line(pair: Pair, finding: dict) -> str:
+    """A line of the table."""
+    ratio = finding["ratio"]
+    told = (
+        "{:+.1f} % [{:+.1f}, {:+.1f}]".format(*(100 * (each - 1) for each in ratio)) if ratio else finding["sentence"]
+    )
+    expected = f"[{pair.expected}]({pair.source})" if pair.source else "no step"
+    cells = (pair.old, pair.new, finding["benchmark"], expected, finding["verdict"], told, finding["details"]["pairs"])
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def main(words: list[str]) -> None:
+    """Compare, and print each line of the table once it is there."""
+    print("| old | new | benchmark | expected | verdict | change of time | pairs |\n" + "| --- " * 7 + "|", flush=True)
+    for pair in PAIRS:
+        if not words or any(word in f"{pair.kernel} {pair.old} {pair.new}" for word in words):
+            for finding in compared(pair):
+                print(line(pair, finding), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
