@@ -19,6 +19,7 @@ from pyperf_suite.errors import out_of_memory
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.arrays import Keep, computed_anew
+from pyperf_suite.measure.spot_checks import Verdict
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.cuda import cuda_device
@@ -69,6 +70,14 @@ class Launches(Prepared):
 
     def left(self, index: int) -> Verification:
         return self.judge(index)
+
+    def check(self) -> Verdict:
+        """Launch on every set once more, untimed; the first verdict that is bad, or that on set 0."""
+        self.poison()
+        for index in range(self.sets):
+            self.launch(index)
+        verdicts = [self.left(index) for index in range(self.sets)]
+        return next((each for each in verdicts if not each.passed), verdicts[0])
 
     def references(self) -> dict[str, Any]:
         return {"references": self.judge.references}

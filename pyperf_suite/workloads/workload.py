@@ -6,7 +6,6 @@ checked and asked what it saw.
 
 from __future__ import annotations
 
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.limits import check_limits
 from pyperf_suite.measure.spot_checks import Verdict
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
 
@@ -118,6 +118,8 @@ class Prepared(ABC):
     sees_more: bool = False
     # What a record says of how samples were taken beside the usual.
     sampling: Mapping[str, Any] = {}
+    # Who looks at what launches leave, where it takes another way than the usual (runner/timing.Checks).
+    checks: Any = None
     # Figures that are read and not timed, as records keep metrics; then nothing is launched.
     exact: Mapping[str, Mapping[str, Any]] | None = None
 
@@ -138,8 +140,8 @@ class Prepared(ABC):
         """Leave nothing in one set, or in all, that could pass for a result."""
         raise NotImplementedError
 
-    def left(self, index: int) -> Verdict:
-        """Compare what the last launch on that set left with what must be there."""
+    def left(self, index: int) -> Any:
+        """The verdict: compare what the last launch on that set left with what must be there."""
         raise NotImplementedError
 
     def kept(self, index: int) -> Any:
@@ -155,8 +157,7 @@ class Prepared(ABC):
         self.poison()
         for index in range(self.sets):
             self.untimed(index)
-        verdicts = [self.left(index) for index in range(self.sets)]
-        return next((each for each in verdicts if not each.passed), verdicts[0])
+        return together([self.left(index) for index in range(self.sets)])
 
     def observed(self) -> Mapping[str, Observed]:
         """What else is told of these launches, measured after they were timed: bytes, shares, counts."""
@@ -261,12 +262,14 @@ class Workload(ABC, Generic[Parameters]):
 
         Limits that the types of fields carry are checked here, and then what the parameters say of themselves.
         """
-        for name, hint in typing.get_type_hints(self.parameters_type, include_extras=True).items():
-            for limit in getattr(hint, "__metadata__", ()):
-                limit.check(name, getattr(parameters, name))
+        check_limits(parameters)
         own = getattr(parameters, "validate", None)
         if own is not None:
             own()
+
+    def type_for(self, data: Mapping[str, Any]) -> type:
+        """The class of parameters that plain JSON holds."""
+        return self.parameters_type
 
     def footprint_bytes(self, parameters: Parameters) -> int:
         """Memory that one set of operands needs; none for what is only looked at."""
