@@ -141,6 +141,7 @@ def _sides(
     """Both arms, what to compare, and what a reader must know of it. Raises UserError for what cannot be compared."""
     from pyperf_suite.history.pairs.arms import PairedCase, this_code
     from pyperf_suite.history.pairs.variants import choose, pair_variants, parse_variant
+    from pyperf_suite.spec.discovery import is_users
 
     old_fields, new_fields = parse_variant(old), parse_variant(new)
     if (old_fields is None) != (new_fields is None):
@@ -149,7 +150,7 @@ def _sides(
     if old_fields is not None and new_fields is not None:
         old_arm, new_arm = this_code(old), this_code(new)
         cases = pair_variants(_planned(probes, profile, where, axes), old_fields, new_fields)
-    elif _are_users(probes):
+    elif any(map(is_users, probes)):
         old_arm, new_arm, planned, said = _users_sides(probes, profile, where, axes, old, new, environments)
         cases = [PairedCase.same(each.probe, each.case) for each in planned]
     else:
@@ -160,17 +161,42 @@ def _sides(
     return old_arm, new_arm, choose(cases, expression) if expression else cases, said
 
 
+def _users_sides(
+    probes: tuple[str, ...],
+    profile: str,
+    where: Device,
+    axes: tuple[str, ...],
+    old: str,
+    new: str,
+    environments: bool,
+) -> tuple[Arm, Arm, list[PlannedCase], list[str]]:
+    """The same for kernels of the user's own: the cases are those that the new side's code declares."""
+    from pyperf_suite.history.pairs.user_arms import arm_of, kernels_of, located, notes_on, require
+
+    root, benches = located(probes)
+    for asked in (old, new):
+        require(asked, root)
+    arms = []
+    for asked in (old, new):
+        click.echo(f"Preparing {asked}, unless it is kept from before …", err=True)
+        arms.append(arm_of(asked, root, benches, environments))
+    old_arm, new_arm = arms
+    with kernels_of(old_arm if new_arm.failure else new_arm, root, probes) as names:
+        planned = _planned(names, profile, where, axes)
+    return old_arm, new_arm, planned, notes_on(old_arm, new_arm, benches)
+
+
 def _planned(probes: tuple[str, ...], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:
     """The cases of the probes, or of all that are timed and need no group of processes."""
     from pyperf_suite.runner.plan import PlannedCase
     from pyperf_suite.runner.profiles import find_profile
     from pyperf_suite.spec.axes import overrides_for
-    from pyperf_suite.spec.discovery import all_probes, find_probe, overrides_of
+    from pyperf_suite.spec.discovery import all_probes, expanded, find_probe, overrides_of
     from pyperf_suite.workloads import find_workload
 
     chosen = find_profile(profile)
     overrides = overrides_of(axes)
-    names = dict.fromkeys(probes or (probe.name for probe in all_probes() if probe.is_timed))
+    names = expanded(probes or (probe.name for probe in all_probes() if probe.is_timed))
     planned = [
         PlannedCase(name, case)
         for name in names

@@ -204,23 +204,27 @@ class KernelProcess:
                 launch = kernel(**axes)
             except BaseException as error:
                 file, line = self._blamed(error)
-                failed = failed or {"error": f"{kernel.name} {_words_of(error)}", "file": self._shown(file), "line": line}
+                failed = failed or {
+                    "error": f"{kernel.name} {_words_of(error)}",
+                    "file": self._shown(file),
+                    "line": line,
+                }
                 continue
             return {**told, "implementations": list(launch.functions), "baseline": launch.baseline}
         return {**told, **failed}
 
     # -- one case ------------------------------------------------------------------------------------------------
 
-    def _build(
-        self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str
-    ) -> dict[str, Any]:
+    def _build(self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str) -> dict[str, Any]:
         """Run the function that makes the inputs, once, and say what they are."""
         self._api._library = library
         self._axes, self._kernel = axes, self._kernels(kernel)[0]
         self._subject, self._shown_where = self._kernel.name, (self._kernel.file, self._kernel.line)
         self._launch = self._built(seed)
         if implementation not in self._launch.functions:
-            raise Told(f"this case has no implementation {implementation!r}: it has {', '.join(self._launch.functions)}")
+            raise Told(
+                f"this case has no implementation {implementation!r}: it has {', '.join(self._launch.functions)}"
+            )
         self._implementation = self._subject = implementation
         self._function = self._launch.functions[implementation]
         where = self._api._where(self._function)
@@ -459,7 +463,9 @@ class KernelProcess:
         values = self._sets[self._last_set] if self._sets else []
         out = self._last[-1] if self._last else None
         if out is None:
-            written = [value for leaf, value in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"]
+            written = [
+                value for leaf, value in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"
+            ]
             out = written[0] if len(written) == 1 else tuple(written) if written else None
         told = write_result(out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes)
         if inputs:
@@ -468,7 +474,9 @@ class KernelProcess:
                     if leaf.role == "input" and leaf.kind == "array":
                         leaf.write(file, value)
         plain = _digest(self._leaves, values)
-        owned = [_extent(value) for leaf, value in zip(self._leaves, values) if leaf.kind == "array" and leaf.role == "input"]
+        owned = [
+            _extent(value) for leaf, value in zip(self._leaves, values) if leaf.kind == "array" and leaf.role == "input"
+        ]
         shared = False
         for each in _arrays(out):
             begin, end = _extent(each)
@@ -704,8 +712,10 @@ def _extent(value: Any) -> tuple[int, int]:
     if _is_torch(value):
         storage = value.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    from numpy.lib.array_utils import byte_bounds  # type: ignore[import-not-found,unused-ignore]
+    import numpy as np
 
+    # numpy 2 moved it.
+    byte_bounds: Any = np.byte_bounds if hasattr(np, "byte_bounds") else np.lib.array_utils.byte_bounds
     return byte_bounds(value)  # type: ignore[no-any-return]
 
 

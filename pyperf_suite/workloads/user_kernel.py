@@ -273,6 +273,11 @@ class UserLaunches(Prepared):
         """Its name and resolution in seconds."""
         return self._clock_name, self._resolution_s
 
+    @property
+    def pid(self) -> int:
+        """Of the process that launches."""
+        return self._process.pid
+
     def launch(self, index: int) -> None:
         """Once, untimed."""
         self.time(index, 1, 1)
@@ -472,9 +477,7 @@ class PartChecks:
         told_s = math.fsum(seconds)
         if told_s > 1.05 * wall_s + 1e-3:
             raise WrongLaunch(
-                refused(
-                    "clock", f"{self._launches.where}: {told_s:.3g} s were told of a part that took {wall_s:.3g} s"
-                )
+                refused("clock", f"{self._launches.where}: {told_s:.3g} s were told of a part that took {wall_s:.3g} s")
             )
         if wall_s >= LONG_PART_S:
             self._largest_share = max(self._largest_share, told_s / wall_s)

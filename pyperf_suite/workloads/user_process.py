@@ -80,6 +80,11 @@ class UserProcess:
         self._reader = threading.Thread(target=self._read_log, args=(output,), daemon=True)
         self._reader.start()
 
+    @property
+    def pid(self) -> int:
+        """Of the process itself."""
+        return self._process.pid
+
     def about(self, built: Mapping[str, Any]) -> None:
         """From now on a failure is told of the function at that place."""
         self._where = f"{built['file']}:{built['line']}" if built["file"] else ""
@@ -208,7 +213,9 @@ class UserProcess:
         except OSError:
             return ""
         ours = str(kernel_process.PACKAGE)
-        theirs = [(file, line) for file, line in frames if not file.startswith((ours, "<")) and "/lib/python" not in file]
+        theirs = [
+            (file, line) for file, line in frames if not file.startswith((ours, "<")) and "/lib/python" not in file
+        ]
         return f"{_short(theirs[0][0])}:{theirs[0][1]}" if theirs else ""
 
     def _ended(self, what: str) -> Failed:
@@ -227,9 +234,7 @@ class UserProcess:
     def _lost(self, words: str, place: str = "") -> Failed:
         self.close()
         said = self.last_words()
-        return Failed(
-            f"{place or self._where}: {self._called} {words}{f' (it last printed: {said})' if said else ''}."
-        )
+        return Failed(f"{place or self._where}: {self._called} {words}{f' (it last printed: {said})' if said else ''}.")
 
     def _kill(self, family: list[psutil.Process]) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

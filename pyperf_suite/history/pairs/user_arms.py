@@ -6,6 +6,7 @@ interpreter, which folders in front of its module path, and which folder the ben
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -139,12 +140,18 @@ def repository_arm(checkout: Checkout, revision: str, benches: Sequence[str], en
     return _with_tree(arm, commit, lambda tree: worktree(checkout, commit, tree), checkout.root, benches, environment)
 
 
+def require(asked: str, root: Path) -> None:
+    """Raise UserError where a side is nothing that `arm_of` knows, before minutes go into making the other."""
+    if not Path(asked).is_file() and asked != "." and parse_requirements(asked) is None:
+        find_repository(root).commit(asked)
+
+
 def arm_of(asked: str, root: Path, benches: Sequence[str], environment: bool = False) -> Arm:
     """One side as its word names it: an interpreter, requirements, `.` or a revision of the repository around `root`.
 
     Raises UserError where it names none of these.
     """
-    if asked != "." and Path(asked).is_file():
+    if Path(asked).is_file():
         return interpreter_arm(Path(asked), root)
     requirements = parse_requirements(asked)
     if requirements is not None:
@@ -156,6 +163,65 @@ def arm_of(asked: str, root: Path, benches: Sequence[str], environment: bool = F
             raise
         return present_arm(root)
     return repository_arm(checkout, asked, benches, environment)
+
+
+def located(names: Sequence[str]) -> tuple[Path, list[str]]:
+    """The folder that users' files are relative to, and these files, of kernels named FILE.py:NAME or MODULE:NAME.
+
+    It is the top of the git checkout that a file lies in, or that the current folder does where modules are named, else
+    that folder itself. Raises UserError where there is no such file, or two files have not the same.
+    """
+    files: dict[Path, Path] = {}
+    for name in names:
+        source = Path(_source_of(name))
+        if source.suffix == ".py":
+            if not source.is_file():
+                raise UserError(f"There is no file {str(source)[:200]}: name one that declares kernels.")
+            source = source.resolve()
+            files[source] = _top(source.parent)
+    roots = set(files.values()) or {_top(Path.cwd())}
+    if len(roots) > 1:
+        raise UserError(f"{' and '.join(map(str, files))} lie in different repositories: compare one after the other.")
+    (root,) = roots
+    return root, [file.relative_to(root).as_posix() for file in files]
+
+
+@contextlib.contextmanager
+def kernels_of(arm: Arm, root: Path, names: Sequence[str]) -> Iterator[list[str]]:
+    """The same kernels as the arm's own files declare them, for as long as processes of this one start as the arm's do.
+
+    Raises UserError for a name that is a probe's of the suite.
+    """
+    before = {name: os.environ.get(name) for name in (PYTHON, PATH, ROOT)}
+    os.environ.update(arm.environment or {ROOT: str(root)})
+    own = Path(os.environ[ROOT])
+    found = []
+    for name in names:
+        source = _source_of(name)
+        if source == name and not source.endswith(".py"):
+            raise UserError(f"{name} is a probe of the suite, and others are kernels of yours: compare them in turn.")
+        if source.endswith(".py"):
+            name = f"{own / Path(source).resolve().relative_to(root)}{name[len(source) :]}"
+        found.append(name)
+    try:
+        yield found
+    finally:
+        for variable, value in before.items():
+            os.environ.pop(variable, None)
+            if value is not None:
+                os.environ[variable] = value
+
+
+def _source_of(name: str) -> str:
+    """The file or module that a kernel's name begins with."""
+    return name if name.endswith(".py") else name.rpartition(":")[0] or name
+
+
+def _top(folder: Path) -> Path:
+    """The top of the git checkout around a folder; without one, the current folder, or the folder where it is no part."""
+    here = Path.cwd()
+    top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+    return top or (here if folder.is_relative_to(here) else folder)
 
 
 def notes_on(old: Arm, new: Arm, benches: Sequence[str]) -> list[str]:
