@@ -6,12 +6,12 @@ one. The kernels are written as any user's: what an arm's environment must have 
     python tools/known_steps.py [WORD ...]      # only those whose kernel or releases hold a word
 """
 
+# ruff: noqa: D103 - what a kernel is stands in its launch
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pyperf_suite as suite
@@ -89,31 +89,10 @@ def cumsum(n):
 
 
 @suite.kernel(n=10_000)
-def searchsorted(n):
-    import numpy as np
-
-    return suite.launch(np.searchsorted, np.linspace(0, 1, 2_000), suite.rand(n, dtype="float64"))
-
-
-@suite.kernel(n=10_000)
 def histogram(n):
     import numpy as np
 
     return suite.launch(_histogram, suite.rand(n, dtype="float64"), np.linspace(0, 1, 51))
-
-
-@suite.kernel(n=10_000)
-def cbrt(n):
-    import numpy as np
-
-    return suite.launch(np.cbrt, suite.rand(n, dtype="float64"))
-
-
-@suite.kernel(n=200)
-def hamming(n):
-    from scipy.spatial import distance
-
-    return suite.launch(distance.hamming, suite.rand(n, dtype="float64"), suite.rand(n, dtype="float64"))
 
 
 @suite.kernel(n=200)
@@ -139,20 +118,44 @@ def spsolve_triangular(n):
     return suite.launch(lambda right: solve(lower, right), suite.rand(n, dtype="float64"))
 
 
-@suite.kernel(n=2_000)
-def interpolate_grid(n):
-    import numpy as np
-    from scipy.interpolate import RegularGridInterpolator
-
-    grid = RegularGridInterpolator((np.arange(50.0), np.arange(50.0)), np.add.outer(np.arange(50.0), np.arange(50.0)))
-    return suite.launch(grid, 49 * suite.rand(n, 2, dtype="float64"))
-
-
 @suite.kernel(n=4_000)
 def medfilt(n):
     from scipy import signal
 
     return suite.launch(signal.medfilt, suite.rand(n, dtype="float64"), 5)
+
+
+@suite.kernel(n=200)
+def skewnorm_cdf(n):
+    from scipy import stats
+
+    return suite.launch(stats.skewnorm.cdf, suite.randn(n, dtype="float64"), 2.0)
+
+
+@suite.kernel(n=2_000)
+def sparse_norm(n):
+    from scipy import sparse
+    from scipy.sparse.linalg import norm
+
+    return suite.launch(norm, sparse.random(n, n, 0.002, format="csr", random_state=1))
+
+
+@suite.kernel(n=500)
+def dijkstra_star(n):
+    import numpy as np
+    from scipy import sparse
+    from scipy.sparse import csgraph
+
+    rays = np.zeros(n - 1, dtype=np.int32), np.arange(1, n, dtype=np.int32)
+    star = sparse.csr_matrix((np.ones(n - 1), rays), shape=(n, n))
+    return suite.launch(csgraph.dijkstra, star, indices=0)
+
+
+@suite.kernel(nodes=200, probability=0.05)
+def triangles(nodes, probability):
+    import networkx
+
+    return suite.launch(networkx.triangles, networkx.gnp_random_graph(nodes, probability, seed=1))
 
 
 def _words(n):
@@ -177,7 +180,36 @@ class Pair(NamedTuple):
     source: str = ""
 
 
-PAIRS = (Pair("numpy==1.24.4", "numpy==1.25.2", "add_at", "faster", NUMPY_1_25),)
+PAIRS = (
+    Pair("numpy==1.24.4", "numpy==1.25.2", "add_at", "faster", NUMPY_1_25),
+    Pair("numpy==1.26.4", "numpy==2.0.2", "sort", "faster", NUMPY_2_0),
+    Pair("numpy==1.26.4", "numpy==2.0.2", "argsort", "faster", "https://github.com/numpy/numpy/pull/25610"),
+    Pair("numpy==1.26.4", "numpy==2.0.2", "char_find", "faster", NUMPY_2_0),
+    Pair("numpy==1.26.4", "numpy==2.0.2", "char_strip", "faster", NUMPY_2_0),
+    Pair("numpy==1.26.4", "numpy==2.0.2", "char_add", "faster", NUMPY_2_0),
+    Pair("numpy==2.2.6", "numpy==2.3.5", "unique", "faster", NUMPY_2_3),
+    Pair("scipy==1.9.3 numpy==1.24.4", "scipy==1.10.1 numpy==1.24.4", "skewnorm_cdf", "faster", SCIPY_1_10),
+    Pair("scipy==1.9.3 numpy==1.24.4", "scipy==1.10.1 numpy==1.24.4", "sparse_norm", "faster", SCIPY_1_10),
+    Pair("scipy==1.9.3 numpy==1.24.4", "scipy==1.10.1 numpy==1.24.4", "dijkstra_star", "faster", SCIPY_1_10),
+    Pair("scipy==1.11.4 numpy==1.26.4", "scipy==1.12.0 numpy==1.26.4", "correlation", "faster", SCIPY_1_12),
+    Pair(
+        "scipy==1.11.4 numpy==1.26.4", "scipy==1.12.0 numpy==1.26.4", "nnls", "slower",
+        "https://github.com/scipy/scipy/issues/20984",
+    ),
+    Pair("scipy==1.13.1 numpy==1.26.4", "scipy==1.14.1 numpy==1.26.4", "spsolve_triangular", "faster", SCIPY_1_14),
+    Pair("networkx==3.1", "networkx==3.3", "triangles", "faster", "https://github.com/networkx/networkx/pull/6258"),
+    Pair("numpy==1.25.1", "numpy==1.25.2", "add_at", ""),
+    Pair("numpy==1.26.3", "numpy==1.26.4", "argsort", ""),
+    Pair("numpy==1.26.3", "numpy==1.26.4", "char_find", ""),
+    Pair("numpy==1.26.3", "numpy==1.26.4", "cumsum", ""),
+    Pair("numpy==2.0.1", "numpy==2.0.2", "sort", ""),
+    Pair("numpy==2.0.1", "numpy==2.0.2", "fft", ""),
+    Pair("numpy==2.2.5", "numpy==2.2.6", "unique", ""),
+    Pair("numpy==2.2.5", "numpy==2.2.6", "histogram", ""),
+    Pair("scipy==1.11.3 numpy==1.26.4", "scipy==1.11.4 numpy==1.26.4", "nnls", ""),
+    Pair("scipy==1.11.3 numpy==1.26.4", "scipy==1.11.4 numpy==1.26.4", "medfilt", ""),
+    Pair("scipy==1.14.0 numpy==1.26.4", "scipy==1.14.1 numpy==1.26.4", "spsolve_triangular", ""),
+)  # fmt: skip
 
 
 def compared(pair: Pair) -> list[dict]:
