@@ -17,7 +17,6 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
 import ctypes
 import faulthandler
 import gc
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -28,34 +27,15 @@ import signal
 import sysconfig
 import time
 import traceback
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, cycle, islice, starmap
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, Optional
-
-# Taken before any code of a user's runs, which may put others in their places.
-_CLOCK, _GETPID, _EXIT, _WRITE = time.perf_counter_ns, os.getpid, os._exit, os.write
-_GC_DISABLE, _GC_ENABLE, _STARMAP, _ISLICE = gc.disable, gc.enable, starmap, islice
-_DUMPS, _LOADS = json.dumps, json.loads
+from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent
-NUMPY_KINDS = "biufcmMSU"
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
-PACKED = (bytearray, array, range, set, frozenset)
-ALIGNMENT = 64
-_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
-
-
-class Told(Exception):
-    """What is wrong, in words that need no traceback; `where` is the function or file that it is about."""
-
-    def __init__(self, message: str, where: tuple[str, int] = ("", 0)) -> None:
-        super().__init__(message)
-        self.where = where
 
 
 class SuiteFinder:
@@ -72,6 +52,32 @@ class SuiteFinder:
         )
 
 
+if __name__ == "__main__":
+    sys.meta_path.insert(0, SuiteFinder)
+
+from pyperf_suite.kernel_arrays import (  # noqa: E402 - found by the finder
+    Leaf,
+    Told,
+    arrays_in,
+    comparable,
+    digest,
+    extent,
+    lay_out,
+    poison,
+    read_result,
+    replaced,
+    walk,
+    write_result,
+)
+
+# Taken before any code of a user's runs, which may put others in their places.
+_CLOCK, _GETPID, _EXIT, _WRITE = time.perf_counter_ns, os.getpid, os._exit, os.write
+_GC_DISABLE, _GC_ENABLE, _STARMAP, _ISLICE = gc.disable, gc.enable, starmap, islice
+_DUMPS, _LOADS = json.dumps, json.loads
+
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+
+
 def main() -> None:
     """Answer requests from descriptor argv[1] on descriptor argv[2] until the first closes; argv[3] is for stacks."""
     requests, answers = int(sys.argv[1]), int(sys.argv[2])
@@ -82,7 +88,6 @@ def main() -> None:
     _die_with_parent()
     _be_the_first_to_go()
     sys.argv[1:] = []
-    sys.meta_path.insert(0, SuiteFinder)  # type: ignore[arg-type]
     process, pid = KernelProcess(), os.getpid()
     with os.fdopen(requests, "rb") as lines:
         for line in lines:
@@ -148,7 +153,8 @@ class KernelProcess:
             if not file.is_file():
                 raise Told(f"there is no file {target}")
             spec = importlib.util.spec_from_file_location(file.stem, str(file))
-            assert spec is not None and spec.loader is not None
+            assert spec is not None
+            assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[file.stem] = module
             spec.loader.exec_module(module)
@@ -268,7 +274,7 @@ class KernelProcess:
         outputs = {id(each) for each in launch.outputs}
         arguments = [*enumerate(launch.args), *launch.kwargs.items()]
         for key, value in arguments:
-            for kind, each in _walk(value):
+            for kind, each in walk(value):
                 same = [at for at, leaf in enumerate(found) if kind == "array" and each is leaf.value]
                 self._order.append(same[0] if same else len(found))
                 if not same:
@@ -288,10 +294,10 @@ class KernelProcess:
         self._subject = self._kernel.name
         launch = self._launch = self._built(seed)
         leaves = self._find_leaves(launch)
-        was, now = ([_compared(leaf.spec) for leaf in each] for each in (self._leaves, leaves))
+        was, now = ([comparable(leaf.spec) for leaf in each] for each in (self._leaves, leaves))
         if was != now:
             raise Told(
-                "its inputs differ from call to call in more than their values: shapes and dtypes must follow from the axes",
+                "its inputs differ from call to call in more than their values: shapes and dtypes follow from the axes",
                 (self._kernel.file, self._kernel.line),
             )
         self._leaves = leaves
@@ -302,7 +308,7 @@ class KernelProcess:
         plain = [leaf.value for leaf in leaves if leaf.kind == "plain"]
         with open(f"{slot}.plain", "wb") as file:
             pickle.dump(plain, file)
-        digest = _digest(leaves, [leaf.value for leaf in leaves])
+        fingerprint = digest(leaves, [leaf.value for leaf in leaves])
         if expected:
             self._subject = "the reference"
             reference = launch.reference or launch.functions[of or launch.baseline]
@@ -313,7 +319,7 @@ class KernelProcess:
             if launch.reference is not None and out is None:
                 raise Told("the reference returned nothing", self._api._where(launch.reference))
             write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
-        return {"plain": digest}
+        return {"plain": fingerprint}
 
     def _check(self, result: str) -> dict[str, Any]:
         """Ask the user's own check about a result, with the inputs made last."""
@@ -357,7 +363,7 @@ class KernelProcess:
         """Give sets the values of slots, in place: `[[set, slot], ...]`."""
         for index, slot in sets:
             self._slot_of[index] = slot
-            self._fill(index, lambda leaf: True)
+            self._fill(index, _is_any)
         return {}
 
     def _fill(self, index: int, wanted: Callable[[Leaf], bool]) -> None:
@@ -367,7 +373,7 @@ class KernelProcess:
         has_plain = any(leaf.kind == "plain" for leaf in self._leaves)
         if has_plain:
             with open(f"{path}.plain", "rb") as file:
-                plain = iter(pickle.load(file))  # noqa: S301 - made by the same user's code, in the other process
+                plain = iter(pickle.load(file))
         with open(path, "rb") as file:
             for at, leaf in enumerate(self._leaves):
                 fresh = next(plain) if leaf.kind == "plain" else None
@@ -385,10 +391,10 @@ class KernelProcess:
     def _arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """What `_called` is called with for a set: the arguments, or what has taken keyword arguments already."""
         leaves = (values[at] for at in self._order)
-        args = tuple(_replaced(each, leaves) for each in self._launch.args)
+        args = tuple(replaced(each, leaves) for each in self._launch.args)
         if not self._launch.kwargs:
             return args
-        keywords = {name: _replaced(each, leaves) for name, each in self._launch.kwargs.items()}
+        keywords = {name: replaced(each, leaves) for name, each in self._launch.kwargs.items()}
         return (partial(self._function, *args, **keywords),)
 
     def _time(self, first: int, samples: int, batch: int) -> dict[str, Any]:
@@ -473,13 +479,13 @@ class KernelProcess:
                 for leaf, value in zip(self._leaves, values):
                     if leaf.role == "input" and leaf.kind == "array":
                         leaf.write(file, value)
-        plain = _digest(self._leaves, values)
+        plain = digest(self._leaves, values)
         owned = [
-            _extent(value) for leaf, value in zip(self._leaves, values) if leaf.kind == "array" and leaf.role == "input"
+            extent(value) for leaf, value in zip(self._leaves, values) if leaf.kind == "array" and leaf.role == "input"
         ]
         shared = False
-        for each in _arrays(out):
-            begin, end = _extent(each)
+        for each in arrays_in(out):
+            begin, end = extent(each)
             if any(begin < high and low < end for low, high in owned):
                 shared = True
             else:
@@ -491,9 +497,10 @@ class KernelProcess:
         """What the other implementations make of the set that was launched last, each written to `result`.NAME."""
         told = {}
         measured = self._function
-        for number, (name, self._function) in enumerate(self._launch.functions.items()):
+        for number, (name, function) in enumerate(self._launch.functions.items()):
+            self._function = function
             if name != self._implementation:
-                self._fill(self._last_set, lambda leaf: True)
+                self._fill(self._last_set, _is_any)
                 called = self._function if not self._launch.kwargs else self._called
                 try:
                     out = called(*self._arguments(self._sets[self._last_set]))
@@ -523,300 +530,6 @@ class KernelProcess:
         return theirs[-1] if theirs else getattr(self, "_shown_where", ("", 0))
 
 
-class Leaf:
-    """One array among the arguments, or one piece of plain data: what it is, and how its values come and go."""
-
-    def __init__(self, kind: str, value: Any, role: str, key: Any) -> None:
-        self.kind, self.value, self.role = kind, value, role
-        self.spec: dict[str, Any] = {"kind": kind, "role": role, "argument": key}
-        if kind == "array":
-            self.spec.update(_array_spec(value))
-
-    def room(self) -> Any:
-        """Memory of the same layout, on the same device, elsewhere; plain data is had from its slot."""
-        return None if self.kind == "plain" else _like(self.value, self.spec)
-
-    def write(self, file: Any, value: Any = None) -> None:
-        """The values, contiguous, at the file's place for them."""
-        if self.kind == "array":
-            file.seek(self.spec["offset"])
-            file.write(_raw(_contiguous(self.value if value is None else value)))
-
-    def read(self, file: Any, into: Any) -> None:
-        """The values from the file's place for them, in place."""
-        file.seek(self.spec["offset"])
-        is_torch = _is_torch(into)
-        if is_torch:
-            torch = sys.modules["torch"]
-            with torch.no_grad():
-                if into.is_contiguous() and not into.is_cuda:
-                    file.readinto(_raw(into.detach()))
-                else:
-                    host = torch.empty(into.shape, dtype=into.dtype)
-                    file.readinto(_raw(host))
-                    _distinct(into.detach()).copy_(_distinct(host, into.stride()))
-                into.grad = None
-        elif into.flags.c_contiguous:
-            file.readinto(_raw(into))
-        else:
-            host = sys.modules["numpy"].empty(into.shape, into.dtype)
-            file.readinto(_raw(host))
-            into[...] = host
-
-
-def _digest(leaves: Sequence[Leaf], values: Sequence[Any]) -> str:
-    """A fingerprint of the plain data that a function has no leave to change."""
-    kept = [value for leaf, value in zip(leaves, values) if leaf.kind == "plain" and leaf.role == "input"]
-    unordered = any(type(each) in (set, frozenset) for each in kept)
-    return "" if unordered else hashlib.sha256(repr(kept).encode()).hexdigest()
-
-
-def _walk(value: Any) -> Iterator[tuple[str, Any]]:
-    """("array" | "plain", leaf) of an argument; what is neither belongs to each process itself."""
-    if _is_array(value):
-        yield "array", value
-    elif _is_plain(value):
-        yield "plain", value
-    elif type(value) in (list, tuple):
-        for each in value:
-            yield from _walk(each)
-    elif type(value) is dict:
-        for each in value.values():
-            yield from _walk(each)
-
-
-def _replaced(value: Any, leaves: Iterator[Any]) -> Any:
-    """The value with other leaves, in the order of `_walk`."""
-    if _is_array(value) or _is_plain(value):
-        return next(leaves)
-    if type(value) in (list, tuple):
-        return type(value)([_replaced(each, leaves) for each in value])
-    if type(value) is dict:
-        return {key: _replaced(each, leaves) for key, each in value.items()}
-    return value
-
-
-def _is_plain(value: Any) -> bool:
-    """Numbers, text, bytes and containers of them: what pickle carries without running anybody's code."""
-    if isinstance(value, PLAIN):
-        return type(value) in PLAIN
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    if type(value) is dict:
-        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
-    return type(value) in PACKED
-
-
-def _is_torch(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        return value.dtype.kind in NUMPY_KINDS and type(value) is numpy.ndarray
-    if not _is_torch(value):
-        return False
-    torch = sys.modules["torch"]
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_meta
-
-
-def _array_spec(value: Any) -> dict[str, Any]:
-    if _is_torch(value):
-        return {
-            "library": "torch",
-            "dtype": str(value.dtype)[6:],
-            "shape": list(value.shape),
-            "strides": list(value.stride()),
-            "bytes": value.numel() * value.element_size(),
-            "device": str(value.device),
-            "grad": bool(value.requires_grad),
-        }
-    return {
-        "library": "numpy",
-        "dtype": value.dtype.name if value.dtype.kind in "biufc" else value.dtype.str,
-        "shape": list(value.shape),
-        "strides": [stride // max(1, value.itemsize) for stride in value.strides],
-        "bytes": value.nbytes,
-        "device": "cpu",
-        "grad": False,
-    }
-
-
-def _compared(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What has to be equal each time that inputs are made."""
-    return {name: value for name, value in spec.items() if name != "offset"}
-
-
-def lay_out(specs: Sequence[dict[str, Any]]) -> int:
-    """Give each array its offset in a slot; returns the bytes of all."""
-    end = 0
-    for spec in specs:
-        if spec["kind"] == "array":
-            spec["offset"] = end
-            end += -(-spec["bytes"] // ALIGNMENT) * ALIGNMENT
-    return end
-
-
-def _like(value: Any, spec: Mapping[str, Any]) -> Any:
-    """An array of that layout: strides kept, so that a transposed input stays one."""
-    if spec["library"] == "torch":
-        torch = sys.modules["torch"]
-        made = torch.empty_strided(spec["shape"], spec["strides"], dtype=value.dtype, device=value.device)
-        made.zero_() if 0 not in spec["strides"] else None
-        if type(value) is torch.nn.Parameter:
-            return torch.nn.Parameter(made, requires_grad=spec["grad"])
-        return made.requires_grad_(spec["grad"]) if spec["grad"] else made
-    numpy = sys.modules["numpy"]
-    if value.flags.c_contiguous:
-        return numpy.zeros(value.shape, value.dtype)
-    strides, shape = spec["strides"], spec["shape"]
-    reach = [(size - 1) * stride for size, stride in zip(shape, strides)]
-    before = -sum(each for each in reach if each < 0)
-    base = numpy.zeros(before + sum(each for each in reach if each > 0) + 1, value.dtype)
-    steps = [stride * value.itemsize for stride in strides]
-    return numpy.lib.stride_tricks.as_strided(base[before:], shape, steps, writeable=True)
-
-
-def _contiguous(value: Any) -> Any:
-    """The values in order, in the host's memory."""
-    if _is_torch(value):
-        return value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return sys.modules["numpy"].ascontiguousarray(value)
-
-
-def _distinct(value: Any, strides: Optional[Sequence[int]] = None) -> Any:
-    """A tensor's elements, each once: of a dimension that is expanded only the first."""
-    for dim, stride in enumerate(strides or value.stride()):
-        if stride == 0 and value.shape[dim] > 1:
-            value = value.narrow(dim, 0, 1)
-    return value
-
-
-def _raw(value: Any) -> memoryview:
-    """The bytes of a contiguous array in the host's memory."""
-    if _is_torch(value):
-        address, size = value.data_ptr(), value.numel() * value.element_size()
-    else:
-        address, size = value.ctypes.data, value.nbytes
-    if not size:
-        return memoryview(b"")
-    buffer = (ctypes.c_ubyte * size).from_address(address)
-    buffer.owner = value  # type: ignore[attr-defined]
-    return memoryview(buffer).cast("B")
-
-
-def _extent(value: Any) -> tuple[int, int]:
-    """Where an array's memory begins and ends."""
-    if _is_torch(value):
-        storage = value.untyped_storage()
-        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    import numpy as np
-
-    # numpy 2 moved it.
-    byte_bounds: Any = np.byte_bounds if hasattr(np, "byte_bounds") else np.lib.array_utils.byte_bounds
-    return byte_bounds(value)  # type: ignore[no-any-return]
-
-
-def poison(value: Any) -> None:
-    """Fill an array with NaN, of integers with the least one, so that what nobody writes is seen."""
-    if _is_torch(value):
-        torch = sys.modules["torch"]
-        if value.dtype is torch.bool:
-            return
-        with torch.no_grad():
-            if value.is_floating_point() or value.is_complex():
-                _distinct(value.detach()).fill_(float("nan"))
-            else:
-                _distinct(value.detach()).fill_(torch.iinfo(value.dtype).min)
-    elif value.flags.writeable and value.dtype.kind in "iufc":
-        value.fill(float("nan") if value.dtype.kind in "fc" else sys.modules["numpy"].iinfo(value.dtype).min)
-
-
-def _arrays(result: Any) -> Iterator[Any]:
-    if _is_array(result):
-        yield result
-    elif isinstance(result, (list, tuple)):
-        for each in result:
-            yield from _arrays(each)
-    elif isinstance(result, dict):
-        for each in result.values():
-            yield from _arrays(each)
-
-
-def write_result(
-    out: Any, path: str, exact_types: bool, where: tuple[str, int], limit_bytes: int = 0, named: str = "the function"
-) -> dict[str, Any]:
-    """Write a result: the arrays to `path`, what they are, and whatever else it is, as JSON to `path`.json.
-
-    Raises Told for what cannot be compared: other objects, and with `exact_types` arrays of a class of their own, which
-    may compute only when they are looked at.
-    """
-    arrays: list[Any] = []
-    end = 0
-
-    def encoded(value: Any) -> Any:
-        nonlocal end
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in NUMPY_KINDS:
-            value = numpy.asarray(value)
-        if not exact_types and _is_torch(value):
-            value = value.detach().as_subclass(sys.modules["torch"].Tensor)
-        if _is_array(value):
-            spec = {"kind": "array", **_array_spec(value), "offset": end}
-            end += -(-spec["bytes"] // ALIGNMENT) * ALIGNMENT
-            arrays.append((spec["offset"], value))
-            return spec
-        if isinstance(value, PLAIN) and not isinstance(value, (bytes, complex)):
-            return {"kind": "plain", "value": value}
-        if type(value) in (bytes, bytearray):
-            return {"kind": "plain", "value": value.hex()}
-        if isinstance(value, (list, tuple)):
-            if value and all(type(each) in (int, float, str, bool) for each in value):
-                return {"kind": "plain", "value": list(value)}
-            return {"kind": "tuple", "items": [encoded(each) for each in value]}
-        if isinstance(value, (set, frozenset)) and _is_plain(value):
-            return {"kind": "plain", "value": sorted(value, key=repr)}
-        if type(value) is dict and all(type(key) is str for key in value):
-            return {"kind": "dict", "items": {key: encoded(each) for key, each in value.items()}}
-        name = f"{type(value).__module__}.{type(value).__name__}"
-        lazy = ", which may compute only when it is looked at" if _is_torch(value) else ""
-        raise Told(f"{named} returned a {name}{lazy}: return arrays, numbers, text, or tuples of them", where)
-
-    tree = encoded(out)
-    if limit_bytes and end > limit_bytes:
-        raise Told(f"{named} returned {end:,} bytes where the reference has {limit_bytes // 4:,} at most", where)
-    with open(path, "wb") as file:
-        for offset, value in arrays:
-            file.seek(offset)
-            file.write(_raw(_contiguous(value)))
-        file.truncate(end)
-    with open(f"{path}.json", "w") as text:
-        json.dump(tree, text)
-    return {"bytes": end}
-
-
-def read_result(tree: Mapping[str, Any], path: str, library: str) -> Any:
-    """The inverse of `write_result`, for a user's check."""
-    if tree["kind"] == "plain":
-        return tree["value"]
-    if tree["kind"] == "tuple":
-        return tuple(read_result(each, path, library) for each in tree["items"])
-    if tree["kind"] == "dict":
-        return {key: read_result(each, path, library) for key, each in tree["items"].items()}
-    with open(path, "rb") as file:
-        file.seek(tree["offset"])
-        content = bytearray(file.read(tree["bytes"]))
-    if tree["library"] == "torch":
-        torch = importlib.import_module("torch")
-        if not content:
-            return torch.empty(tree["shape"], dtype=getattr(torch, tree["dtype"]))
-        return torch.frombuffer(content, dtype=getattr(torch, tree["dtype"])).reshape(tree["shape"])
-    numpy = importlib.import_module("numpy")
-    return numpy.frombuffer(content, numpy.dtype(tree["dtype"])).reshape(tree["shape"])
-
-
 def _arrays_closed_over(function: Any) -> list[str]:
     """Names of arrays that a function has not been given but sees: they are other ones in the other process."""
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
@@ -827,7 +540,7 @@ def _arrays_closed_over(function: Any) -> list[str]:
             held = cell.cell_contents
         except ValueError:
             continue
-        if any(True for _ in _arrays(held)):
+        if any(True for _ in arrays_in(held)):
             found.append(name)
     return found
 
@@ -852,6 +565,10 @@ def _words_of(error: BaseException) -> str:
 
 def _line_of(value: Any) -> int:
     return getattr(getattr(value, "__code__", None), "co_firstlineno", 0)
+
+
+def _is_any(_: Leaf) -> bool:
+    return True
 
 
 def _is_modified(leaf: Leaf) -> bool:

@@ -47,7 +47,15 @@ class UserProcess:
     `called` is what the sentences of a failure call it; `memory_bytes` is how much it and its children may hold.
     """
 
-    def __init__(self, python: str, folder: Path, called: str, deadline_s: float, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        python: str,
+        folder: Path,
+        called: str,
+        deadline_s: float,
+        memory_bytes: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         _adopt_orphans()
         self._called, self._where, self._memory_bytes = called, "", memory_bytes
         self.deadline_in(deadline_s)
@@ -69,6 +77,7 @@ class UserProcess:
                 stderr=printed,
                 pass_fds=(requests, answers),
                 start_new_session=True,
+                env={**os.environ, **(environment or {})},
             )
         except OSError as error:
             for each in (self._to, self._from, output):
@@ -127,6 +136,11 @@ class UserProcess:
             place = f"{file}:{at}" if file and at else file or self._where
             raise Failed(f"{place}: {str(answer['error'])[:1000]}.")
         return answer
+
+    def pause(self, paused: bool) -> None:
+        """Stop the process, threads that wait busily too, or let it go on."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
 
     def cpu_seconds(self) -> float:
         """CPU time that the process and its living children have used."""
