@@ -186,7 +186,7 @@ def _users_sides(
     return old_arm, new_arm, planned, notes_on(old_arm, new_arm, benches)
 
 
-def _planned(probes: tuple[str, ...], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:
+def _planned(probes: Sequence[str], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:
     """The cases of the probes, or of all that are timed and need no group of processes."""
     from pyperf_suite.runner.plan import PlannedCase
     from pyperf_suite.runner.profiles import find_profile

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 class Bench:
-    """One prepared case. `answer` takes `{"prepare": …}` once, then any number of `{"slice": …}`, then `{"finish": {}}`.
+    """One prepared case. `answer` takes `{"prepare": …}` once, then slices, `{"slice": …}`, then `{"finish": {}}`.
 
     A user's kernel runs in a process of its own, and is checked in every pair: before its slices, within, and after.
     """
@@ -59,9 +59,9 @@ class Bench:
         """What happened, as `{"outcome": "ok" | "failed" | "unsupported", …}`; never an exception."""
         try:
             ((what, arguments),) = request.items()
+            answers: dict[str, Callable[..., dict[str, Any]]]
             answers = {"prepare": self._prepare, "slice": self._slice, "pin": self._pin, "finish": self._finish}
-            answer: dict[str, Any] = answers[what](**arguments)
-            return answer
+            return answers[what](**arguments)
         except Exception as error:  # the parent must get an answer; the log keeps the traceback
             kind = type(error).__name__
             if kind in ("Unsupported", "UserError"):

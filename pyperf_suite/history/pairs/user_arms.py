@@ -218,7 +218,7 @@ def _source_of(name: str) -> str:
 
 
 def _top(folder: Path) -> Path:
-    """The top of the git checkout around a folder; without one, the current folder, or the folder where it is no part."""
+    """The top of the git checkout around a folder; without one the current folder, if it lies there, or itself."""
     here = Path.cwd()
     top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
     return top or (here if folder.is_relative_to(here) else folder)
