@@ -24,7 +24,7 @@ from typing import Any
 # Rotating operands that together exceed the caches so many times leaves nothing of a set when it comes round again.
 CACHE_TURNOVER = 3
 MOST_SETS = 1024
-# Launches for so long tell how many cores a user's kernel keeps busy.
+# Launches for so long tell whether a user's kernel runs on several cores.
 SETTLING_S = 0.02
 _CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
 _PR_SET_PDEATHSIG = 1
@@ -147,18 +147,25 @@ class Bench:
         kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
         resolution_s = self._stopwatch.resolution_s
         answer = {"outcome": "ok", "kernel": kernel, "sets": launches.sets, "resolution_s": resolution_s}
-        return answer | ({"cores_used": self._cores_used()} if sys.platform == "linux" else {})
+        return answer | ({"other_threads": self._other_threads()} if sys.platform == "linux" else {})
 
-    def _cores_used(self) -> float:
-        """How many cores the kernel keeps busy, as its process's CPU time tells."""
-        clock = (~self._users.pid << 3) | _CPU_CLOCK_OF_PROCESS
+    def _other_threads(self) -> float:
+        """Which share of the CPU time of launches is not the main thread's: a kernel on one core has none."""
+        pid = self._users.pid
+        clock = (~pid << 3) | _CPU_CLOCK_OF_PROCESS
+
+        def spent_ns() -> tuple[int, int, int]:
+            main = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]
+            return time.monotonic_ns(), time.clock_gettime_ns(clock), int(main)
+
         batch, wall_s = 1, 0.0
         while wall_s < SETTLING_S:
-            begin_s, used_s = time.perf_counter(), time.clock_gettime(clock)
+            before = spent_ns()
             self._users.time(0, 1, batch)
-            used_s, wall_s = time.clock_gettime(clock) - used_s, time.perf_counter() - begin_s
+            wall, whole, main = (after - earlier for after, earlier in zip(spent_ns(), before, strict=True))
+            wall_s = wall * 1e-9
             batch = math.ceil(batch * min(10, 1.5 * SETTLING_S / wall_s))
-        return used_s / wall_s
+        return max(0.0, 1 - main / whole)
 
     def _pin(self, cores: list[int]) -> dict[str, Any]:
         """Keep this process and the kernel's main thread on these cores."""

@@ -27,8 +27,8 @@ from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
 RESOLUTION_SHARE = 0.01
 SIDES = ("old", "new")
 
-# A kernel whose process uses less than so many cores runs on one.
-ONE_CORE = 1.2
+# A kernel runs on one core where less than this share of its CPU time is that of other threads than the main one.
+OTHER_THREADS = 0.1
 
 
 class ArmFailed(Exception):
@@ -107,11 +107,8 @@ def measure_pair(
         workers = {side: _started(arms[side], device, resources) for side in chance.sample(SIDES, 2)}
         answers = _prepared(workers, arms, requests, deadline_s)
         turns = _Turns(workers, deadline_s)
-        if (
-            cores is None
-            and device.kind == "cpu"
-            and all(each.get("cores_used", math.inf) < ONE_CORE for each in answers.values())
-        ):
+        threads = max(each.get("other_threads", 1.0) for each in answers.values())
+        if cores is None and device.kind == "cpu" and threads < OTHER_THREADS:
             cores = [chance.choice(sorted(os.sched_getaffinity(0)))]
             turns.ask_both("pin", cores=cores)
         is_exact = "static" in answers["old"]
