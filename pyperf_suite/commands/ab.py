@@ -218,7 +218,10 @@ def _arms(old: str, new: str, environments: bool) -> tuple[Arm, Arm]:
 def _require(asked: str) -> None:
     """Raise UserError where a side is no interpreter and no revision, before minutes go into building the other."""
     from pyperf_suite.history.pairs.checkout import find_checkout
+    from pyperf_suite.history.pairs.user_arms import parse_requirements
 
+    if parse_requirements(asked) is not None:
+        raise UserError(f"{asked} is a requirement, under which kernels of your own are compared: name a FILE.py.")
     if asked == "." or not Path(asked).is_file():
         find_checkout().commit("HEAD" if asked == "." else asked)
 

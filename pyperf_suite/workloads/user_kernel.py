@@ -88,7 +88,8 @@ def canonical(name: str) -> str:
     if not source.endswith(".py"):
         return name
     top = root()
-    for path in (Path(source), top / source):
+    places = (Path(source), top / source)
+    for path in reversed(places) if ROOT_VARIABLE in os.environ else places:
         if path.is_file():
             relative = Path(os.path.relpath(path.resolve(), top.resolve())).as_posix()
             return f"{relative}:{function}" if function else relative
@@ -565,7 +566,7 @@ class ReferenceProcess:
         try:
             return self._process.ask(what, **arguments)
         except Failed:
-            _forget_reference()
+            forget_reference()
             raise
         finally:
             # While others are timed it takes no core.
@@ -587,13 +588,14 @@ def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess
     """The one that is kept, where it has the same code; else a new one."""
     key = (_split(name)[0], device, _python(), os.environ.get(PATH_VARIABLE, ""), str(root()))
     if key not in _kept:
-        _forget_reference()
+        forget_reference()
         _kept[key] = ReferenceProcess(name, device, end_s)
     return _kept[key]
 
 
 @atexit.register
-def _forget_reference() -> None:
+def forget_reference() -> None:
+    """End the reference process that is kept, as this process does when it ends in order."""
     while _kept:
         _kept.popitem()[1].close()
 

@@ -41,6 +41,10 @@ def main() -> None:
         answers.write(json.dumps(bench.answer(json.loads(line))) + "\n")
         answers.flush()
     bench.close()
+    if bench.judges:
+        from pyperf_suite.workloads.user_kernel import forget_reference
+
+        forget_reference()
     # Nothing else is worth being torn down in order: the next pair waits for this process to be gone.
     os._exit(0)
 
@@ -49,11 +53,14 @@ class Bench:
     """One prepared case. `answer` takes `{"prepare": …}` once, then slices, `{"slice": …}`, then `{"finish": {}}`.
 
     A user's kernel runs in a process of its own, and is checked in every pair: before its slices, within, and after.
+    So this process may prepare it again, for the next pair.
     """
 
     def __init__(self) -> None:
         self._launched = 0
         self._users: Any = None
+        self.judges = False
+        self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What happened, as `{"outcome": "ok" | "failed" | "unsupported", …}`; never an exception."""
@@ -139,7 +146,7 @@ class Bench:
 
     def _prepare_users(self, launches: Any, spin_share: float) -> dict[str, Any]:
         """The same for a user's kernel, which only its own process can launch."""
-        self._users, self._launch = launches, launches.launch
+        self._users, self._launch, self.judges = launches, launches.launch, True
         if spin_share:
             return {"outcome": "unsupported", "reason": "A slowdown cannot be injected into a user's kernel."}
         self._stopwatch = launches.checks.checking(launches.stopwatch, can_stop=False)
@@ -174,15 +181,18 @@ class Bench:
         return {"outcome": "ok"}
 
     def _finish(self) -> dict[str, Any]:
-        """Check a last launch, and the clock of all, where they are a user's."""
+        """Check a last launch, and the clock of all, where they are a user's; then end its process."""
         if self._users is not None:
             self._users.checks.after_timing()
+            self.close()
+            os.sched_setaffinity(0, self._cores)
         return {"outcome": "ok"}
 
     def close(self) -> None:
         """End a kernel's process and remove its files."""
         if self._users is not None:
             self._users.close()
+            self._users = None
 
     def _slice(self, samples: int, launches_per_sample: int) -> dict[str, Any]:
         """Seconds a launch took in each sample, in order, and on a GPU the clock they ran at."""

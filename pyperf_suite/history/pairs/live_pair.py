@@ -88,8 +88,12 @@ def measure_pair(
     spin_share: float = 0.0,
     pace: Pace = PACE,
     deadline_s: float = 120.0,
+    judges: dict[str, WorkerProcess] | None = None,
 ) -> Pair:
     """Start both arms, let them take turns, end them. `spin_share` slows each launch of the new arm down.
+
+    A user's kernel runs in a process of its own, which is fresh in each pair. `judges` are then the processes that
+    judge it: used again where they are there, else started, and left for the next pair; the caller closes them.
 
     Raises ArmFailed where an arm cannot prepare the case, its result is wrong (asked with `verify`), or it dies.
     """
@@ -104,7 +108,16 @@ def measure_pair(
     }
     with Around() as telemetry, ExitStack() as resources:
         # Who starts first gets other memory: let chance decide.
-        workers = {side: _started(arms[side], device, resources) for side in chance.sample(SIDES, 2)}
+        order = chance.sample(SIDES, 2)
+        if judges is None:
+            workers = {side: _started(arms[side], device, resources) for side in order}
+        else:
+            judges |= {
+                side: WorkerProcess(device, arms[side].command, arms[side].variables)
+                for side in order
+                if side not in judges
+            }
+            workers = {side: judges[side] for side in order}
         answers = _prepared(workers, arms, requests, deadline_s)
         turns = _Turns(workers, deadline_s)
         threads = max(each.get("other_threads", 1.0) for each in answers.values())

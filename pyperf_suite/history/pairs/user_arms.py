@@ -192,17 +192,16 @@ def kernels_of(arm: Arm, root: Path, names: Sequence[str]) -> Iterator[list[str]
 
     Raises UserError for a name that is a probe's of the suite.
     """
+    for name in names:
+        if _source_of(name) == name and not name.endswith(".py"):
+            raise UserError(f"{name} is a probe of the suite, and others are kernels of yours: compare them in turn.")
     before = {name: os.environ.get(name) for name in (PYTHON, PATH, ROOT)}
     os.environ.update(arm.environment or {ROOT: str(root)})
-    own = Path(os.environ[ROOT])
     found = []
     for name in names:
-        source = _source_of(name)
-        if source == name and not source.endswith(".py"):
-            raise UserError(f"{name} is a probe of the suite, and others are kernels of yours: compare them in turn.")
-        if source.endswith(".py"):
-            name = f"{own / Path(source).resolve().relative_to(root)}{name[len(source) :]}"
-        found.append(name)
+        source = Path(_source_of(name))
+        file = source.resolve().relative_to(root).as_posix() if source.suffix == ".py" else str(source)
+        found.append(file + name[len(str(source)) :])
     try:
         yield found
     finally:
