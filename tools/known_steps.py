@@ -125,7 +125,7 @@ def medfilt(n):
     return suite.launch(signal.medfilt, suite.rand(n, dtype="float64"), 5)
 
 
-@suite.kernel(n=200)
+@suite.kernel(n=5)
 def skewnorm_cdf(n):
     from scipy import stats
 

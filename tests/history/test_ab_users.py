@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.cli import SpokenErrors
 from pyperf_suite.commands.ab import ab
+from pyperf_suite.commands.selfcheck import selfcheck
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.history.pairs.ab import compare_case
 from pyperf_suite.history.pairs.arms import PairedCase
@@ -136,6 +139,31 @@ def test_what_cannot_be_compared_is_one_sentence(repository, run, arguments, wor
     assert done.exit_code == 2
     assert words in done.stderr
     assert "Traceback" not in done.output
+
+
+def test_selfcheck_compares_the_users_kernels_with_themselves(repository, tmp_path):
+    group = SpokenErrors(commands={"selfcheck": selfcheck})
+    given = ("selfcheck", "bench.py", "-k", "loop n=64", "--max-pairs", "1", "--results", str(tmp_path / "results"))
+    done = CliRunner().invoke(group, [*given, "--shifts", "0:2"], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    (folder,) = (tmp_path / "results").glob("*/selfcheck-*")
+    made = [json.loads(line) for line in (folder / "comparisons.jsonl").read_text().splitlines()]
+    assert [each["label"] for each in made] == ["bench.py:squares[loop n=64]"] * 2
+    refused = CliRunner().invoke(group, [*given, "--shifts", "0,5"])
+    assert refused.exit_code == 2
+    assert "use --shifts 0" in refused.stderr
+
+
+def test_every_known_step_names_a_kernel_of_its_file(monkeypatch):
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    known = runpy.run_path(str(root / "tools" / "known_steps.py"))
+    kernels = {each.name for each in describe("tools/known_steps.py")}
+    assert {f"tools/known_steps.py:{pair.kernel}" for pair in known["PAIRS"]} == kernels
+    steps = [pair for pair in known["PAIRS"] if pair.expected]
+    assert len(steps) >= 10
+    assert len(known["PAIRS"]) - len(steps) >= 10
+    assert all(pair.source for pair in steps)
 
 
 def case_in(folder, source, monkeypatch):
