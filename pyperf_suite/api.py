@@ -40,7 +40,7 @@ class Kernel:
         _outputs.clear()
         launched: Any = self.builder(*args, **axes)
         if not isinstance(launched, Launch):
-            found = "nothing" if launched is None else f"a {type(launched).__name__}"
+            found = "nothing" if launched is None else f"an object of {type(launched).__name__}"
             raise TypeError(f"{self.name} returned {found}: return suite.launch(function, inputs...)")
         return launched
 

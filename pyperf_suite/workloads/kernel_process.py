@@ -83,6 +83,7 @@ def main() -> None:
     requests, answers = int(sys.argv[1]), int(sys.argv[2])
     stack = open(sys.argv[3], "w")  # noqa: SIM115 - where a signal has this process write down what it is doing
     faulthandler.register(signal.SIGUSR2, stack)
+    faulthandler.enable(stack)
     for each in (requests, answers):
         os.set_inheritable(each, False)
     _die_with_parent()
@@ -180,7 +181,7 @@ class KernelProcess:
             return of_file
         found = getattr(self._module, named, None)
         if not isinstance(found, self._api.Kernel):
-            there = ", ".join(each.name for each in of_file) or "none"
+            there = ", ".join(each.name for each in of_file[:10]) or "none"
             what = "there is no kernel" if found is None else "no @suite.kernel stands above"
             where = ("" if found is None else inspect.getsourcefile(self._module) or "", _line_of(found))
             raise Told(f"{what} {named} in it: its kernels are {there}", where)

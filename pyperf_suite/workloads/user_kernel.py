@@ -60,6 +60,7 @@ DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 # Of a part that the judge sees take so long, samples' own time makes up at least this share. A busy machine answers
 # late, so the part with the largest share counts, and longer ones are tried.
 LONG_PART_S, TOLD_SHARE, CLOCK_TRIES = 5e-3, 0.5, 7
+MOST_LAUNCHES = 1 << 20
 
 # Threads of the reference process that wait for work take no core from what is timed.
 NO_SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
@@ -118,7 +119,7 @@ def describe(target: str) -> tuple[Described, ...]:
     target = canonical(target)
     with _folder() as folder:
         try:
-            process = UserProcess(_python(), folder, "describe", 60.0, _limit_bytes())
+            process = UserProcess(_python(), folder, _split(target)[0], 60.0, _limit_bytes())
             with contextlib.closing(process):
                 process.ask("start", **_start(target, "cpu"))
                 told = process.ask("describe", kernel=_split(target)[1], seed=_seed())["kernels"]
@@ -424,7 +425,7 @@ class PartChecks:
         self._launches = launches
         self._checked = self._before = 0
         self._spent_s = self._begun_s = self._check_s = 0.0
-        self._largest_share, self._sample_s, self._batch = 0.0, 0.0, 1
+        self._largest_share, self._launch_s = 0.0, 0.0
 
     def before_timing(self) -> Verification:
         """One launch on fresh inputs, then one on others. Raises WrongLaunch."""
@@ -496,7 +497,7 @@ class PartChecks:
             )
         if wall_s >= LONG_PART_S:
             self._largest_share = max(self._largest_share, told_s / wall_s)
-        self._batch, self._sample_s = batch, max(told_s / samples, self._launches.clock[1])
+        self._launch_s = told_s / (samples * batch)
         return seconds
 
     def _require_a_true_clock(self) -> None:
@@ -506,8 +507,10 @@ class PartChecks:
         for attempt in range(CLOCK_TRIES):
             if self._largest_share >= TOLD_SHARE:
                 return
-            samples = 1 + int(2**attempt * LONG_PART_S / self._sample_s)
-            self._part(secrets.randbelow(self._launches.sets), min(samples, 1 << 16), self._batch)
+            # In few samples: short ones hold less of what passes than is between them.
+            launches = min(2**attempt * LONG_PART_S / max(self._launch_s, 1e-9), MOST_LAUNCHES)
+            samples = 1 + secrets.randbelow(8)
+            self._part(secrets.randbelow(self._launches.sets), samples, 1 + int(launches / samples))
         if self._largest_share < TOLD_SHARE:
             share = f"{100 * self._largest_share:.0f} %"
             told = f"the times that were told make up {share} of the time that passed at most"
@@ -631,7 +634,7 @@ def _limit_bytes() -> int:
 @contextlib.contextmanager
 def _folder() -> Any:
     """A folder in memory where there is one, else where temporary files lie; removed at the end."""
-    shared = Path("/dev/shm")
+    shared = Path(processes.SHARED_MEMORY)
     roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 1 << 30
     name = processes.owned_name("kernel", os.getpid())
     with tempfile.TemporaryDirectory(

@@ -242,7 +242,7 @@ class UserProcess:
             return self._lost("had its process killed (SIGKILL), by itself or because memory ran out")
         if code < 0:
             with contextlib.suppress(ValueError):
-                return self._lost(f"had its process ended by {signal.Signals(-code).name}")
+                return self._lost(f"had its process ended by {signal.Signals(-code).name}", self._place_in_stack())
         return self._lost(f"ended its process with exit code {code}")
 
     def _lost(self, words: str, place: str = "") -> Failed:
