@@ -183,6 +183,7 @@ class Pair(NamedTuple):
 
 PAIRS = (
     Pair("numpy==1.24.4", "numpy==1.25.2", "add_at", "faster", NUMPY_1_25),
+    Pair("numpy==1.25.1", "numpy==1.25.2", "add_at", "slower", "https://github.com/numpy/numpy/pull/24294"),
     Pair("numpy==1.26.4", "numpy==2.0.2", "sort", "faster", NUMPY_2_0),
     Pair("numpy==1.26.4", "numpy==2.0.2", "argsort", "faster", "https://github.com/numpy/numpy/pull/25610"),
     Pair("numpy==1.26.4", "numpy==2.0.2", "char_find", "faster", NUMPY_2_0),
@@ -199,7 +200,7 @@ PAIRS = (
     ),
     Pair("scipy==1.13.1 numpy==1.26.4", "scipy==1.14.1 numpy==1.26.4", "spsolve_triangular", "faster", SCIPY_1_14),
     Pair("networkx==3.1", "networkx==3.3", "triangles", "faster", "https://github.com/networkx/networkx/pull/6258"),
-    Pair("numpy==1.25.1", "numpy==1.25.2", "add_at", ""),
+    Pair("numpy==1.25.1", "numpy==1.25.2", "cumsum", ""),
     Pair("numpy==1.26.3", "numpy==1.26.4", "argsort", ""),
     Pair("numpy==1.26.3", "numpy==1.26.4", "char_find", ""),
     Pair("numpy==1.26.3", "numpy==1.26.4", "cumsum", ""),
