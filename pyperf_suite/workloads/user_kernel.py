@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import os
+import random
 import secrets
 import shutil
 import tempfile
@@ -217,7 +218,8 @@ class UserLaunches(Prepared):
         self._built = self._reference.build(asked, self._end_s)
         started = self._process.finish(began)
         self._process.about(self._built)
-        mine = self._process.ask("build", **asked, seed=_seed(), library=self._reference.library)
+        self._seeds = None if place.inputs is None else random.Random(place.inputs)
+        mine = self._process.ask("build", **asked, seed=self._drawn(), library=self._reference.library)
         self._process.about(mine)
         self._require_same_inputs(mine)
         self.longest = max([1, *(size for leaf in self._arrays for size in leaf["shape"])])
@@ -264,7 +266,7 @@ class UserLaunches(Prepared):
         self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 1)]
         self._inputs = self._path_of("inputs", slot_bytes)
         for slot in self._slots:
-            self._reference.make(slot, "", self._end_s)
+            self._reference.make(slot, "", self._end_s, self._drawn())
         placed = self._process.ask("place", sets=self.sets, slots=self._slots[:-1], spare=self._slots[-1])
         self._path = placed["path"]
         self._clock_name, self._resolution_s = placed["stopwatch"], placed["resolution_s"]
@@ -322,8 +324,18 @@ class UserLaunches(Prepared):
     def refresh(self, index: int) -> None:
         """Give a set inputs that no process has seen, made under a seed drawn now, and compute what is right."""
         spare = self._slots[-1]
-        self._made = self._reference.make(spare, str(self._folder / "expected"), self._end_s)
+        self._made = self._reference.make(spare, str(self._folder / "expected"), self._end_s, _seed())
         self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
+
+    def give_back(self, index: int) -> None:
+        """Give a set the inputs that it had before `refresh`, where they are to be those of another process."""
+        if self._seeds is not None:
+            index %= self.sets
+            self._process.ask("load", sets=[[index, index % (len(self._slots) - 1)]])
+
+    def _drawn(self) -> int:
+        """The seed of inputs that are timed."""
+        return _seed() if self._seeds is None else self._seeds.getrandbits(63)
 
     def left(self, index: int) -> Verification:
         """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`."""
@@ -560,6 +572,7 @@ class PartChecks:
         verdict = self._launches.left(index)
         if not verdict.passed:
             raise WrongLaunch(verdict)
+        self._launches.give_back(index)
         return verdict
 
 
@@ -593,9 +606,9 @@ class ReferenceProcess:
         """What the case launches."""
         return self.ask("build", end_s, **asked, seed=_seed(), library=self.library)
 
-    def make(self, slot: str, expected: str, end_s: float) -> dict[str, Any]:
-        """Inputs under a seed that is drawn now, and what the reference makes of them."""
-        return self.ask("make", end_s, seed=_seed(), slot=slot, expected=expected)
+    def make(self, slot: str, expected: str, end_s: float, seed: int) -> dict[str, Any]:
+        """Inputs under a seed, and what the reference makes of them."""
+        return self.ask("make", end_s, seed=seed, slot=slot, expected=expected)
 
     def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
         """One request; a process that is lost is not asked again. Raises Failed."""

@@ -191,6 +191,27 @@ def kernel():
         measure_pair(arm, arm, case, CPU, 1, pace=SHORT)
 
 
+def test_both_sides_of_a_pair_work_on_the_same_inputs_and_each_pair_on_others(tmp_path, monkeypatch):
+    source = """
+import hashlib
+seen = []
+def work(x):
+    seen.append(hashlib.sha256(x.tobytes()).hexdigest())
+    if len(seen) == 100:
+        with open("told", "a") as file:
+            file.write(" ".join(sorted({each for each in seen if seen.count(each) > 3})) + "\\n")
+    return x + 1
+
+@suite.kernel()
+def kernel():
+    return suite.launch(work, suite.rand(64))
+"""
+    case, arm = case_in(tmp_path, source, monkeypatch), present_arm(tmp_path)
+    compare_case(arm, arm, case, CPU, SequentialRule(looks=(2,)), pace=Pace(slice_s=0.005, total_s=0.02))
+    first, second, third, fourth = sorted((tmp_path / "told").read_text().splitlines())
+    assert first == second != third == fourth
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the CPU time of another process's threads")
 @pytest.mark.parametrize("threads", [False, True])
 def test_only_a_kernel_of_one_thread_is_pinned_to_a_core(tmp_path, monkeypatch, threads):

@@ -19,6 +19,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,12 @@ class Bench:
         sets: int | None = None,
         spin_share: float = 0.0,
         cores: list[int] | None = None,
+        inputs: int | None = None,
     ) -> dict[str, Any]:
-        """Make the case ready on these cores; verify its output where asked; have launches take `spin_share` longer."""
+        """Make the case ready on these cores; verify its output where asked; have launches take `spin_share` longer.
+
+        `inputs` is the seed of a user's inputs, which both sides are given.
+        """
         _import_numpy()
         import pyperf_suite
         from pyperf_suite.hardware.devices import resolve
@@ -125,6 +130,8 @@ class Bench:
                 # It says where this code and what it needs lie, which a kernel's own interpreter must not find first.
                 os.environ.pop("PYTHONPATH", None)
             place = Place(where, parsed.seed, sets=sets)
+            if inputs is not None:  # no revision that lacks it is asked
+                place = replace(place, inputs=inputs)
             launches = operator.prepare(parsed.parameters, parsed.implementation, place)
             if launches.exact is not None:
                 return package | _inspected(launches)
