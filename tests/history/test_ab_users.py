@@ -101,6 +101,14 @@ def test_a_file_stands_for_all_its_kernels_and_cases(repository, run):
     assert labels == {"bench.py:squares[loop n=64]", "bench.py:squares[loop n=128]"}
 
 
+def test_a_kernel_may_be_named_by_its_module_which_each_side_has_of_its_own(repository, run, tmp_path):
+    (repository / "made_up.py").write_text(MADE_UP.replace("VERSION", "3"))
+    done = run("--old", "v2", "--new", ".", "bench:squares", "-a", "n=64", "-a", "implementation=loop")
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (finding["benchmark"], finding["verdict"]) == ("bench:squares[loop n=64]", "undecided")
+    assert versions_told(tmp_path) == {"2", "3"}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "label"),
     [

@@ -110,16 +110,16 @@ def index(repository, tmp_path, monkeypatch):
 
 def asked_of(arm, expression):
     """What an expression is worth where the arm's kernels run."""
-    program = f"import sys; sys.path[:0] = {arm.environment[user_arms.PATH].split(os.pathsep)}; import made_up"
+    program = f"import sys; sys.path[:0] = {arm.environment[user_arms.PATH_VARIABLE].split(os.pathsep)}; import made_up"
     done = subprocess.run(
-        [arm.environment[user_arms.PYTHON], "-c", f"{program}\nprint({expression})"],
+        [arm.environment[user_arms.PYTHON_VARIABLE], "-c", f"{program}\nprint({expression})"],
         capture_output=True, text=True, cwd="/",
     )  # fmt: skip
     return done.stdout.strip() or done.stderr
 
 
 def bench_of(arm, name):
-    return (Path(arm.environment[user_arms.ROOT]) / name).read_text()
+    return (Path(arm.environment[user_arms.ROOT_VARIABLE]) / name).read_text()
 
 
 @pytest.mark.parametrize("place", ["made_up/__init__.py", "src/made_up/__init__.py", "made_up.py", "src/made_up.py"])
@@ -143,7 +143,9 @@ def test_a_setup_py_with_an_extension_is_built_for_each_revision_once(repository
     assert [arm.failure for arm in arms] == ["", ""]
     native = "__import__('made_up.native').native.version()"
     assert [asked_of(arm, native) for arm in arms] == ["1", "2"]
-    assert not (Path(arms[0].environment[user_arms.ROOT]) / "build").exists(), "what was built is no part of it"
+    assert not (Path(arms[0].environment[user_arms.ROOT_VARIABLE]) / "build").exists(), (
+        "what was built is no part of it"
+    )
     monkeypatch.setattr(kept, "logged", lambda *_: pytest.fail("built again"))
     assert repository.arm("v1", "bench.py").environment == arms[0].environment
 
@@ -247,7 +249,7 @@ def test_a_bench_file_that_a_revision_lacks_is_borrowed_and_that_is_said(reposit
     old, new = repository.arm("v1", "benches/bench.py"), repository.arm("v2", "benches/bench.py")
     assert bench_of(old, "benches/bench.py") == "present\n"
     assert bench_of(old, "benches/helper.py") == "x\n"
-    assert not (Path(old.environment[user_arms.ROOT]) / "made_up.py").exists()
+    assert not (Path(old.environment[user_arms.ROOT_VARIABLE]) / "made_up.py").exists()
     assert asked_of(old, "made_up.version") == "1"
     assert bench_of(new, "benches/bench.py") == "two\n"
     assert (old.borrowed, new.borrowed) == (("benches/bench.py",), ())
@@ -260,7 +262,7 @@ def test_a_borrowed_file_at_the_root_does_not_bring_the_present_code(repository)
     repository.commit("v1", **{"made_up.py": "version = 1\n"})
     repository.write(**{"made_up.py": "version = 2\n", "later.py": "", "bench.py": "present\n"})
     arm = repository.arm("v1", "bench.py")
-    assert [each.name for each in Path(arm.environment[user_arms.ROOT]).iterdir()] == ["bench.py"]
+    assert [each.name for each in Path(arm.environment[user_arms.ROOT_VARIABLE]).iterdir()] == ["bench.py"]
 
 
 def test_bench_files_that_are_the_same_need_no_note(repository):
@@ -271,7 +273,7 @@ def test_bench_files_that_are_the_same_need_no_note(repository):
 
 def test_an_interpreter_needs_nothing_but_to_be_python_and_new_enough(repository, tmp_path):
     arm = repository.arm(sys.executable)
-    assert arm.environment[user_arms.PYTHON] == sys.executable
+    assert arm.environment[user_arms.PYTHON_VARIABLE] == sys.executable
     assert arm.software["python"] == ".".join(map(str, sys.version_info[:3]))
     other = tmp_path / "python"
     other.write_text('#!/bin/sh\necho \'{"python": [3, 8, 1], "packages": {}}\'\n')
@@ -290,7 +292,7 @@ def test_without_git_the_present_files_are_an_arm_and_revisions_are_refused(repo
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     folder = tmp_path / "no checkout"
     folder.mkdir()
-    assert arm_of(".", folder, ["bench.py"]).environment[user_arms.ROOT] == str(folder)
+    assert arm_of(".", folder, ["bench.py"]).environment[user_arms.ROOT_VARIABLE] == str(folder)
     with pytest.raises(UserError, match="lies in no git checkout"):
         arm_of("v1", folder, ["bench.py"])
 

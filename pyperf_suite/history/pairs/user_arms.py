@@ -34,13 +34,13 @@ from pyperf_suite.history.pairs.kept import (
     name_of,
     worktree,
 )
+from pyperf_suite.workloads.user_kernel import PATH_VARIABLE, PYTHON_VARIABLE, ROOT_VARIABLE
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-PYTHON, PATH, ROOT = "PYPERF_KERNEL_PYTHON", "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
 OLDEST_PYTHON = (3, 9)
 
 # A name with extras and versions, as `numpy==1.26.4` or `torch[opt] >=2.5,<2.6`, or a name alone.
@@ -195,8 +195,8 @@ def kernels_of(arm: Arm, root: Path, names: Sequence[str]) -> Iterator[list[str]
     for name in names:
         if _source_of(name) == name and not name.endswith(".py"):
             raise UserError(f"{name} is a probe of the suite, and others are kernels of yours: compare them in turn.")
-    before = {name: os.environ.get(name) for name in (PYTHON, PATH, ROOT)}
-    os.environ.update(arm.environment or {ROOT: str(root)})
+    before = {name: os.environ.get(name) for name in (PYTHON_VARIABLE, PATH_VARIABLE, ROOT_VARIABLE)}
+    os.environ.update(arm.environment or {ROOT_VARIABLE: str(root)})
     found = []
     for name in names:
         source = Path(_source_of(name))
@@ -238,7 +238,7 @@ def notes_on(old: Arm, new: Arm, benches: Sequence[str]) -> list[str]:
 
 def _bench_content(arm: Arm, bench: str) -> bytes:
     try:
-        return read_bytes(Path(arm.environment[ROOT]) / bench)
+        return read_bytes(Path(arm.environment[ROOT_VARIABLE]) / bench)
     except OSError:
         return b""
 
@@ -373,7 +373,7 @@ def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | 
     own = [] if python else [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     places = os.pathsep.join(dict.fromkeys([*map(str, path), *own]))
     python = python or Path(sys.executable)
-    environment = {PYTHON: str(python), PATH: places, ROOT: str(root)}
+    environment = {PYTHON_VARIABLE: str(python), PATH_VARIABLE: places, ROOT_VARIABLE: str(root)}
     return replace(arm, build=this_code("").build, environment=environment, software=_software(python))
 
 
