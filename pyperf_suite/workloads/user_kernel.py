@@ -260,6 +260,8 @@ class UserLaunches(Prepared):
         if place.sets is not None:
             self.sets = place.sets
         distinct = min(self.sets, DISTINCT_SETS)
+        # Inputs of each, those that are looked at, a result and its reference in float64.
+        self._files = self._resources.enter_context(_folder((distinct + 2 + 1 + 8) * slot_bytes))
         self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 1)]
         self._inputs = self._path_of("inputs", slot_bytes)
         for slot in self._slots:
@@ -270,7 +272,7 @@ class UserLaunches(Prepared):
         self.sampling = {"cache": cache, "operand_sets": self.sets}
 
     def _path_of(self, name: str, size_bytes: int) -> str:
-        path = self._folder / name
+        path = self._files / name
         with path.open("wb") as file:
             file.truncate(size_bytes)
         return str(path)
@@ -316,12 +318,12 @@ class UserLaunches(Prepared):
     def refresh(self, index: int) -> None:
         """Give a set inputs that no process has seen, made under a seed drawn now, and compute what is right."""
         spare = self._slots[-1]
-        self._made = self._reference.make(spare, str(self._folder / "expected"), self._end_s)
+        self._made = self._reference.make(spare, str(self._files / "expected"), self._end_s)
         self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
 
     def left(self, index: int) -> Verification:
         """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`."""
-        result, expected = str(self._folder / "result"), self._folder / "expected"
+        result, expected = str(self._files / "result"), self._files / "expected"
         limit = max(SMALLEST_LIMIT_BYTES, LARGEST_RESULT * (expected.stat().st_size if expected.exists() else 0))
         fetched = self._process.ask("fetch", result=result, inputs=self._inputs, limit_bytes=limit)
         found = _read_tree(result)
@@ -359,7 +361,7 @@ class UserLaunches(Prepared):
         return Verification(True, "full", 0.0, 0.0, 0.0, (), "correct: by the file's own check")
 
     def _by_the_reference(self, found: Mapping[str, Any], result: str) -> Verification:
-        expected = str(self._folder / "expected")
+        expected = str(self._files / "expected")
         wanted = _read_tree(expected)
         verdict = self._compared(found, result, wanted, expected)
         if verdict.passed:
@@ -667,10 +669,10 @@ def _limit_bytes() -> int:
 
 
 @contextlib.contextmanager
-def _folder() -> Any:
-    """A folder in memory where there is one, else where temporary files lie; removed at the end."""
+def _folder(size_bytes: int = 0) -> Any:
+    """A folder in memory where there is room, else where temporary files lie; removed at the end."""
     shared = Path(processes.SHARED_MEMORY)
-    roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 1 << 30
+    roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > size_bytes + (1 << 26)
     name = processes.owned_name("kernel", os.getpid())
     with tempfile.TemporaryDirectory(
         prefix=name, dir=str(shared) if roomy else None, ignore_cleanup_errors=True
