@@ -17,7 +17,7 @@ PACKAGE = Path(pyperf_suite.__file__).parent
 # Lowest first. A part imports from parts below its own layer, never from beside or above.
 LAYERS = (
     ("errors",),
-    ("files", "nearest", "printable", "processes", "_native", "kernels"),
+    ("files", "guards", "nearest", "printable", "processes", "_native", "kernels"),
     ("hardware",),
     ("laws",),
     ("measure", "ranks"),
@@ -36,6 +36,7 @@ LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 MEASURING_PATH = (
     "errors",
     "files",
+    "guards",
     "nearest",
     "printable",
     "processes",
