@@ -17,6 +17,7 @@ from pyperf_suite.measure.median import median_interval
 from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.collective import Collective, CollectiveParameters
 from pyperf_suite.workloads.collective.gloo import GlooTransfers
+from pyperf_suite.workloads.workload import Place
 
 SIZES_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
 # Blocks are long beside their start and short beside what else the machine does; many pairs make up for the noise.
@@ -41,7 +42,11 @@ def main() -> None:
 
 def _compare(group: Group, op: str, size_bytes: int, pairs: int) -> None:
     parameters = CollectiveParameters(op, max(size_bytes, 4 * group.count), group.count, in_place=op != "all_gather")
-    transfers = Collective().implementation("gloo").prepare(parameters, group, Device("cpu"), DEADLINE_S)
+    transfers = (
+        Collective()
+        .implementation("gloo")
+        .prepare(parameters, Place(Device("cpu"), group=group, deadline_s=DEADLINE_S))
+    )
     assert isinstance(transfers, GlooTransfers)
     plain = _plain_call(op, transfers)
     iterations = max(2, round(BLOCK_S / _seconds_of_plain(plain, 10)))

@@ -158,7 +158,6 @@ def _planned(probes: tuple[str, ...], profile: str, where: Device, axes: tuple[s
     from pyperf_suite.spec.axes import overrides_for
     from pyperf_suite.spec.discovery import all_probes, find_probe, overrides_of
     from pyperf_suite.workloads import find_workload
-    from pyperf_suite.workloads.ranked import Ranked
 
     chosen = find_profile(profile)
     overrides = overrides_of(axes)
@@ -168,7 +167,7 @@ def _planned(probes: tuple[str, ...], profile: str, where: Device, axes: tuple[s
         for name in names
         for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
     ]
-    alone = [each for each in planned if not isinstance(find_workload(each.case.operator), Ranked)]
+    alone = [each for each in planned if not find_workload(each.case.operator).ranks(each.case.parameters)]
     if not alone:
         raise UserError(f"{', '.join(names)} measures groups of processes, which cannot take turns in pairs: use run.")
     return alone

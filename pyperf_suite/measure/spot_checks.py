@@ -9,11 +9,9 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from .stopwatch import Launch, Stopwatch
-from .verify import Verification
 
 CONFIDENCE = 0.95
 
@@ -27,22 +25,36 @@ LAST_CHECKS_S = 0.02
 """What checks after the last block may take beside that: short measurements would else be hardly checked."""
 
 
-class WrongLaunch(Exception):
-    """A launch came out wrong; the verification says how."""
+class Verdict(Protocol):
+    """Whether what a launch left is right, and in words."""
 
-    def __init__(self, verification: Verification, index: int) -> None:
-        super().__init__(f"operand set {index}: {verification.message}")
-        self.verification = verification
+    @property
+    def passed(self) -> bool: ...
+
+    @property
+    def message(self) -> str: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+class WrongLaunch(Exception):
+    """What a launch left is wrong: the verdict, and a sentence on where and how."""
+
+    def __init__(self, verdict: Verdict, sentence: str = "") -> None:
+        super().__init__(sentence or verdict.message)
+        self.verdict = verdict
 
 
 class Launched(Protocol):
-    """`workloads.operator.Launches`: sets of operands, and what the last launch on each wrote."""
+    """`workloads.workload.Prepared`: sets of operands, and what the last launch on each left."""
 
     sets: int
 
-    def launch(self, index: int) -> None: ...
+    def untimed(self, index: int) -> None: ...
 
     def poison(self, index: int | None = None) -> None: ...
+
+    def left(self, index: int) -> Verdict: ...
 
     def kept(self, index: int) -> Any: ...
 
@@ -62,19 +74,18 @@ class SpotChecks:
     """Checks of one case's launches: of every set before timing, of a random sample after each timed block.
 
     What a launch wrote is compared bit for bit with an output that was verified; where it differs, as it may where a
-    kernel sums in no fixed order, `verify(index)` decides. `verify` returns the verdict on the last launch on a set.
+    kernel sums in no fixed order, `launches.left(index)` decides.
     """
 
     def __init__(
         self,
         launches: Launched,
-        verify: Callable[[int], Verification],
         share: float = TIME_SHARE,
         chance: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """By default no kernel can know what is drawn: chance is the system's."""
-        self._launches, self._verify, self._share, self._clock = launches, verify, share, clock
+        self._launches, self._share, self._clock = launches, share, clock
         self._chance = chance or random.SystemRandom()
         self.checked = 0
         self.bitwise = True
@@ -84,28 +95,25 @@ class SpotChecks:
         self._spent_s = self._check_s = self._launch_s = 0.0
         self._begun_s = clock()
 
-    def before_timing(self) -> Verification:
-        """Launch on every set and check each; the verdict on set 0, or on the first that is wrong."""
+    def before_timing(self) -> Verdict:
+        """Launch on every set and check each; the verdict on set 0. Raises WrongLaunch."""
         self._launches.poison()
         for index in range(self._launches.sets):
             begin_s = self._clock()
-            self._launches.launch(index)
+            self._launches.untimed(index)
             self._launch_s = self._clock() - begin_s
-        verification = self._verify(0)
-        if not verification.passed:
-            return verification
+        verdict = self._launches.left(0)
+        if not verdict.passed:
+            raise WrongLaunch(verdict)
         self._right = self._launches.kept(0)
         self.checked = 1
-        try:
-            # Set 0 again: what a comparison takes must be known before one is afforded.
-            for index in range(self._launches.sets):
-                self._check(index)
-        except WrongLaunch as wrong:
-            return replace(wrong.verification, message=str(wrong))
+        # Set 0 again: what a comparison takes must be known before one is afforded.
+        for index in range(self._launches.sets):
+            self._check(index)
         self.checked = self._launches.sets
         self._poison_one()
         self._begun_s, self._spent_s = self._clock(), 0.0
-        return verification
+        return verdict
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
         """The stopwatch, whose launches are counted, so that it is known which of them left which output.
@@ -194,7 +202,7 @@ class SpotChecks:
         index = self._chance.randrange(self._launches.sets)
         begin_s = self._clock()
         self._launches.poison(index)
-        self._launches.launch(index)
+        self._launches.untimed(index)
         if index == self._poisoned:
             self._poisoned = None
         self._launch_s = self._clock() - begin_s
@@ -203,9 +211,9 @@ class SpotChecks:
     def _check(self, index: int) -> None:
         begin_s = self._clock()
         if not self._launches.equals(index, self._right):
-            verification = self._verify(index)
-            if not verification.passed:
-                raise WrongLaunch(verification, index)
+            verdict = self._launches.left(index)
+            if not verdict.passed:
+                raise WrongLaunch(verdict, f"operand set {index}: {verdict.message}")
             self.bitwise = False
         self._check_s = self._clock() - begin_s
         self.checked += 1

@@ -7,7 +7,7 @@ groups. On a GPU, where torch's float64 product is the reference, all are compar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -59,6 +59,10 @@ class Verification:
     worst_element_ratio: float
     worst_at: tuple[int, ...]
     message: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As a record keeps it."""
+        return asdict(self)
 
 
 def verify_product(

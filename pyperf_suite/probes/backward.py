@@ -12,9 +12,10 @@ from typing import Annotated, Any
 
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import OneOf, Within, crossed
+from pyperf_suite.spec.axes import crossed
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import OneOf, Within, crossed
+from pyperf_suite.spec.axes import crossed
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity

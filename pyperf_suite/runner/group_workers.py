@@ -12,7 +12,6 @@ from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.worker import lead
 from pyperf_suite.runner.worker_pool import WorkerPool
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.ranked import Ranked
 
 
 class GroupWorkers:
@@ -32,7 +31,7 @@ class GroupWorkers:
         """The answer of all ranks together, or of a worker process for a case that takes none."""
         if self._lost:
             raise UserError(f"{self._lost} Go on with --resume.")
-        if not isinstance(find_workload(case.operator), Ranked):
+        if not find_workload(case.operator).ranks(case.parameters):
             return self._pool.measure(process, case, effort)
         request = {
             "case": case.to_json(),

@@ -10,15 +10,11 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.operator import Inspected, Operator
-from pyperf_suite.workloads.ranked import Ranked
-from pyperf_suite.workloads.workload import Workload
 
 Visit = tuple[PlannedCase, int]
 """A case and the number of the process that measures it."""
@@ -107,21 +103,19 @@ class Outlook:
 
     def _estimated_s(self, planned: PlannedCase, process: int) -> float:
         case = planned.case
-        subject: Any = find_workload(case.operator)
-        if isinstance(subject, Inspected):
+        workload = find_workload(case.operator)
+        if workload.is_exact:
             return AROUND_WHAT_IS_READ_S
         effort = self._plan.profile.effort
         effort = effort.sustained() if case.mode == "sustained" else effort
         seconds = AROUND_A_CASE_S
-        launch_s = 0.0
-        if isinstance(subject, Operator | Workload):
-            flop = subject.work(case.parameters).flop
-            float64_s = flop / host_flop_per_s()
-            if self._plan.device.kind == "cpu":
-                launch_s = float64_s / 2  # float32 has twice the lanes
-            if isinstance(subject, Workload) and process == 0:  # the others of a run share what it computed
-                seconds += AROUND_A_WORKLOAD_S + PASSES_OF_A_CHECK * float64_s
-        if isinstance(subject, Ranked) and subject.fresh_ranks:
+        float64_s = workload.work(case.parameters).flop / host_flop_per_s()
+        launch_s = float64_s / 2 if self._plan.device.kind == "cpu" else 0.0  # float32 has twice the lanes
+        if (
+            workload.own_check and not workload.ranks(case.parameters) and process == 0
+        ):  # the others of a run share what it computed
+            seconds += AROUND_A_WORKLOAD_S + PASSES_OF_A_CHECK * float64_s
+        if workload.fresh_ranks:
             seconds += START_OF_FRESH_RANKS_S
         if math.isinf(effort.stop.relative_half_width):  # so many launches, however long they take
             return seconds + (effort.warm_up.launches + effort.stop.max_samples) * launch_s
@@ -132,10 +126,8 @@ class Outlook:
 
 def ranks_of(planned: PlannedCase) -> int:
     """How many ranks a case takes that outlive it; 0 for a case of one process, or of ranks that end with it."""
-    subject: Any = find_workload(planned.case.operator)
-    if not isinstance(subject, Ranked) or subject.fresh_ranks:
-        return 0
-    return subject.ranks(planned.case.parameters)
+    workload = find_workload(planned.case.operator)
+    return 0 if workload.fresh_ranks else workload.ranks(planned.case.parameters)
 
 
 def in_words(seconds: float) -> str:

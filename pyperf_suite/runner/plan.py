@@ -16,7 +16,6 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Profile
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.operator import Inspected
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class PlannedCase:
     @property
     def is_exact(self) -> bool:
         """Whether its figures are read and not timed: they are the same in every process, so one is asked."""
-        return isinstance(find_workload(self.case.operator), Inspected)
+        return find_workload(self.case.operator).is_exact
 
 
 @dataclass(frozen=True)

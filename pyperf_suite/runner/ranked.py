@@ -18,19 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import OUT_OF_MEMORY, Unsupported, UserError, out_of_memory
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.gpu_telemetry import around_gpu
 from pyperf_suite.measure.median import median_and_quantiles, median_interval
-from pyperf_suite.measure.sampling import Measurement, measure
-from pyperf_suite.measure.spot_checks import CONFIDENCE, excluded_rate
-from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch
+from pyperf_suite.measure.sampling import Measurement
+from pyperf_suite.measure.spot_checks import CONFIDENCE, Verdict, WrongLaunch, excluded_rate
+from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.ranks.clocks import Clock, align, machine_id
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric
-from pyperf_suite.workloads.ranked import Ranked, RankTimes, Transfers
+from pyperf_suite.runner.timing import timed
+from pyperf_suite.workloads.workload import Checked, Kernel, Place, Prepared, RankTimes, Transfers, Workload
 
 # At most this share of the time goes to looking at outputs of iterations that were timed.
 CHECKING_SHARE = 0.05
@@ -41,36 +41,43 @@ RANKS_KEPT_WHOLE = 16
 Answer = TypeVar("Answer")
 
 
-def measure_ranked(
-    operator: Ranked[Any], case: Case, effort: Effort | None, device: Device, group: Group, deadline_s: float
-) -> dict[str, Any]:
+def measure_ranked(workload: Workload[Any], case: Case, effort: Effort | None, place: Place) -> dict[str, Any]:
     """This rank's part of one case; on rank 0 the measured part of its record, elsewhere of no meaning.
 
     Raises RanksMissing, after which the group is of no use, where a rank does not answer within the deadline of a step.
     """
-    doing = f"prepare {case.label}"
-    transfers, trouble = _prepare(operator, case, device, group, deadline_s)
+    group = place.ranks
+    transfers, trouble = _prepare(workload, case, place)
     try:
-        outcome = _agreed_trouble(group.gather(doing, trouble, deadline_s))
+        outcome = _agreed_trouble(group.gather(f"prepare {case.label}", trouble, place.deadline_s))
         if outcome is not None or transfers is None:
             return outcome or {}
-        moved = operator.bytes_moved(case.parameters)
-        return _Measuring(transfers, case, effort, device, group, deadline_s, moved).run()
+        together = _Together(transfers, case, place)
+        if group.rank != 0:
+            together.follow(is_timed=effort is not None)
+            return {}
+        work = workload.work(case.parameters)
+        lead = _Lead(together)
+        try:
+            return timed(lead, work, case, effort, place.device, lead, lead.finish)
+        except RanksMissing:
+            raise
+        except Exception as error:
+            raise group.broken("measure", error) from error
     finally:
         if transfers is not None:
             transfers.close()
 
 
-def _prepare(
-    operator: Ranked[Any], case: Case, device: Device, group: Group, deadline_s: float
-) -> tuple[Transfers | None, tuple[str, str] | None]:
+def _prepare(workload: Workload[Any], case: Case, place: Place) -> tuple[Transfers | None, tuple[str, str] | None]:
     """The case made ready on this rank, or (outcome, reason)."""
-    if operator.ranks(case.parameters) != group.count:
-        asked = operator.ranks(case.parameters)
-        return None, ("unsupported", f"{asked} ranks were asked for, but this group has {group.count}.")
+    asked, there = workload.ranks(case.parameters), place.ranks.count
+    if asked != there:
+        return None, ("unsupported", f"{asked} ranks were asked for, but this group has {there}.")
     try:
-        implementation = operator.implementation(case.implementation)
-        return implementation.prepare(case.parameters, group, device, deadline_s), None
+        prepared = workload.prepare(case.parameters, case.implementation, place)
+        assert isinstance(prepared, Transfers)
+        return prepared, None
     except (Unsupported, UserError) as reason:
         return None, ("unsupported", str(reason))
     except RanksMissing:
@@ -92,142 +99,88 @@ def _agreed_trouble(troubles: Sequence[Sequence[str] | None]) -> dict[str, Any] 
     return {"outcome": outcome, "reason": f"Rank {rank}: {reason}"}
 
 
+@dataclass(frozen=True)
+class _Everywhere:
+    """What the outputs of all ranks together say."""
+
+    passed: bool
+    wrong: int
+    compared: int
+    message: str
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"method": "full"}
+
+
 @dataclass
-class _Measuring:
-    """The steps of one prepared case, the same on every rank."""
+class _Together:
+    """The steps of one prepared case that all ranks are in."""
 
     transfers: Transfers
     case: Case
-    effort: Effort | None
-    device: Device
-    group: Group
-    deadline_s: float
-    bytes_moved: int
+    place: Place
+    clock: Clock = field(default_factory=lambda: Clock(0, 0))
     iterations: int = 0  # of those that are timed, warm-up included
     checking_s: float = 0.0  # what went to fresh inputs and looking at outputs since timing began
-    launches_checked: int = 0  # of those that were timed
-    wrong: dict[str, Any] | None = None  # what the first of them said that was wrong
-    began_s: float = 0.0
-    blocks: list[list[RankTimes]] = field(default_factory=list)  # on rank 0: of each block, each rank's times
 
-    def run(self) -> dict[str, Any]:
-        # Checked first: only what has run knows all about its kernel.
-        result: dict[str, Any] = {
-            "verification": self._checked(),
-            "kernel": dataclasses.asdict(self.transfers.kernel),
-            "work": {"flop": 0, "bytes": self.bytes_moved},
-        }
-        if not result["verification"]["passed"]:
-            return result | _wrong(result["verification"], "before timing")
-        if self.effort is None:
-            return result | {"outcome": "ok"}
-        self.began_s = time.monotonic()
-        clock = self._together("align clocks", lambda: align(self.group, self.deadline_s))
-        with Around() as telemetry, around_gpu(self.device) as gpu:
-            if self.group.rank == 0:
-                result |= self._lead(self.effort)
-            else:
-                self._follow(clock)
-        result["sampling"] = result.get("sampling", {}) | {
-            "clock_uncertainty_s": self._uncertainty_s(clock),
-            # What the GPUs' counters saw is of all of these.
-            "iterations": self.iterations,
-        }
-        seen = [machine_id(self.group), telemetry.report["process_cpu_s"], gpu.report if gpu else None]
-        everyone = self.group.gather("compare telemetry", seen, self.deadline_s)
-        result["quality"] = result.get("quality", {}) | _seen_together(telemetry.report, everyone)
-        if self.wrong is not None:
-            return result | {"verification": self.wrong} | _wrong(self.wrong, "while timed")
-        if self.launches_checked:
-            result["verification"] |= {
-                "launches_checked": self.launches_checked,
-                "excludes_errors_in_one_of": math.floor(1 / excluded_rate(self.launches_checked)),
-                "confidence": CONFIDENCE,
-            }
-        elif not self.transfers.repeatable:
-            result["verification"] |= {"unchecked": "Each iteration starts from what the last one left."}
-        again = self._checked()
-        if not again["passed"]:
-            return result | _wrong(again, "after timing")
-        return result | {"outcome": "ok"}
+    @property
+    def group(self) -> Group:
+        return self.place.ranks
 
-    def _lead(self, effort: Effort) -> dict[str, Any]:
-        """Rank 0: the usual measuring loop, whose stopwatch lets all ranks run each block."""
-        stopwatch = RankedStopwatch(self._block)
-        measurement = self._told(lambda: measure(_nothing, stopwatch, effort.stop, effort.warm_up))
-        self.group.from_first("next block", None, self.deadline_s)
-        batch = measurement.launches_per_sample
-        times = _last(self.blocks, len(measurement.seconds) * batch)
-        return {
-            "metrics": {name: dataclasses.asdict(metric) for name, metric in _metrics(measurement, times).items()},
-            "sampling": _how_sampled(measurement, stopwatch, times) | {"nodes": self.group.environment.nodes},
-            "quality": {
-                "converged": measurement.converged,
-                "relative_half_width": measurement.relative_half_width,
-                "discarded": measurement.discarded,
-            },
-        }
+    def follow(self, is_timed: bool) -> None:
+        """Other ranks: check, run the blocks that rank 0 publishes until there are no more, and check again."""
+        if not self.checked().passed or not is_timed:
+            return
+        self.align()
+        with Around() as telemetry, around_gpu(self.place.device) as gpu:
+            while (block := self.group.from_first("next block", None, self.place.deadline_s)) is not None:
+                self.group.to_first("collect times", self.time(*block), self.place.deadline_s)
+        self.compare_clocks()
+        self.compare_telemetry(telemetry.report, gpu.report if gpu else None)
+        if self.group.from_first("last check", None, self.place.deadline_s):
+            self.checked()
 
-    def _block(self, iterations: int) -> NDArray[np.float64]:
-        """Rank 0: the seconds of each iteration over ranks; now and then one drawn at random is the last of its part.
+    def align(self) -> None:
+        """Clocks, of which rank 0's counts."""
+        self.clock = self._doing("align clocks", lambda: align(self.group, self.place.deadline_s))
 
-        Only what ran last can be looked at, and nothing that runs can know when that will be.
-        """
-        affordable_s = CHECKING_SHARE * (time.monotonic() - self.began_s)
-        if not self.transfers.repeatable or self.checking_s > affordable_s:
-            return self._part(iterations, checked=False)
-        drawn = 1 + secrets.randbelow(iterations)
-        parts = [self._part(drawn, checked=True)]
-        parts += [self._part(iterations - drawn, checked=False)] if drawn < iterations else []
-        return np.concatenate(parts)
+    def compare_clocks(self) -> float:
+        """By how many seconds any may be off."""
+        return max(self.group.gather("compare clocks", self.clock.uncertainty_ns, self.place.deadline_s)) * 1e-9
 
-    def _part(self, iterations: int, checked: bool) -> NDArray[np.float64]:
-        """Rank 0: publish iterations, run them with the others, and return the seconds of each over ranks."""
-        self.group.from_first("next block", [iterations, checked], self.deadline_s)
-        mine = self._time(iterations, checked, Clock(0, 0))
-        told = self.group.to_first("collect times", mine, self.deadline_s)
-        block = [RankTimes(*(np.array(column) for column in columns)) for columns, _ in told]
-        self.blocks.append(block)
-        if checked:
-            verdict = self._verdict([verdict for _, verdict in told])
-            self.launches_checked += 1
-            self.wrong = self.wrong or (None if verdict["passed"] else verdict)
-        seconds: NDArray[np.float64] = np.mean([times.seconds for times in _busy(block)], axis=0)
-        return seconds
+    def compare_telemetry(self, report: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> list[Any]:
+        """Machine, CPU time and GPU of every rank."""
+        seen = [machine_id(self.group), report["process_cpu_s"], gpu]
+        return list(self.group.gather("compare telemetry", seen, self.place.deadline_s))
 
-    def _follow(self, clock: Clock) -> None:
-        """Other ranks: run the blocks that rank 0 publishes until there are no more."""
-        while (block := self.group.from_first("next block", None, self.deadline_s)) is not None:
-            iterations, checked = block
-            self.group.to_first("collect times", self._time(iterations, checked, clock), self.deadline_s)
-
-    def _time(self, iterations: int, checked: bool, clock: Clock) -> tuple[list[list[float]], dict[str, Any] | None]:
+    def time(self, iterations: int, checked: bool) -> tuple[list[list[float]], dict[str, Any] | None]:
         """One block on this rank as JSON: seconds, arrivals and departures by rank 0's clock; what its output is."""
         begin_s = time.monotonic()
         if checked:
-            self._together(f"fill {self.case.label}", self.transfers.fill)
+            self._doing(f"fill {self.case.label}", self.transfers.poison)
         filled_s = time.monotonic()
-        times = self._together(self.case.label, lambda: self.transfers.time(iterations, self.deadline_s))
+        times = self._doing(self.case.label, lambda: self.transfers.time(iterations, self.place.deadline_s))
         self.iterations += iterations * self.transfers.calls
-        arrived, done = times.arrived_ns + clock.offset_ns, times.done_ns + clock.offset_ns
+        offset_ns = 0 if self.group.rank == 0 else self.clock.offset_ns
+        arrived, done = times.arrived_ns + offset_ns, times.done_ns + offset_ns
         timed_s = time.monotonic()
-        found = self._together(f"check {self.case.label}", self.transfers.check) if checked else None
+        found = self._doing(f"check {self.case.label}", self.transfers.left) if checked else None
         self.checking_s += filled_s - begin_s + time.monotonic() - timed_s
         columns = [times.seconds.tolist(), arrived.tolist(), done.tolist()]
         return columns, None if found is None else dataclasses.asdict(found)
 
-    def _checked(self) -> dict[str, Any]:
+    def checked(self) -> _Everywhere:
         """Run once on fresh inputs and compare on every rank: the same configuration as is timed."""
+        self.transfers.deadline_s = self.place.deadline_s
+        checked = dataclasses.asdict(self._doing(f"check {self.case.label}", self._once))
+        return self.verdict(self.group.gather("compare outputs", checked, self.place.deadline_s))
 
-        def run_once() -> Any:
-            self.transfers.fill()
-            self.transfers.time(1, self.deadline_s)
-            return self.transfers.check()
+    def _once(self) -> Checked:
+        self.transfers.poison()
+        self.transfers.launch(0)
+        return self.transfers.left()
 
-        checked = dataclasses.asdict(self._together(f"check {self.case.label}", run_once))
-        return self._verdict(self.group.gather("compare outputs", checked, self.deadline_s))
-
-    def _verdict(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def verdict(self, found: Sequence[Mapping[str, Any]]) -> _Everywhere:
         """What all ranks' outputs together say."""
         wrong = [(rank, each) for rank, each in enumerate(found) if each["wrong"]]
         compared = sum(each["compared"] for each in found)
@@ -235,24 +188,112 @@ class _Measuring:
         if wrong:
             rank, each = wrong[0]
             message = f"rank {rank} has {each['wrong']} of {each['compared']} elements wrong: {each['first']}"
-        total = sum(each["wrong"] for each in found)
-        return {"passed": not wrong, "method": "full", "wrong": total, "compared": compared, "message": message}
+        return _Everywhere(not wrong, sum(each["wrong"] for each in found), compared, message)
 
-    def _uncertainty_s(self, clock: Clock) -> float:
-        return float(max(self.group.gather("compare clocks", clock.uncertainty_ns, self.deadline_s))) * 1e-9
-
-    def _together(self, doing: str, action: Callable[[], Answer]) -> Answer:
+    def _doing(self, doing: str, action: Callable[[], Answer]) -> Answer:
         """Something all ranks are in: an error on one leaves the others waiting, so it ends the group by name."""
-        with self.group.within(doing, self.deadline_s):
-            return self._told(action, doing)
+        with self.group.within(doing, self.place.deadline_s):
+            try:
+                return action()
+            except RanksMissing:
+                raise
+            except Exception as error:
+                raise self.group.broken(doing, error) from error
 
-    def _told(self, action: Callable[[], Answer], doing: str = "measure") -> Answer:
-        try:
-            return action()
-        except RanksMissing:
-            raise
-        except Exception as error:
-            raise self.group.broken(doing, error) from error
+
+class _Lead(Prepared):
+    """The case as rank 0 measures it: its stopwatch lets all ranks run each block, and now and then look at it."""
+
+    def __init__(self, together: _Together) -> None:
+        self._together, self._group, self._deadline_s = together, together.group, together.place.deadline_s
+        self.unchecked = together.transfers.unchecked
+        self._blocks: list[list[RankTimes]] = []  # of each block, each rank's times
+        self._launches_checked = 0
+        self._wrong: _Everywhere | None = None  # the first that was found while timing
+        self._began_s = 0.0
+
+    @property
+    def kernel(self) -> Kernel:  # type: ignore[override]
+        """As this rank's transfers tell it: only what has run knows all about its kernel."""
+        return self._together.transfers.kernel
+
+    def launch(self, index: int) -> None:
+        """Nothing on this side of the stopwatch."""
+
+    def before_timing(self) -> Verdict:
+        """All ranks once on fresh inputs. Raises WrongLaunch."""
+        verdict = self._together.checked()
+        if not verdict.passed:
+            raise WrongLaunch(verdict)
+        return verdict
+
+    def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
+        """The ranks' own stopwatch."""
+        self._together.align()
+        self._began_s = time.monotonic()
+        return RankedStopwatch(self._block)
+
+    def after_block(self) -> None:
+        """Whatever is looked at was, inside of the block."""
+
+    def finish(self, measurement: Measurement, result: dict[str, Any]) -> None:
+        """Let the others leave the blocks, and add what all of them saw."""
+        together = self._together
+        self._group.from_first("next block", None, self._deadline_s)
+        times = _last(self._blocks, len(measurement.seconds) * measurement.launches_per_sample)
+        result["metrics"] |= {name: dataclasses.asdict(metric) for name, metric in _waits(times).items()}
+        result["sampling"] |= _seen_by(times) | {
+            "nodes": self._group.environment.nodes,
+            "clock_uncertainty_s": together.compare_clocks(),
+            # What the GPUs' counters saw is of all of these.
+            "iterations": together.iterations,
+        }
+        everyone = together.compare_telemetry(result["quality"], result["quality"].get("gpu"))
+        result["quality"] |= _seen_together(everyone)
+
+    def after_timing(self) -> None:
+        """All ranks once more. Raises WrongLaunch."""
+        self._group.from_first("last check", self._wrong is None, self._deadline_s)
+        if self._wrong is not None:
+            raise WrongLaunch(self._wrong)
+        self.before_timing()
+
+    def report(self) -> dict[str, Any]:
+        """How many iterations were looked at while they were timed, or why none could be."""
+        if self._launches_checked:
+            return {
+                "launches_checked": self._launches_checked,
+                "excludes_errors_in_one_of": math.floor(1 / excluded_rate(self._launches_checked)),
+                "confidence": CONFIDENCE,
+            }
+        return {"unchecked": self.unchecked} if self.unchecked else {}
+
+    def _block(self, iterations: int) -> NDArray[np.float64]:
+        """The seconds of each iteration over ranks; now and then one drawn at random is the last of its part.
+
+        Only what ran last can be looked at, and nothing that runs can know when that will be.
+        """
+        affordable_s = CHECKING_SHARE * (time.monotonic() - self._began_s)
+        if self.unchecked or self._together.checking_s > affordable_s:
+            return self._part(iterations, checked=False)
+        drawn = 1 + secrets.randbelow(iterations)
+        parts = [self._part(drawn, checked=True)]
+        parts += [self._part(iterations - drawn, checked=False)] if drawn < iterations else []
+        return np.concatenate(parts)
+
+    def _part(self, iterations: int, checked: bool) -> NDArray[np.float64]:
+        """Publish iterations, run them with the others, and return the seconds of each over ranks."""
+        self._group.from_first("next block", [iterations, checked], self._deadline_s)
+        mine = self._together.time(iterations, checked)
+        told = self._group.to_first("collect times", mine, self._deadline_s)
+        block = [RankTimes(*(np.array(column) for column in columns)) for columns, _ in told]
+        self._blocks.append(block)
+        if checked:
+            verdict = self._together.verdict([verdict for _, verdict in told])
+            self._launches_checked += 1
+            self._wrong = self._wrong or (None if verdict.passed else verdict)
+        seconds: NDArray[np.float64] = np.mean([times.seconds for times in _busy(block)], axis=0)
+        return seconds
 
 
 class RankedStopwatch:
@@ -269,10 +310,6 @@ class RankedStopwatch:
         iterations = self._block(samples * launches_per_sample)
         summed: list[float] = iterations.reshape(samples, launches_per_sample).sum(axis=1).tolist()
         return summed
-
-
-def _nothing(index: int) -> None:
-    """What the measuring loop launches: nothing on this side of the stopwatch."""
 
 
 def _last(blocks: Sequence[Sequence[RankTimes]], iterations: int) -> list[RankTimes]:
@@ -302,26 +339,22 @@ def _quantile(seconds: NDArray[np.float64], share: float) -> float | None:
     return float(np.quantile(seconds, share)) if seconds.size else None
 
 
-def _metrics(measurement: Measurement, times: Sequence[RankTimes]) -> dict[str, Metric]:
-    """Time as the ranks saw it, and, by one clock, transfer after the last arrived and the skew of arrivals."""
+def _waits(times: Sequence[RankTimes]) -> dict[str, Metric]:
+    """By one clock, transfer after the last arrived and the skew of arrivals."""
     arrived = np.array([each.arrived_ns for each in _busy(times)])
     done = np.array([each.done_ns for each in _busy(times)])
-    low, high, _ = measurement.interval
-    samples = [float(f"{sample:.6g}") for sample in measurement.seconds]
-    time = Metric("s", measurement.median, low, high, measurement.q20, measurement.q80, samples)
     return {
-        "time": time,
         "transfer": _metric((done.max(axis=0) - arrived.max(axis=0)) * 1e-9),
         "skew": _metric((arrived.max(axis=0) - arrived.min(axis=0)) * 1e-9),
     }
 
 
-def _seen_together(report: dict[str, Any], everyone: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def _seen_together(everyone: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Rank 0's telemetry, in which the other ranks of its machine are not other processes, and each rank's GPU's."""
     machine = everyone[0][0]
     own_s = sum(process_cpu_s for there, process_cpu_s, _ in everyone if there == machine)
     gpus = [gpu for _, _, gpu in everyone]
-    return report | {"process_cpu_s": own_s} | ({"rank_gpus": gpus} if any(gpus) else {})
+    return {"process_cpu_s": own_s} | ({"rank_gpus": gpus} if any(gpus) else {})
 
 
 def _metric(seconds: NDArray[np.float64]) -> Metric:
@@ -330,19 +363,10 @@ def _metric(seconds: NDArray[np.float64]) -> Metric:
     return Metric("s", median, interval.low, interval.high, q20, q80, [float(f"{value:.4g}") for value in seconds])
 
 
-def _how_sampled(measurement: Measurement, stopwatch: RankedStopwatch, times: Sequence[RankTimes]) -> dict[str, Any]:
-    """How the samples came about, and what each rank saw; null for one that took no part."""
+def _seen_by(times: Sequence[RankTimes]) -> dict[str, Any]:
+    """What each rank saw; null for one that took no part."""
     first_ns = np.min([each.arrived_ns for each in _busy(times)], axis=0)
     told: dict[str, Any] = {
-        "stopwatch": stopwatch.name,
-        "resolution_s": stopwatch.resolution_s,
-        "launches_per_sample": measurement.launches_per_sample,
-        "warmup_launches": measurement.warmup_launches,
-        "warmup_s": measurement.warmup_s,
-        "steady": measurement.steady,
-        "stopped_by": measurement.stopped_by,
-        "effective_samples": measurement.effective_samples,
-        "confidence": measurement.interval[2],
         "ranks": len(times),
         "rank_median_s": [_quantile(each.seconds, 0.5) for each in times],
         "rank_q20_s": [_quantile(each.seconds, 0.2) for each in times],
@@ -354,7 +378,3 @@ def _how_sampled(measurement: Measurement, stopwatch: RankedStopwatch, times: Se
     if len(times) <= RANKS_KEPT_WHOLE:
         told["rank_samples_s"] = [[float(f"{value:.4g}") for value in each.seconds] for each in times]
     return told
-
-
-def _wrong(verification: dict[str, Any], when: str) -> dict[str, Any]:
-    return {"outcome": "failed", "reason": f"Wrong result {when}: {verification['message']}"}

@@ -11,7 +11,6 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.worker_process import COMMAND, WorkerLost, WorkerProcess, ranks_command
 from pyperf_suite.workloads import find_workload, scratch
-from pyperf_suite.workloads.ranked import Ranked
 
 # Inputs, reference and sampling of the largest case of any profile together take a small part of this.
 DEADLINE_S = 120.0
@@ -49,15 +48,15 @@ class WorkerPool:
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
         """The answer of worker `process`; one that is lost makes the case failed, and a fresh one takes the next."""
-        operator = find_workload(case.operator)
-        if isinstance(operator, Ranked):
-            ranks, environment = operator.ranks(case.parameters), operator.environment(case.parameters)
+        workload = find_workload(case.operator)
+        ranks, environment = workload.ranks(case.parameters), workload.environment(case.parameters)
+        if ranks:
             key: tuple[object, ...] = (process, ranks, tuple(sorted(environment.items())))
             patience_s = GROUP_PATIENCE_S
             # torchrun sets this to 1 where nobody has, with a page of warning.
             environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} | dict(environment)
         else:
-            ranks, environment, key, patience_s = 0, {}, (process,), 0.0
+            key, patience_s = (process,), 0.0
         if key not in self._workers:
             environment = {scratch.SHARED_VARIABLE: self._shared.name} | environment
             self._workers[key] = WorkerProcess(self._device, ranks_command(ranks) if ranks else COMMAND, environment)
@@ -66,8 +65,7 @@ class WorkerPool:
         except WorkerLost as lost:
             del self._workers[key]
             return {"outcome": "failed", "reason": str(lost)}
-        is_fresh = isinstance(operator, Ranked) and operator.fresh_ranks
-        if answer.pop("fatal", False) or is_fresh:
+        if answer.pop("fatal", False) or workload.fresh_ranks:
             self._workers.pop(key).close()
         return answer
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,38 +24,6 @@ Numbers = TypeVar("Numbers", bound="Dimensions")
 # nccl-tests means powers of 1024 by K, M and G; units of 1000 would only be mistaken for them.
 BYTES = {"": 1, "B": 1, "K": 2**10, "KIB": 2**10, "M": 2**20, "MIB": 2**20, "G": 2**30, "GIB": 2**30}
 DEFAULT_FACTOR = 2
-
-
-@dataclass(frozen=True)
-class Within:
-    """Numbers from `least` to `most`, both included."""
-
-    least: float = -math.inf
-    most: float = math.inf
-
-    def check(self, name: str, value: Any) -> None:
-        """Raise UserError for a number outside."""
-        if self.least <= value <= self.most:
-            return
-        if self.most == math.inf:
-            bound = f"is at least {self.least}"
-        elif self.least == -math.inf:
-            bound = f"is at most {self.most}"
-        else:
-            bound = f"lies between {self.least} and {self.most}"
-        raise UserError(f"{name}={value} was asked for, but {name} {bound}.")
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """Words, or numbers, of a list."""
-
-    words: Iterable[str | int]
-
-    def check(self, name: str, value: Any) -> None:
-        """Raise UserError for another one."""
-        if value not in self.words:
-            raise UserError(f"{name}={value} was asked for: choose from {', '.join(map(str, self.words))}.")
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, str]:

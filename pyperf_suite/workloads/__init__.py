@@ -8,7 +8,7 @@ import importlib.util
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.workloads.operator import Subject
+from pyperf_suite.workloads.workload import Workload
 
 # The module and class of each whose module has another name than itself; all others are found by theirs, as OPERATOR.
 OPERATORS = {
@@ -33,13 +33,13 @@ OPERATORS = {
 
 
 @functools.cache
-def find_workload(name: str) -> Subject[Any]:
+def find_workload(name: str) -> Workload[Any]:
     """The operator, or other subject of cases, of that name. Raises UserError that names those there are."""
     if name in OPERATORS:
         module, _, kind = OPERATORS[name].partition(":")
-        made: Subject[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
+        made: Workload[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
         return made
-    found: Subject[Any] | None
+    found: Workload[Any] | None
     found = getattr(importlib.import_module(f"{__name__}.{name}"), "OPERATOR", None) if _is_module(name) else None
     if found is None:
         raise UserError(f"Unknown operator {name!r}: choose from {', '.join(sorted(OPERATORS))}.")

@@ -24,7 +24,7 @@ from pyperf_suite.kernels import (
     nvrtc,
     static,
 )
-from pyperf_suite.workloads.operator import Inspected, InspectingImplementation, Inspection, Kernel
+from pyperf_suite.workloads.workload import Exact, Implementation, Kernel, Place, Workload
 
 CUDA_TARGETS: Mapping[str, ModuleType] = {"sm_80": gemm_sm80, "sm_90a": gemm_sm90}
 TRITON_TARGETS = ("sm_80", "sm_90", "sm_100")
@@ -43,13 +43,13 @@ class CompiledKernelParameters:
     target: str
 
 
-class CompiledCuda(InspectingImplementation[CompiledKernelParameters]):
+class CompiledCuda(Implementation[CompiledKernelParameters]):
     """Our CUDA sources through NVRTC."""
 
     name = "nvrtc"
     device_kind = "any"
 
-    def inspect(self, parameters: CompiledKernelParameters) -> Inspection:
+    def prepare(self, parameters: CompiledKernelParameters, place: Place) -> Exact:
         """Compile and read. Raises Unsupported where NVRTC or a disassembler is missing, with what brings it."""
         module = CUDA_TARGETS[parameters.target]
         specialised = cuda_kernels(parameters.target)[parameters.kernel]
@@ -57,33 +57,34 @@ class CompiledCuda(InspectingImplementation[CompiledKernelParameters]):
             found = static.of_cuda(parameters.kernel, specialised, module.sources(), parameters.target)
         except (nvrtc.NoCompiler, disassembly.NoDisassembler) as reason:
             raise Unsupported(str(reason)) from None
-        return _inspection(found)
+        return _exact(found)
 
 
-class CompiledTriton(InspectingImplementation[CompiledKernelParameters]):
+class CompiledTriton(Implementation[CompiledKernelParameters]):
     """Our Triton kernels through Triton's own compiler."""
 
     name = "triton"
     device_kind = "any"
 
-    def inspect(self, parameters: CompiledKernelParameters) -> Inspection:
+    def prepare(self, parameters: CompiledKernelParameters, place: Place) -> Exact:
         """Compile and read. Raises Unsupported where Triton or a disassembler is missing."""
         kernel = triton_kernels(parameters.target)[parameters.kernel]
         folder = files("pyperf_suite.kernels")
         source = "\0".join((folder / name).read_text("utf-8") for name in kernel.sources)
         try:
             binary = kernel.compile_for(parameters.target)
-            return _inspection(static.of_triton(parameters.kernel, binary, source))
+            return _exact(static.of_triton(parameters.kernel, binary, source))
         except (ImportError, disassembly.NoDisassembler) as reason:
             raise Unsupported(str(reason)) from None
 
 
-class CompiledKernel(Inspected[CompiledKernelParameters]):
+class CompiledKernel(Workload[CompiledKernelParameters]):
     """One kernel of ours, compiled for one target."""
 
     name = "compiled_kernel"
     parameters_type = CompiledKernelParameters
-    implementations: Mapping[str, InspectingImplementation[CompiledKernelParameters]] = {
+    is_exact = True
+    implementations: Mapping[str, Implementation[CompiledKernelParameters]] = {
         "nvrtc": CompiledCuda(),
         "triton": CompiledTriton(),
     }
@@ -144,6 +145,6 @@ def triton_name(configuration: matmul.Configuration) -> str:
     )
 
 
-def _inspection(found: static.StaticMetrics) -> Inspection:
+def _exact(found: static.StaticMetrics) -> Exact:
     details = {"threads": found.threads, "limited_by": found.occupancy.limited_by, **found.state()}
-    return Inspection(found.metrics(), Kernel(found.kernel, found.target, details))
+    return Exact(Kernel(found.kernel, found.target, details), found.metrics())

@@ -13,16 +13,14 @@ from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import matmul as triton_matmul
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.verify import verify_product
 from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.dtypes import element_type
-from pyperf_suite.workloads.operator import Checked, Kernel, Work
 from pyperf_suite.workloads.torch_device import TorchDevice
-from pyperf_suite.workloads.workload import Repeated, Workload, WorkloadImplementation
+from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Prepared, Work, Workload
 
 DTYPES = ("float32", "bfloat16", "float16")
 # Beyond these a case is a mistake in typing.
@@ -64,9 +62,7 @@ class GroupedMatmul(Workload[GroupedMatmulParameters]):
 
     def __init__(self) -> None:
         ways = (Way("loop", loop), Way("padded", padded), Way("grouped_mm", grouped_mm), Way("triton", triton))
-        self.implementations: Mapping[str, WorkloadImplementation[GroupedMatmulParameters]] = {
-            way.name: way for way in ways
-        }
+        self.implementations: Mapping[str, Implementation[GroupedMatmulParameters]] = {way.name: way for way in ways}
 
     def validate(self, parameters: GroupedMatmulParameters) -> None:
         """Raise UserError for sizes, a skew or a type that cannot be."""
@@ -104,7 +100,7 @@ class Ready:
     kernel: Kernel
 
 
-class Way(WorkloadImplementation[GroupedMatmulParameters]):
+class Way(Implementation[GroupedMatmulParameters]):
     """One way to compute them, on the device asked for."""
 
     device_kind = "any"
@@ -116,12 +112,12 @@ class Way(WorkloadImplementation[GroupedMatmulParameters]):
         """Raise UserError for more workers than there are cores."""
         require_cores(parameters.workers)
 
-    def prepare(self, parameters: GroupedMatmulParameters, seed: int, device: Device) -> GroupedLaunches:
+    def prepare(self, parameters: GroupedMatmulParameters, place: Place) -> GroupedLaunches:
         """Make operand sets there. Raises Unsupported where this torch, or this machine, has no such way."""
-        return GroupedLaunches(parameters, seed, TorchDevice(device, parameters.workers), self._bind)
+        return GroupedLaunches(parameters, place.seed, TorchDevice(place.device, parameters.workers), self._bind)
 
 
-class GroupedLaunches(Repeated):
+class GroupedLaunches(Prepared):
     """Launches that rotate through operand sets."""
 
     def __init__(
@@ -158,7 +154,7 @@ class GroupedLaunches(Repeated):
     def stopwatch(self) -> Stopwatch:
         return self._where.stopwatch
 
-    def step(self, index: int) -> None:
+    def launch(self, index: int) -> None:
         self._ready[index % self.sets].launch()
 
     def poison(self, index: int | None = None) -> None:

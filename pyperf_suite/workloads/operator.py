@@ -1,53 +1,47 @@
-"""What an operator and its implementations are to the rest of the suite.
+"""Workloads that are one computation: seeded operands, one float64 reference, sets that rotate so that caches are cold.
 
-An operator is one signature with one float64 reference; an implementation turns its operands into launches on a device.
+An implementation turns operands into launches on a device; who is right is decided here, the same for all of them.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import dataclasses
+import hashlib
+import math
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import out_of_memory
+from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.arrays import Keep, computed_anew
-from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
+from pyperf_suite.measure.spot_checks import Verdict
 from pyperf_suite.measure.verify import Verification
+from pyperf_suite.workloads import scratch
+from pyperf_suite.workloads.cuda import cuda_device
 from pyperf_suite.workloads.inputs import Operands
+from pyperf_suite.workloads.workload import Parameters, Place, Prepared, Way, Workload
 
-Parameters = TypeVar("Parameters")
 Array = NDArray[np.generic]
 
+# Rotating through operands that together exceed the caches this many times over leaves nothing of a set when it
+# comes round again (DESIGN: 2-3 x L2).
+CACHE_TURNOVER = 3
 
-@dataclass(frozen=True)
-class Work:
-    """What a case must at least do: floating-point operations, and bytes that have to be read or written once."""
+# Of operands so small that more would be needed, preparing the sets takes longer than measuring with them.
+MOST_SETS = 1024
 
-    flop: int
-    bytes: int
+# Operand sets may not crowd out the reference, which needs room of its own.
+MEMORY_SHARE = 0.25
 
-
-@dataclass(frozen=True)
-class Kernel:
-    """What really ran: the kernel's name, the path it took, and details worth keeping (tile, ISA, threads)."""
-
-    name: str
-    path: str
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Checked:
-    """How what came out compares with what it must be: wrong elements of those compared, the first in words."""
-
-    wrong: int
-    compared: int
-    first: str = ""
+# Of what is verified on a GPU the host judges cases up to so many FLOPs too, a tenth of a second, and one in so many
+# of the others.
+HOST_FLOP = 2e9
+HOST_JUDGES_ONE_OF = 16
 
 
 class Tensors(NamedTuple):
@@ -57,23 +51,10 @@ class Tensors(NamedTuple):
     outputs: Mapping[str, Any]
 
 
-class Launches(ABC):
-    """A case made ready: buffers allocated, kernel chosen, nothing left to do in a timed region but `launch`.
+class Launches(Prepared):
+    """Launches over rotating operand sets, whose outputs `judge` compares with the reference."""
 
-    `sets` is the number of operand sets that launches rotate through.
-    """
-
-    kernel: Kernel
-    sets: int
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        """The clock that sees these launches: the host's, where `launch` returns when the work is done."""
-        return CpuStopwatch()
-
-    @abstractmethod
-    def launch(self, index: int) -> None:
-        """Run once on operand set `index` modulo the number of sets."""
+    judge: Judge
 
     @abstractmethod
     def output(self, index: int) -> Array:
@@ -86,6 +67,20 @@ class Launches(ABC):
     def tensors(self, index: int) -> Tensors | None:
         """The set as it lies in a GPU's memory, whatever was launched on it done; None where torch sees none there."""
         return None
+
+    def left(self, index: int) -> Verification:
+        return self.judge(index)
+
+    def check(self) -> Verdict:
+        """Launch on every set once more, untimed; the first verdict that is bad, or that on set 0."""
+        self.poison()
+        for index in range(self.sets):
+            self.launch(index)
+        verdicts = [self.left(index) for index in range(self.sets)]
+        return next((each for each in verdicts if not each.passed), verdicts[0])
+
+    def references(self) -> dict[str, Any]:
+        return {"references": self.judge.references}
 
     def kept(self, index: int) -> Any:
         """A copy of what the last launch on that set wrote, for `equals`."""
@@ -106,17 +101,7 @@ class Launches(ABC):
         return range(self.sets) if index is None else range(index % self.sets, index % self.sets + 1)
 
 
-class Implementation(ABC, Generic[Parameters]):
-    """One way to do what a subject names, on one kind of device ("any" where it needs none)."""
-
-    name: ClassVar[str]
-    device_kind: ClassVar[str]
-
-    def validate(self, parameters: Parameters) -> None:
-        """Raise UserError where this implementation can never take these parameters, before anything is measured."""
-
-
-class TimedImplementation(Implementation[Parameters]):
+class TimedImplementation(Way[Parameters]):
     """One way to compute an operator on one kind of device."""
 
     @abstractmethod
@@ -127,71 +112,10 @@ class TimedImplementation(Implementation[Parameters]):
         """
 
 
-class InspectingImplementation(Implementation[Parameters]):
-    """One way to read exact figures without timing anything."""
+class Operator(Workload[Parameters]):
+    """A computation: one signature, several implementations, one float64 reference, FLOPs and bytes."""
 
-    @abstractmethod
-    def inspect(self, parameters: Parameters) -> Inspection:
-        """The figures. Raises Unsupported with the reason where this machine has no way to read them."""
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """Exact figures: metrics by name as records keep them, and what was inspected."""
-
-    metrics: Mapping[str, Mapping[str, Any]]
-    kernel: Kernel
-
-
-class Subject(ABC, Generic[Parameters]):
-    """What a case is about: parameters, and implementations that measure under them."""
-
-    name: ClassVar[str]
-    parameters_type: ClassVar[type]
-    implementations: Mapping[str, Implementation[Parameters]]
-
-    @abstractmethod
-    def validate(self, parameters: Parameters) -> None:
-        """Raise UserError where the parameters cannot be, whoever implements them."""
-
-    def footprint_bytes(self, parameters: Parameters) -> int:
-        """Memory that one set of operands needs; none for what is only looked at."""
-        return 0
-
-    def implementation(self, name: str) -> Implementation[Parameters]:
-        """The implementation of that name. Raises UserError that names those there are."""
-        if name not in self.implementations:
-            raise UserError(
-                f"{self.name} has no implementation {name!r}: choose from {', '.join(sorted(self.implementations))}."
-            )
-        return self.implementations[name]
-
-
-def same_bits(left: Array, right: Array) -> bool:
-    """Whether two arrays hold the same bytes in the same shape; NaN equals itself."""
-    words = np.dtype(f"u{left.dtype.itemsize}")
-    return left.shape == right.shape and bool((left.view(words) == right.view(words)).all())
-
-
-def _bits(tensor: Any) -> Any:
-    """A torch tensor as integers of its elements' size."""
-    import torch
-
-    return tensor.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
-
-
-class Operator(Subject[Parameters]):
-    """A computation that is timed: one signature, several implementations, one float64 reference, FLOPs and bytes."""
-
-    implementations: Mapping[str, TimedImplementation[Parameters]]
-
-    @abstractmethod
-    def work(self, parameters: Parameters) -> Work:
-        """FLOPs and compulsory bytes of one launch."""
-
-    @abstractmethod
-    def footprint_bytes(self, parameters: Parameters) -> int:
-        """Memory of one operand set, inputs and outputs."""
+    own_check = False
 
     @abstractmethod
     def operands(self, parameters: Parameters, seed: int) -> Operands:
@@ -211,18 +135,89 @@ class Operator(Subject[Parameters]):
     def reference_key(self, parameters: Parameters) -> str:
         """What the reference depends on beside the seed: cases that agree in it share one."""
 
-    def implementation(self, name: str) -> TimedImplementation[Parameters]:
-        """The implementation of that name. Raises UserError that names those there are."""
-        super().implementation(name)
-        return self.implementations[name]
+    def prepare(self, parameters: Parameters, implementation: str, place: Place) -> Launches:
+        """Launches over as many copies of the operands as leave caches cold, with the judge of their outputs."""
+        operands = self.operands(parameters, place.seed)
+        sets, cache = sets_to_rotate(self.footprint_bytes(parameters), place.device)
+        if place.sets is not None:
+            sets = place.sets
+        launches: Launches = self.implementation(implementation).prepare(parameters, operands, sets, place.device)
+        launches.sampling = {"cache": cache, "operand_sets": sets}
+        launches.judge = Judge(self, parameters, place.seed, operands, launches)
+        return launches
 
 
-class Inspected(Subject[Parameters]):
-    """Something whose figures are read and are the same each time: one visit of one process is all there is."""
+class Judge:
+    """The verdict on the last launch on an operand set, by the reference on its device, else by the host's.
 
-    implementations: Mapping[str, InspectingImplementation[Parameters]]
+    Of GPU cases the host judges those too whose reference is cheap there, and one in `HOST_JUDGES_ONE_OF` by what is
+    computed, the first time that they are judged: the two must agree. `references` names who judged.
+    """
 
-    def inspect(self, implementation: str, parameters: Parameters) -> Inspection:
-        """The figures as that implementation reads them."""
-        super().implementation(implementation)
-        return self.implementations[implementation].inspect(parameters)
+    def __init__(
+        self, operator: Operator[Any], parameters: Any, seed: int, operands: Mapping[str, Any], launches: Launches
+    ) -> None:
+        self._operator, self._parameters, self._operands, self._launches = operator, parameters, operands, launches
+        key = f"{operator.name} {operator.reference_key(parameters)} seed {seed}"
+        self._keep = scratch.shared(key)
+        cheap = operator.work(parameters).flop <= HOST_FLOP
+        drawn = hashlib.sha256(f"{parameters} {launches.kernel.name}".encode()).digest()
+        self._host_too = cheap or int.from_bytes(drawn[:8], "big") % HOST_JUDGES_ONE_OF == 0
+        self.references: list[str] = []
+
+    def __call__(self, index: int) -> Verification:
+        tensors = self._launches.tensors(index)
+        if tensors is None:
+            self.references = ["host"]
+            return self._by_host(index)
+        try:
+            by_device = self._operator.verify_tensors(self._parameters, tensors)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            self.references = ["host"]
+            return self._by_host(index)
+        if not self._host_too:
+            self.references = self.references or ["device"]
+            return by_device
+        self._host_too = False
+        self.references = ["device", "host"]
+        by_host = self._by_host(index)
+        if by_device.passed == by_host.passed:
+            return by_device
+        words = f"the references of device and host disagree: {by_device.message} / {by_host.message}"
+        return dataclasses.replace(by_host, passed=False, message=words)
+
+    def _by_host(self, index: int) -> Verification:
+        output = self._launches.output(index)
+        return self._operator.verify(self._parameters, self._operands, output, self._keep)
+
+
+def sets_to_rotate(set_bytes: int, device: Device, most: int = MOST_SETS) -> tuple[int, str]:
+    """How many operand sets to rotate through, so that no launch finds in cache what the last one left there.
+
+    Also whether that is so, in the record's word: cold_l2, larger_than_l2 where one set is enough, or partly_warm where
+    more would be needed than can be made.
+    """
+    if device.kind == "cuda":
+        context = cuda_device(device.index).context
+        cache_bytes, free_bytes = context.properties.l2_bytes, context.memory_bytes()[0]
+    else:
+        cache_bytes, free_bytes = cpu.detect().l2_total_bytes, memory.available_bytes()
+    wanted = math.ceil(CACHE_TURNOVER * cache_bytes / set_bytes)
+    affordable = int(MEMORY_SHARE * free_bytes / set_bytes)
+    sets = max(1, min(wanted, affordable, most))
+    return sets, "partly_warm" if sets < wanted else "cold_l2" if wanted > 1 else "larger_than_l2"
+
+
+def same_bits(left: Array, right: Array) -> bool:
+    """Whether two arrays hold the same bytes in the same shape; NaN equals itself."""
+    words = np.dtype(f"u{left.dtype.itemsize}")
+    return left.shape == right.shape and bool((left.view(words) == right.view(words)).all())
+
+
+def _bits(tensor: Any) -> Any:
+    """A torch tensor as integers of its elements' size."""
+    import torch
+
+    return tensor.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])

@@ -1,18 +1,46 @@
-"""What is timed as whole steps and has its own way to be right: a piece of training, a copy, a loader of data.
+"""What is measured: one protocol for products, attention, exchanges, machine code, training steps and anybody's kernel.
 
-An operator has operands and one float64 reference; a workload checks itself, and may tell of more than time.
+A workload is parameters and implementations. An implementation makes a case ready, and what is ready can be launched,
+checked and asked what it saw.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.limits import check_limits
+from pyperf_suite.measure.spot_checks import Verdict
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
-from pyperf_suite.workloads.operator import Checked, Implementation, Kernel, Parameters, Subject, Work
+
+if TYPE_CHECKING:
+    from pyperf_suite.ranks.group import Group
+
+Parameters = TypeVar("Parameters")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a launch must at least do: floating-point operations, and bytes that are read or written once."""
+
+    flop: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What really ran: the kernel's name, the path it took, and details worth keeping (tile, ISA, threads)."""
+
+    name: str
+    path: str
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -23,72 +51,49 @@ class Observed:
     samples: Sequence[float]
 
 
-class Steps(ABC):
-    """A workload made ready: nothing is left to do in a timed region but `step`."""
+@dataclass(frozen=True)
+class Place:
+    """Where a case is made ready: a device, and the group of ranks that share the case where it takes one.
 
-    kernel: Kernel
-    # Why what timed steps leave cannot be checked, as a record says it; empty where it is (see Repeated).
-    unchecked: str = "Each step starts from what the last one left."
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        """The clock that sees these steps: the host's, where `step` returns when the work is done."""
-        return CpuStopwatch()
-
-    @abstractmethod
-    def step(self, index: int) -> None:
-        """Do it once."""
-
-    @abstractmethod
-    def check(self) -> Checked:
-        """Do it once more, untimed, and compare what came out with what must; before timing and after."""
-
-    def observed(self) -> Mapping[str, Observed]:
-        """What else is told of these steps, measured after they were timed: bytes, shares, counts."""
-        return {}
-
-    def close(self) -> None:
-        """End processes and free what garbage collection does not; a second call does nothing."""
-        return
-
-
-class Repeated(Steps):
-    """Steps that each leave the same, whatever ran before: what any of them left can be checked while they are timed.
-
-    `sets` is how many places there are to leave it in, of which step i takes place i modulo their number.
+    `sets` is how many operand sets to rotate through; None for as many as leave caches cold.
     """
 
-    sets: int = 1
-    unchecked: str = ""
-    # Whether `check` sees more than a step on every place: it is then made before timing and after as well.
-    sees_more: bool = False
+    device: Device
+    seed: int = 0
+    group: Group | None = None
+    deadline_s: float = 120.0
+    sets: int | None = None
 
-    def launch(self, index: int) -> None:
-        """A step, by the name that spot checks have for it (measure/spot_checks.py)."""
-        self.step(index)
+    @property
+    def ranks(self) -> Group:
+        """The group that this process is a rank of."""
+        assert self.group is not None
+        return self.group
 
-    @abstractmethod
-    def poison(self, index: int | None = None) -> None:
-        """Leave nothing there, in one place or in all, that could pass for a result."""
 
-    @abstractmethod
-    def left(self, index: int) -> Checked:
-        """Compare what the last step on a place left with what must be there."""
+@dataclass(frozen=True)
+class Checked:
+    """How what came out compares with what it must be: wrong elements of those compared, the first in words."""
 
-    @abstractmethod
-    def kept(self, index: int) -> Any:
-        """A copy or a fingerprint of what is there, for `equals`."""
+    wrong: int
+    compared: int
+    first: str = ""
 
-    @abstractmethod
-    def equals(self, index: int, kept: Any) -> bool:
-        """Whether it is that, bit for bit."""
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared and nothing was wrong."""
+        return self.wrong == 0 and self.compared > 0
 
-    def check(self) -> Checked:
-        """A step on every place, and each compared."""
-        self.poison()
-        for index in range(self.sets):
-            self.step(index)
-        return together([self.left(index) for index in range(self.sets)])
+    @property
+    def message(self) -> str:
+        """One sentence for people."""
+        if self.passed:
+            return f"correct: {self.compared} values compared"
+        return f"{self.wrong} of {self.compared} values are wrong: {self.first or 'nothing was compared'}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As a record keeps it."""
+        return {"passed": self.passed, "method": "own", **asdict(self), "message": self.message}
 
 
 def together(checks: Sequence[Checked]) -> Checked:
@@ -97,24 +102,199 @@ def together(checks: Sequence[Checked]) -> Checked:
     return Checked(sum(each.wrong for each in checks), sum(each.compared for each in checks), first)
 
 
-class WorkloadImplementation(Implementation[Parameters]):
-    """One way to do what a workload names, on one kind of device ("any": on the one asked for)."""
+class Prepared(ABC):
+    """A case made ready: nothing is left to do in a timed region but `launch`.
+
+    Launch i works on set i modulo `sets`. `unchecked` says why what timed launches leave cannot be checked, empty where
+    it can: then `poison`, `left`, `kept` and `equals` look at a set (measure/spot_checks.py), and `check`, which does
+    the whole, is asked before timing and after only where it `sees_more`.
+    """
+
+    kernel: Kernel
+    # Where it is known only now, and not from the parameters.
+    work: Work | None = None
+    sets: int = 1
+    unchecked: str = ""
+    sees_more: bool = False
+    # What a record says of how samples were taken beside the usual.
+    sampling: Mapping[str, Any] = {}
+    # Figures that are read and not timed, as records keep metrics; then nothing is launched.
+    exact: Mapping[str, Mapping[str, Any]] | None = None
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """The clock that sees launches: the host's, where `launch` returns when the work is done."""
+        return CpuStopwatch()
 
     @abstractmethod
-    def prepare(self, parameters: Parameters, seed: int, device: Device) -> Steps:
-        """Make the steps ready. Raises Unsupported with the reason where this machine cannot do them."""
+    def launch(self, index: int) -> None:
+        """Do it once."""
+
+    def untimed(self, index: int) -> None:
+        """The same for a check, whose time nobody asks."""
+        self.launch(index)
+
+    def poison(self, index: int | None = None) -> None:
+        """Leave nothing in one set, or in all, that could pass for a result."""
+        raise NotImplementedError
+
+    def left(self, index: int) -> Any:
+        """The verdict: compare what the last launch on that set left with what must be there."""
+        raise NotImplementedError
+
+    def kept(self, index: int) -> Any:
+        """A copy or a fingerprint of what is there, for `equals`."""
+        raise NotImplementedError
+
+    def equals(self, index: int, kept: Any) -> bool:
+        """Whether it is that, bit for bit."""
+        raise NotImplementedError
+
+    def check(self) -> Verdict:
+        """Launch on every set once more, untimed, and compare each."""
+        self.poison()
+        for index in range(self.sets):
+            self.untimed(index)
+        return together([self.left(index) for index in range(self.sets)])
+
+    def observed(self) -> Mapping[str, Observed]:
+        """What else is told of these launches, measured after they were timed: bytes, shares, counts."""
+        return {}
+
+    def references(self) -> dict[str, Any]:
+        """What a record says of who judged."""
+        return {}
+
+    def close(self) -> None:
+        """End processes and free what garbage collection does not; a second call does nothing."""
+        return
 
 
-class Workload(Subject[Parameters]):
-    """A subject whose cases are steps that are timed."""
+class Exact(Prepared):
+    """Figures that are the same each time: one visit of one process is all there is."""
 
-    implementations: Mapping[str, WorkloadImplementation[Parameters]]
+    def __init__(self, kernel: Kernel, metrics: Mapping[str, Mapping[str, Any]]) -> None:
+        self.kernel, self.exact = kernel, metrics
+
+    def launch(self, index: int) -> None:
+        """Nothing is left to do."""
+
+
+def exact_metric(unit: str, value: float) -> dict[str, Any]:
+    """A figure that is read, as records keep metrics."""
+    return {"unit": unit, "samples": [value]} | dict.fromkeys(("value", "low", "high", "q20", "q80"), value)
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """What one rank saw of each iteration, in order.
+
+    `seconds` is the iteration as this rank's clock or device measured it; `arrived_ns` and `done_ns` are
+    `time.monotonic_ns()` of this rank when it entered and left, for iterations that were waited for one by one. A rank
+    that takes no part in what is timed has none of all three.
+    """
+
+    seconds: NDArray[np.float64]
+    arrived_ns: NDArray[np.int64]
+    done_ns: NDArray[np.int64]
+
+
+BUILD_ON_EACH_OTHER = "Each iteration starts from what the last one left."
+
+
+class Transfers(Prepared):
+    """A rank's part of a case that several processes work on together; all of them call each method in one order."""
+
+    # How many times an iteration runs what is timed, and its times are of one.
+    calls: int = 1
+    # Within which all that was begun must be over.
+    deadline_s: float = 120.0
+
+    @abstractmethod
+    def time(self, iterations: int, deadline_s: float) -> RankTimes:
+        """Run so many times, in the same configuration as is checked, all of it within the deadline."""
+
+    @abstractmethod
+    def left(self, index: int = 0) -> Checked:
+        """Compare the output of what ran last after `poison`, exactly."""
+
+    def launch(self, index: int) -> None:
+        """One iteration."""
+        self.time(1, self.deadline_s)
+
+
+class Way(ABC, Generic[Parameters]):
+    """One way to do what a workload names, on one kind of device ("any": on the one asked for)."""
+
+    name: ClassVar[str]
+    device_kind: ClassVar[str] = "any"
+
+    def validate(self, parameters: Parameters) -> None:
+        """Raise UserError where this implementation can never take these parameters, before anything is measured."""
+
+
+class Implementation(Way[Parameters]):
+    """One that makes a case ready by itself."""
+
+    @abstractmethod
+    def prepare(self, parameters: Parameters, place: Place) -> Prepared:
+        """Make the case ready. Raises Unsupported with the reason where this machine has no way to run it."""
+
+
+class Workload(ABC, Generic[Parameters]):
+    """What cases are about: parameters, and implementations that measure under them.
+
+    `is_exact`: its figures are read and not timed. `own_check`: it compares with what a pass of its own
+    computes, by the first process of a run. `fresh_ranks`: each visit starts a group of its own.
+    """
+
+    name: str
+    parameters_type: type
+    implementations: Mapping[str, Any]
+    is_exact: ClassVar[bool] = False
+    own_check: ClassVar[bool] = True
+    fresh_ranks: ClassVar[bool] = False
+
+    def validate(self, parameters: Parameters) -> None:
+        """Raise UserError where the parameters cannot be, whoever implements them.
+
+        Limits that the types of fields carry are checked here, and then what the parameters say of themselves.
+        """
+        check_limits(parameters)
+        own = getattr(parameters, "validate", None)
+        if own is not None:
+            own()
+
+    def footprint_bytes(self, parameters: Parameters) -> int:
+        """Memory that one set of operands needs; none for what is only looked at."""
+        return 0
 
     def work(self, parameters: Parameters) -> Work:
-        """FLOPs and bytes of one step, as far as they can be known beforehand."""
-        return Work(0, 0)
+        """FLOPs and bytes of one launch, as far as they can be known beforehand; of an exchange, its message."""
+        return Work()
 
-    def implementation(self, name: str) -> WorkloadImplementation[Parameters]:
+    def ranks(self, parameters: Parameters) -> int:
+        """How many processes a case takes; 0 for a single one that needs no group."""
+        return 0
+
+    def environment(self, parameters: Parameters) -> dict[str, str]:
+        """Variables that its ranks must be started with, as NCCL reads most of its settings once."""
+        return {}
+
+    def implementation(self, name: str) -> Any:
         """The implementation of that name. Raises UserError that names those there are."""
-        super().implementation(name)
+        if name not in self.implementations:
+            raise UserError(
+                f"{self.name} has no implementation {name!r}: choose from {', '.join(sorted(self.implementations))}."
+            )
         return self.implementations[name]
+
+    def prepare(self, parameters: Parameters, implementation: str, place: Place) -> Prepared:
+        """The case made ready. Raises Unsupported with the reason where this machine cannot run it."""
+        prepared: Prepared = self.implementation(implementation).prepare(parameters, place)
+        return prepared
+
+
+def by_name(*implementations: Any) -> dict[str, Any]:
+    """Implementations as a workload holds them."""
+    return {each.name: each for each in implementations}

@@ -36,6 +36,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.workloads.collective import Collective, CollectiveParameters
 from pyperf_suite.workloads.collective.parameters import DTYPES, OPERATIONS, REDUCTIONS
+from pyperf_suite.workloads.workload import Place
 from pyperf_suite.ranks.group import Group
 
 device, names = resolve(sys.argv[1]), sys.argv[2:]
@@ -46,12 +47,13 @@ with Group() as group:
                 for reduction in REDUCTIONS if operation.reduces and dtype == "float32" else ("sum",):
                     parameters = CollectiveParameters(op, 4800, group.count, dtype, reduction=reduction)
                     try:
-                        transfers = Collective().implementation(name).prepare(parameters, group, device, 60)
+                        place = Place(device, group=group, deadline_s=60)
+                        transfers = Collective().implementation(name).prepare(parameters, place)
                     except Unsupported as reason:
                         print("unsupported", name, op, dtype, reason)
                         continue
                     for turn in range(2):
-                        transfers.fill()
+                        transfers.poison()
                         transfers.time(1, 60)
                         checked = transfers.check()
                         if checked.wrong:

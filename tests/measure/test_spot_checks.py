@@ -40,6 +40,9 @@ class Simulated:
     def clock(self) -> float:
         return self.now_s
 
+    def untimed(self, index: int) -> None:
+        self.launch(index)
+
     def launch(self, index: int) -> None:
         self.now_s += LAUNCH_S * self.noise.uniform(0.9, 1.1)
         self.launched += 1
@@ -58,7 +61,7 @@ class Simulated:
         self.now_s += CHECK_S
         return self.outputs[index % self.sets] == kept
 
-    def verdict(self, index: int) -> Verification:
+    def left(self, index: int) -> Verification:
         passed = abs(self.outputs[index % self.sets] - 1) < 0.01
         return Verification(passed, "full", 0.0, 0.0, 0.0, (), "right" if passed else "wrong")
 
@@ -83,7 +86,7 @@ class Simulated:
 
 def visited(launches: Simulated, seed: int = 0) -> SpotChecks:
     """The checks of a visit that was found right."""
-    checks = SpotChecks(launches, launches.verdict, chance=random.Random(seed), clock=launches.clock)
+    checks = SpotChecks(launches, chance=random.Random(seed), clock=launches.clock)
     assert checks.before_timing().passed
     launches.measured(checks)
     return checks
@@ -93,10 +96,9 @@ def is_caught(fault: Callable[[int, int], float | None], seed: int, processes: i
     """Whether a run sees it, in any of its processes."""
     for process in range(processes):
         launches = Simulated(fault=fault, can_stop=can_stop)
-        checks = SpotChecks(launches, launches.verdict, chance=random.Random(seed * 10 + process), clock=launches.clock)
-        if not checks.before_timing().passed:
-            return True
+        checks = SpotChecks(launches, chance=random.Random(seed * 10 + process), clock=launches.clock)
         try:
+            checks.before_timing()
             launches.measured(checks)
         except WrongLaunch:
             return True
@@ -122,9 +124,9 @@ def test_a_kernel_that_is_wrong_at_regular_intervals_is_caught() -> None:
 @pytest.mark.parametrize("wrong", range(8))
 def test_a_set_on_which_launches_are_always_wrong_is_seen_before_timing(wrong: int) -> None:
     launches = Simulated(fault=lambda _launch, at: 2.0 if at == wrong else 1.0)
-    verification = SpotChecks(launches, launches.verdict).before_timing()
-    assert not verification.passed
-    assert verification.message == ("wrong" if wrong == 0 else f"operand set {wrong}: wrong")
+    with pytest.raises(WrongLaunch) as wrong:
+        SpotChecks(launches).before_timing()
+    assert str(wrong.value) == ("wrong" if wrong == 0 else f"operand set {wrong}: wrong")
 
 
 def test_a_kernel_that_stops_writing_is_caught() -> None:
@@ -150,7 +152,7 @@ def test_a_kernel_that_sums_in_no_fixed_order_is_held_to_its_limits() -> None:
 
 def test_a_launch_longer_than_can_be_afforded_twice_is_still_checked_once_after_timing() -> None:
     launches = Simulated(sets=1, fault=lambda launch, _set: 1.0 if launch < 2 else 2.0)
-    checks = SpotChecks(launches, launches.verdict, share=0.0, clock=launches.clock)
+    checks = SpotChecks(launches, share=0.0, clock=launches.clock)
     assert checks.before_timing().passed
     with pytest.raises(WrongLaunch):
         launches.measured(checks)

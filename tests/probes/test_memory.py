@@ -18,6 +18,7 @@ from pyperf_suite.spec.findings import Claim, Findings, Verdict
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.workloads.training.saved_memory import TrainingMemory, TrainingMemoryParameters
 from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
 
@@ -27,7 +28,7 @@ SMALL = TrainingMemoryParameters(hidden=32, heads=4, layers=2, seq=16, batch=2, 
 
 def read(**change):
     p = TrainingMemoryParameters(**{**vars(SMALL), **change})
-    return {name: metric["value"] for name, metric in TrainingMemory().inspect("storages", p).metrics.items()}
+    return {name: metric["value"] for name, metric in TrainingMemory().prepare(p, "storages", Place(CPU)).exact.items()}
 
 
 @pytest.mark.parametrize(("precision", "of_weights", "of_states"), [("float32", 4, 8), ("bfloat16", 2, 4)])

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.measure.spot_checks import SpotChecks
-from pyperf_suite.runner import measuring
+from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.measuring import _Judge
-from pyperf_suite.workloads import find_workload
+from pyperf_suite.workloads import find_workload, operator
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import Matmul, MatmulParameters
-from pyperf_suite.workloads.operator import Kernel, Launches, Tensors
+from pyperf_suite.workloads.operator import Judge, Launches, Tensors
+from pyperf_suite.workloads.workload import Kernel
 
 torch = pytest.importorskip("torch")
 
@@ -74,17 +74,21 @@ def first_output(outputs: dict[str, Any]) -> Any:
     return next(iter(outputs.values()))
 
 
-def judged(case: Case, launches: OnDevice) -> tuple[Any, _Judge]:
+def judged(case: Case, launches: OnDevice) -> tuple[Any, Judge]:
     """The verdict before timing, and who gave it."""
-    operator = find_workload(case.operator)
-    judge = _Judge(operator, case, operator.operands(case.parameters, case.seed), launches)
-    return SpotChecks(launches, judge).before_timing(), judge
+    workload = find_workload(case.operator)
+    operands = workload.operands(case.parameters, case.seed)
+    judge = launches.judge = Judge(workload, case.parameters, case.seed, operands, launches)
+    try:
+        return SpotChecks(launches).before_timing(), judge
+    except WrongLaunch as wrong:
+        return wrong.verdict, judge
 
 
 @pytest.mark.parametrize("case", [PRODUCT, ATTENTION], ids=["product", "gradients"])
 def test_what_is_right_passes_on_its_device_without_a_download(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "HOST_FLOP", 0)
-    monkeypatch.setattr(measuring, "HOST_JUDGES_ONE_OF", 1 << 64)
+    monkeypatch.setattr(operator, "HOST_FLOP", 0)
+    monkeypatch.setattr(operator, "HOST_JUDGES_ONE_OF", 1 << 64)
     launches = OnDevice(case, 3, nothing)
     verification, judge = judged(case, launches)
     assert verification.passed, verification.message
@@ -113,11 +117,11 @@ def test_a_cheap_case_is_judged_by_the_host_too_and_once() -> None:
 
 
 def test_one_in_so_many_cases_is_judged_by_the_host_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "HOST_FLOP", 0)
+    monkeypatch.setattr(operator, "HOST_FLOP", 0)
     counts = {"device": 0, "host": 0}
-    for seed in range(200):
-        case = Case("matmul", PRODUCT.parameters, "cublas", seed=seed)
-        judge = _Judge(Matmul(), case, {}, OnDevice(PRODUCT, 1, nothing))
+    for number in range(200):
+        parameters = replace(PRODUCT.parameters, m=1 + number)
+        judge = Judge(Matmul(), parameters, 0, {}, OnDevice(PRODUCT, 1, nothing))
         counts["host" if judge._host_too else "device"] += 1
     assert 3 <= counts["host"] <= 30
 

@@ -33,8 +33,7 @@ from pyperf_suite.runner.ranked import measure_ranked
 from pyperf_suite.runner.worker_pool import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
-from pyperf_suite.workloads.operator import Checked, Kernel
-from pyperf_suite.workloads.ranked import RankTimes, Transfers
+from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Kernel, Place, RankTimes, Transfers, Work
 
 pytest.importorskip("torch.distributed")
 
@@ -100,9 +99,10 @@ class SometimesWrong(Transfers):
     kernel = Kernel("made up", "test")
 
     def __init__(self, is_wrong: Callable[[int], bool], repeatable: bool) -> None:
-        self.repeatable, self._is_wrong, self._done, self._last_was_wrong = repeatable, is_wrong, 0, False
+        self.unchecked = "" if repeatable else BUILD_ON_EACH_OTHER
+        self._is_wrong, self._done, self._last_was_wrong = is_wrong, 0, False
 
-    def fill(self) -> None:
+    def poison(self, index: int | None = None) -> None:
         self._last_was_wrong = True  # nothing has been written yet
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
@@ -115,7 +115,7 @@ class SometimesWrong(Transfers):
         self._last_was_wrong = iterations > 1 and self._is_wrong(self._done)
         return RankTimes(np.full(iterations, 2e-4), begun, begun + 200_000)
 
-    def check(self) -> Checked:
+    def left(self, index: int = 0) -> Checked:
         return Checked(int(self._last_was_wrong), 1, "the only one")
 
     def close(self) -> None:
@@ -124,21 +124,22 @@ class SometimesWrong(Transfers):
 
 def measured_alone(transfers: Transfers) -> dict[str, Any]:
     """What one rank that is a group of its own tells of these transfers."""
-    operator = SimpleNamespace(
+    workload: Any = SimpleNamespace(
         ranks=lambda parameters: 1,
-        bytes_moved=lambda parameters: 8,
-        implementation=lambda name: SimpleNamespace(prepare=lambda *_: transfers),
+        work=lambda parameters: Work(bytes=8),
+        prepare=lambda *_: transfers,
     )
     effort = Effort(SteadyRule(time_cap_s=0.1), StopRule(time_cap_s=0.4))
     with Group(ALONE) as group:
-        return measure_ranked(operator, all_reduce(8, 1), effort, resolve("cpu"), group, 20)  # type: ignore[arg-type]
+        place = Place(resolve("cpu"), group=group, deadline_s=20)
+        return measure_ranked(workload, all_reduce(8, 1), effort, place)
 
 
 def test_what_is_wrong_only_while_it_is_timed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranked, "CHECKING_SHARE", 100)
     answer = measured_alone(SometimesWrong(lambda number: True, repeatable=True))
     assert answer["outcome"] == "failed"
-    assert "while timed" in answer["reason"]
+    assert "while it was timed" in answer["reason"]
     assert answer["verification"]["wrong"] == 1
 
 
@@ -146,7 +147,7 @@ def test_errors_in_a_few_launches_are_seen_by_those_drawn_at_random(monkeypatch:
     monkeypatch.setattr(ranked, "CHECKING_SHARE", 100)
     monkeypatch.setattr(secrets, "randbelow", random.Random(3).randrange)
     answer = measured_alone(SometimesWrong(lambda number: number % 4 == 0, repeatable=True))
-    assert "while timed" in answer["reason"]
+    assert "while it was timed" in answer["reason"]
 
 
 def test_the_record_tells_how_many_timed_launches_were_looked_at_and_what_that_excludes(

@@ -10,8 +10,8 @@ import pytest
 
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner import measuring
 from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.workloads import operator
 
 TOOL = Path(__file__).parents[2] / "tools" / "wrong_launches.py"
 SETS = 8
@@ -24,7 +24,7 @@ LONG = Effort(SteadyRule(min_time_s=0.1, time_cap_s=0.2), StopRule(relative_half
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The tool, and a rotation through eight sets whatever this machine's caches."""
     pytest.importorskip("pyperf_suite._native")
-    monkeypatch.setattr(measuring, "_sets_to_rotate", lambda footprint_bytes, device: (SETS, "cold_l2"))
+    monkeypatch.setattr(operator, "sets_to_rotate", lambda set_bytes, device: (SETS, "cold_l2"))
     spec = importlib.util.spec_from_file_location("wrong_launches", TOOL)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -19,7 +19,7 @@ from pyperf_suite.workloads.attention.flex import time_limit
 from pyperf_suite.workloads.attention.operands import split_output
 from pyperf_suite.workloads.attention.torch_sdpa import reason_of_refusal
 from pyperf_suite.workloads.dtypes import widen
-from pyperf_suite.workloads.operator import Kernel
+from pyperf_suite.workloads.workload import Kernel
 
 CPU = resolve("cpu")
 EVERYWHERE = ("sdpa_default", "sdpa_flash", "sdpa_math", "two_gemm", "two_gemm_products")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.hardware.devices import resolve
+from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.kernels import nvrtc
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
@@ -15,6 +15,7 @@ from pyperf_suite.workloads.compiled_kernel import (
     cuda_kernels,
     triton_kernels,
 )
+from pyperf_suite.workloads.workload import Place
 
 KERNEL = "sm80_bf16_bf16_tn_64x64x64_s4_w2x2"
 PARAMETERS = CompiledKernelParameters(KERNEL, "sm_80")
@@ -73,7 +74,7 @@ def test_without_a_compiler_the_case_is_unsupported_with_what_brings_one(monkeyp
 
     monkeypatch.setattr(nvrtc, "compile_cubin", absent)
     with pytest.raises(Unsupported, match="nvidia-cuda-nvrtc"):
-        CompiledKernel().inspect("nvrtc", PARAMETERS)
+        CompiledKernel().prepare(PARAMETERS, "nvrtc", Place(Device("cpu")))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.grouped_matmul import GroupedMatmulParameters
+from pyperf_suite.workloads.workload import Place
 
 CPU = resolve("cpu")
 OPERATOR = find_workload("grouped_matmul")
@@ -31,7 +32,7 @@ def test_every_row_has_one_expert_and_none_has_fewer_than_a_later_one(experts, r
 @pytest.mark.parametrize("way", ["loop", "padded", "grouped_mm"])
 def test_each_way_is_right_where_experts_differ_and_where_some_have_no_row(way, dtype):
     for parameters in (asked(skew=1.0, dtype=dtype), asked(experts=8, rows=5, dtype=dtype)):
-        steps = OPERATOR.implementation(way).prepare(parameters, 0, CPU)
+        steps = OPERATOR.implementation(way).prepare(parameters, Place(CPU))
         checked = steps.check()
         assert (checked.wrong, checked.first) == (0, "")
         assert checked.compared == steps.sets * parameters.rows * parameters.n
@@ -39,7 +40,7 @@ def test_each_way_is_right_where_experts_differ_and_where_some_have_no_row(way, 
 
 @pytest.mark.parametrize("way", ["loop", "padded", "grouped_mm"])
 def test_one_wrong_element_and_a_launch_that_did_nothing_are_seen(way):
-    steps = OPERATOR.implementation(way).prepare(asked(skew=1.0), 0, CPU)
+    steps = OPERATOR.implementation(way).prepare(asked(skew=1.0), Place(CPU))
     steps.check()
     kept = steps.kept(0)
     assert steps.equals(0, kept)
@@ -59,7 +60,7 @@ def test_work_counts_useful_flop_and_experts_that_are_read():
 
 def test_triton_is_not_timed_where_it_would_interpret():
     with pytest.raises(Unsupported, match="compiles for GPUs"):
-        OPERATOR.implementation("triton").prepare(asked(), 0, CPU)
+        OPERATOR.implementation("triton").prepare(asked(), Place(CPU))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     # A script's folder comes first on the path: its modules must not be found in the place of others.
     del sys.path[0]
 
+import importlib.util
 import json
 import math
 import os
@@ -73,18 +74,18 @@ class Bench:
         from pyperf_suite.hardware.devices import resolve
         from pyperf_suite.runner.case import Case
 
-        try:
+        if importlib.util.find_spec("pyperf_suite.workloads"):
             from pyperf_suite.workloads import find_workload
-        except ImportError:  # a revision in which they were called operators
-            from pyperf_suite.operators import find_operator as find_workload  # type: ignore[no-redef,import-not-found]
+        else:  # a revision in which they were called operators
+            find_workload = importlib.import_module("pyperf_suite.operators").find_operator
 
         package = {"package": str(Path(pyperf_suite.__file__).parent)}
         where, parsed = resolve(device), Case.from_json(case)
         operator: Any = find_workload(parsed.operator)
         operator.validate(parsed.parameters)
-        if not hasattr(operator, "operands"):
-            if hasattr(operator, "inspect"):
-                return package | _inspected(operator.inspect(parsed.implementation, parsed.parameters))
+        if hasattr(operator, "inspect"):  # of older revisions
+            return package | _inspected(operator.inspect(parsed.implementation, parsed.parameters))
+        if hasattr(operator, "ranks") and operator.ranks(parsed.parameters):
             return {"outcome": "unsupported", "reason": "A case for a group of processes cannot take turns in a pair."}
         if parsed.mode != "burst":
             return {"outcome": "unsupported", "reason": f"Taking turns leaves pauses, so mode={parsed.mode} cannot be."}
@@ -95,22 +96,25 @@ class Bench:
             import torch  # noqa: F401 - takes seconds, which the two sides should spend side by side
         if cores:
             os.sched_setaffinity(0, cores)
-        operands = operator.operands(parsed.parameters, parsed.seed)
-        count = sets or _sets(operator.footprint_bytes(parsed.parameters), where)
-        launches = implementation.prepare(parsed.parameters, operands, count, where)
-        if verify:
-            launches.poison()
-            launches.launch(0)
-            checked = operator.verify(parsed.parameters, operands, launches.output(0).copy())
-            if not checked.passed:
-                return {"outcome": "failed", "reason": f"Wrong result: {checked.message}"}
+        if hasattr(operator, "prepare"):
+            from pyperf_suite.workloads.workload import Place
+
+            place = Place(where, parsed.seed, sets=sets)
+            launches = operator.prepare(parsed.parameters, parsed.implementation, place)
+            if launches.exact is not None:
+                return package | _inspected(launches)
+            checked = launches.check() if verify else None
+        else:
+            launches, checked = _prepared_of_old(operator, implementation, parsed, where, sets, verify)
+        if checked is not None and not checked.passed:
+            return {"outcome": "failed", "reason": f"Wrong result: {checked.message}"}
         self._stopwatch = launches.stopwatch
         self._launch = _slowed(launches.launch, spin_share) if spin_share else launches.launch
         kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
         return package | {
             "outcome": "ok",
             "kernel": kernel,
-            "sets": count,
+            "sets": launches.sets,
             "resolution_s": self._stopwatch.resolution_s,
         }
 
@@ -127,8 +131,26 @@ class Bench:
 
 def _inspected(found: Any) -> dict[str, Any]:
     """Exact figures of what is only looked at: nothing to take turns with."""
-    metrics = {name: dict(metric) for name, metric in found.metrics.items()}
+    metrics = {
+        name: dict(metric) for name, metric in (found.exact if hasattr(found, "exact") else found.metrics).items()
+    }
     return {"outcome": "ok", "static": metrics, "kernel": {"name": found.kernel.name, "path": found.kernel.path}}
+
+
+def _prepared_of_old(
+    operator: Any, implementation: Any, case: Any, device: Any, sets: int | None, verify: bool
+) -> tuple[Any, Any]:
+    """Launches of a revision whose implementations took operands, and the verdict on the first."""
+    if not hasattr(operator, "operands"):
+        raise TypeError(f"this revision cannot take turns with {case.operator}")
+    operands = operator.operands(case.parameters, case.seed)
+    count = sets or _sets(operator.footprint_bytes(case.parameters), device)
+    launches = implementation.prepare(case.parameters, operands, count, device)
+    if not verify:
+        return launches, None
+    launches.poison()
+    launches.launch(0)
+    return launches, operator.verify(case.parameters, operands, launches.output(0).copy())
 
 
 def _sets(footprint_bytes: int, device: Any) -> int:

@@ -13,6 +13,7 @@ from typing import Annotated
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.limits import OneOf
 from pyperf_suite.probes.collectives import ranks as of_ranks
 from pyperf_suite.probes.collectives import rates, soak
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, curves_of
@@ -21,7 +22,7 @@ from pyperf_suite.probes.collectives.training import FLOP_PER_S, Training, judge
 from pyperf_suite.ranks.environment import rank_environment, ranks_here, require_launched
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.axes import NO, YES, Flag, OneOf, Sizes, every_size, sizes
+from pyperf_suite.spec.axes import NO, YES, Flag, Sizes, every_size, sizes
 from pyperf_suite.spec.findings import Findings, findings
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import Rows, rows_of

@@ -21,7 +21,8 @@ from pyperf_suite.workloads.attention.triton_own import TritonAttention
 from pyperf_suite.workloads.attention.two_gemm import TwoGemm, TwoGemmProducts
 from pyperf_suite.workloads.dtypes import element_type, widen
 from pyperf_suite.workloads.inputs import Operand, Operands
-from pyperf_suite.workloads.operator import Array, Operator, Tensors, TimedImplementation, Work
+from pyperf_suite.workloads.operator import Array, Operator, Tensors, TimedImplementation
+from pyperf_suite.workloads.workload import Work
 
 DTYPES = ("float32", "float16", "bfloat16")
 

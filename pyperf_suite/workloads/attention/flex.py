@@ -18,7 +18,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.workloads.attention.parameters import AttentionParameters, require_library_blocks
 from pyperf_suite.workloads.attention.torch_launches import TorchAttention, masks_something
 from pyperf_suite.workloads.cores import require_cores
-from pyperf_suite.workloads.operator import Array, Kernel, Launches, TimedImplementation
+from pyperf_suite.workloads.operator import Array, Launches, TimedImplementation
+from pyperf_suite.workloads.workload import Kernel
 
 COMPILE_BUDGET_S = 60.0
 """Twice what the first case takes on a slow core; within the deadline whose passing costs a worker its process."""

@@ -12,7 +12,8 @@ from pyperf_suite.workloads.attention.parameters import AttentionParameters
 from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.dtypes import copies_elsewhere, not_a_number
 from pyperf_suite.workloads.native import native_extension
-from pyperf_suite.workloads.operator import Array, Kernel, Launches, TimedImplementation
+from pyperf_suite.workloads.operator import Array, Launches, TimedImplementation
+from pyperf_suite.workloads.workload import Kernel
 
 
 class NativeCpuAttention(TimedImplementation[AttentionParameters]):

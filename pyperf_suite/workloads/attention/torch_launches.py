@@ -18,8 +18,9 @@ from pyperf_suite.workloads.attention.operands import GRADIENTS, INPUTS, join_gr
 from pyperf_suite.workloads.attention.parameters import AttentionParameters
 from pyperf_suite.workloads.device_tensors import DeviceTensors, launched_kernels
 from pyperf_suite.workloads.dtypes import aligned_empty, copies_elsewhere, element_type, not_a_number
-from pyperf_suite.workloads.operator import Array, Kernel, Launches, Tensors
+from pyperf_suite.workloads.operator import Array, Launches, Tensors
 from pyperf_suite.workloads.torch_device import TorchDevice
+from pyperf_suite.workloads.workload import Kernel
 
 # Q, K and V to O.
 Attend = Callable[[Any, Any, Any], Any]

@@ -16,7 +16,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.workloads.attention.parameters import AttentionParameters, require_library_blocks
 from pyperf_suite.workloads.attention.torch_launches import Attend, TorchAttention, lower_right, masks_something
 from pyperf_suite.workloads.cores import require_cores
-from pyperf_suite.workloads.operator import Array, Kernel, Launches, TimedImplementation
+from pyperf_suite.workloads.operator import Array, Launches, TimedImplementation
+from pyperf_suite.workloads.workload import Kernel
 
 # What torch.backends.cuda switches, and the words by which operators and warnings name each backend.
 SWITCHES = {

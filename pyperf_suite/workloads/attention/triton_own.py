@@ -22,7 +22,8 @@ from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.workloads.attention.operands import GRADIENTS, INPUTS, join_gradients, operand_shapes
 from pyperf_suite.workloads.attention.parameters import AttentionParameters
 from pyperf_suite.workloads.device_tensors import DeviceTensors
-from pyperf_suite.workloads.operator import Array, Kernel, Launches, Tensors, TimedImplementation
+from pyperf_suite.workloads.operator import Array, Launches, Tensors, TimedImplementation
+from pyperf_suite.workloads.workload import Kernel
 
 # What parameters are checked for before the device is known: addresses take all that any target takes.
 ANY_TARGET = "sm_80"

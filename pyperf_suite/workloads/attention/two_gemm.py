@@ -14,7 +14,8 @@ from pyperf_suite.workloads.attention.torch_launches import TorchAttention, lowe
 from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.dtypes import element_type
 from pyperf_suite.workloads.matmul.kernel_names import REDUCTION, product_kernel
-from pyperf_suite.workloads.operator import Array, Kernel, Launches, TimedImplementation
+from pyperf_suite.workloads.operator import Array, Launches, TimedImplementation
+from pyperf_suite.workloads.workload import Kernel
 
 SINGLE_BYTES = 4
 

@@ -9,31 +9,29 @@ from typing import Any
 import numpy as np
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
 from pyperf_suite.workloads.collective.torch_group import process_group
 from pyperf_suite.workloads.collective.torch_transfers import TorchTransfers
-from pyperf_suite.workloads.ranked import RankedImplementation, RankTimes, Transfers
+from pyperf_suite.workloads.workload import Implementation, Place, RankTimes, Transfers
 
 
-class C10dNccl(RankedImplementation[CollectiveParameters]):
+class C10dNccl(Implementation[CollectiveParameters]):
     """torch.distributed over NCCL."""
 
     name = "c10d_nccl"
     device_kind = "cuda"
 
-    def prepare(self, parameters: CollectiveParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+    def prepare(self, parameters: CollectiveParameters, place: Place) -> Transfers:
         """Join torch's process group, which the first case makes, and allocate this rank's buffers."""
         if parameters.registered:
             raise Unsupported("torch.distributed registers no buffers that are handed to it: leave registered out.")
         if parameters.dtype.startswith("float8") and parameters.operation.reduces:
             raise Unsupported("Not every torch.distributed reduces float8: ask for bfloat16, or for nccl.")
-        place = f"cuda:{device.index}"
-        joined = process_group(group, "nccl", deadline_s, device=place)
+        gpu = f"cuda:{place.device.index}"
+        joined = process_group(place.ranks, "nccl", place.deadline_s, device=gpu)
         torch: Any = importlib.import_module("torch")
         try:
-            return C10dNcclTransfers(parameters, group.rank, joined, place, "c10d nccl")
+            return C10dNcclTransfers(parameters, place.ranks.rank, joined, gpu, "c10d nccl")
         except torch.cuda.OutOfMemoryError as error:
             raise Unsupported(str(error).split(". ", 1)[0] + ": ask for a smaller size.") from None
 

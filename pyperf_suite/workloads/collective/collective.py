@@ -10,15 +10,15 @@ from pyperf_suite.workloads.collective.c10d_nccl import C10dNccl
 from pyperf_suite.workloads.collective.gloo import Gloo
 from pyperf_suite.workloads.collective.nccl import Nccl, NcclGraph
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
-from pyperf_suite.workloads.ranked import Ranked, RankedImplementation
+from pyperf_suite.workloads.workload import Implementation, Work, Workload
 
 
-class Collective(Ranked[CollectiveParameters]):
+class Collective(Workload[CollectiveParameters]):
     """One collective operation among ranks; its output is compared with what it must be on every rank, exactly."""
 
     name = "collective"
     parameters_type = CollectiveParameters
-    implementations: Mapping[str, RankedImplementation[CollectiveParameters]] = {
+    implementations: Mapping[str, Implementation[CollectiveParameters]] = {
         implementation.name: implementation for implementation in (Gloo(), Nccl(), NcclGraph(), C10dNccl())
     }
 
@@ -30,14 +30,14 @@ class Collective(Ranked[CollectiveParameters]):
         """How many processes exchange."""
         return parameters.ranks
 
-    def environment(self, parameters: CollectiveParameters) -> Mapping[str, str]:
+    def environment(self, parameters: CollectiveParameters) -> dict[str, str]:
         """NCCL reads once, when it is loaded, whether to use direct copies between GPUs, and what to log and where."""
         direct = direct_copies.environment(parameters.peer_to_peer)
         return {**direct, **(nccl_log.environment() if parameters.logged else {})}
 
-    def bytes_moved(self, parameters: CollectiveParameters) -> int:
+    def work(self, parameters: CollectiveParameters) -> Work:
         """The size of nccl-tests, in whole elements."""
-        return parameters.message_bytes
+        return Work(bytes=parameters.message_bytes)
 
     def footprint_bytes(self, parameters: CollectiveParameters) -> int:
         """Bytes of one rank's buffers."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
 from pyperf_suite.workloads.dtypes import element_type, round_to, widen
-from pyperf_suite.workloads.operator import Checked
+from pyperf_suite.workloads.workload import Checked
 
 Stored = NDArray[Any]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from pyperf_suite.errors import Unsupported
 
 WITHOUT_DIRECT_COPIES = {"NCCL_P2P_DISABLE": "1"}
 
 
-def environment(peer_to_peer: bool) -> Mapping[str, str]:
+def environment(peer_to_peer: bool) -> dict[str, str]:
     """What ranks must be started with."""
     return {} if peer_to_peer else WITHOUT_DIRECT_COPIES
 

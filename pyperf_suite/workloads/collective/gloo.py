@@ -8,13 +8,11 @@ import numpy as np
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu, memory
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.ranks.environment import rank_environment
-from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
 from pyperf_suite.workloads.collective.torch_group import process_group
 from pyperf_suite.workloads.collective.torch_transfers import TorchTransfers
-from pyperf_suite.workloads.ranked import RankedImplementation, RankTimes, Transfers
+from pyperf_suite.workloads.workload import Implementation, Place, RankTimes, Transfers
 
 # With more a collective measures the scheduler, and starting them takes minutes.
 RANKS_A_CORE = 8
@@ -22,7 +20,7 @@ RANKS_A_CORE = 8
 DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
 
 
-class Gloo(RankedImplementation[CollectiveParameters]):
+class Gloo(Implementation[CollectiveParameters]):
     """torch.distributed over gloo: TCP between processes, reductions on the CPU."""
 
     name = "gloo"
@@ -39,18 +37,18 @@ class Gloo(RankedImplementation[CollectiveParameters]):
                 f"for each other: ask for at most {RANKS_A_CORE * cores}, or launch them on several machines."
             )
 
-    def prepare(self, parameters: CollectiveParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+    def prepare(self, parameters: CollectiveParameters, place: Place) -> Transfers:
         """Join gloo's process group, which the first case makes, and allocate this rank's buffers."""
         _require_supported(parameters)
-        ranks_here = -(-group.count // max(1, group.environment.nodes))
+        ranks_here = -(-place.ranks.count // max(1, place.ranks.environment.nodes))
         needed_bytes, free_bytes = ranks_here * parameters.footprint_bytes, memory.available_bytes()
-        joined = process_group(group, "gloo", deadline_s)
+        joined = process_group(place.ranks, "gloo", place.deadline_s)
         if needed_bytes > free_bytes:
             raise Unsupported(
                 f"{ranks_here} ranks on this machine need {needed_bytes / 1e9:.1f} GB for their buffers, but "
                 f"{free_bytes / 1e9:.1f} GB of memory are free: ask for a smaller size."
             )
-        return GlooTransfers(parameters, group.rank, joined, "cpu", "gloo")
+        return GlooTransfers(parameters, place.ranks.rank, joined, "cpu", "gloo")
 
 
 class GlooTransfers(TorchTransfers):

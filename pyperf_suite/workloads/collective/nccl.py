@@ -28,8 +28,15 @@ from pyperf_suite.workloads.collective.parameters import CollectiveParameters
 from pyperf_suite.workloads.cuda import cuda_device
 from pyperf_suite.workloads.dtypes import element_type
 from pyperf_suite.workloads.native import native_extension
-from pyperf_suite.workloads.operator import Checked, Kernel
-from pyperf_suite.workloads.ranked import RankedImplementation, RankTimes, Transfers
+from pyperf_suite.workloads.workload import (
+    BUILD_ON_EACH_OTHER,
+    Checked,
+    Implementation,
+    Kernel,
+    Place,
+    RankTimes,
+    Transfers,
+)
 
 # Below site-packages: where the wheels of NVIDIA put it, of which torch brings one along.
 WHEEL_PATTERNS = ("nvidia/nccl/lib/libnccl.so.2", "nvidia/cu1?/lib/libnccl.so.2")
@@ -60,19 +67,19 @@ SHORT_BYTES = 1 << 20
 FLOAT8_SUMS_SINCE = (9, 0)
 
 
-class Nccl(RankedImplementation[CollectiveParameters]):
+class Nccl(Implementation[CollectiveParameters]):
     """Calls of NCCL in a loop of C++, each waited for."""
 
     name = "nccl"
     device_kind = "any"
     graph: ClassVar[bool] = False
 
-    def prepare(self, parameters: CollectiveParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+    def prepare(self, parameters: CollectiveParameters, place: Place) -> Transfers:
         """Join the communicator, which the first case makes, and allocate this rank's buffers."""
-        connection = _connection(group, device, deadline_s)
-        _require_supported(parameters, connection, device)
+        connection = _connection(place.ranks, place.device, place.deadline_s)
+        _require_supported(parameters, connection, place.device)
         with _translated(connection.nccl):
-            return NcclTransfers(parameters, connection, self.graph, deadline_s)
+            return NcclTransfers(parameters, connection, self.graph, place.deadline_s)
 
 
 class NcclGraph(Nccl):
@@ -194,9 +201,9 @@ class NcclTransfers(Transfers):
         self._data = RankData(parameters, communicator.rank)
         self._takes_part = parameters.takes_part(communicator.rank)
         self._barrier, self._graph = connection.barrier, graph
-        self.repeatable = parameters.repeatable
+        self.unchecked = "" if parameters.repeatable else BUILD_ON_EACH_OTHER
         is_short = parameters.message_bytes <= SHORT_BYTES
-        self.calls = GRAPH_CALLS if graph and is_short and self.repeatable else 1
+        self.calls = GRAPH_CALLS if graph and is_short and not self.unchecked else 1
         self._patience_s = deadline_s + NCCL_PATIENCE_S
         self._send, self._receive = (
             nccl.Buffer(communicator, count * parameters.element_bytes, parameters.registered) if count else None
@@ -217,7 +224,7 @@ class NcclTransfers(Transfers):
         self._has_run = False
         self.kernel = Kernel(_function(parameters, connection.library), "nccl", self._details(connection.library))
 
-    def fill(self) -> None:
+    def poison(self, index: int | None = None) -> None:
         if not self._has_run:
             # The first run makes connections; it must not be the one that is checked, which in place it would change.
             self._collective.run(self._patience_s)
@@ -236,7 +243,7 @@ class NcclTransfers(Transfers):
         # Of the calls of one replay each counts an equal share.
         return RankTimes(seconds / self.calls, arrived_ns, arrived_ns + (done_ns - arrived_ns) // self.calls)
 
-    def check(self) -> Checked:
+    def left(self, index: int = 0) -> Checked:
         if self._data.parameters.logged:
             self._keep_choice()
         send, receive = self._memories()

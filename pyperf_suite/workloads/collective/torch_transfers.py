@@ -12,8 +12,7 @@ from pyperf_suite.workloads.collective.data import POISON_BYTE, RankData, Stored
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
 from pyperf_suite.workloads.collective.torch_calls import Binder
 from pyperf_suite.workloads.dtypes import element_type
-from pyperf_suite.workloads.operator import Checked, Kernel
-from pyperf_suite.workloads.ranked import Transfers
+from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Kernel, Transfers
 
 
 class TorchTransfers(Transfers):
@@ -24,7 +23,7 @@ class TorchTransfers(Transfers):
         self.torch = torch
         self.process_group = process_group
         self.takes_part = parameters.takes_part(rank)
-        self.repeatable = parameters.repeatable
+        self.unchecked = "" if parameters.repeatable else BUILD_ON_EACH_OTHER
         self._data = RankData(parameters, rank)
         dtype = getattr(torch, parameters.dtype)
         self.send: Any
@@ -37,10 +36,10 @@ class TorchTransfers(Transfers):
         self.call = bound.call
         self.kernel = Kernel(bound.function, path, {"torch": torch.__version__})
 
-    def fill(self) -> None:
+    def poison(self, index: int | None = None) -> None:
         self._data.fill(*self._memories())
 
-    def check(self) -> Checked:
+    def left(self, index: int = 0) -> Checked:
         send, receive = self._memories()
         return self._data.check(send if self._data.parameters.in_place else receive)
 

@@ -21,7 +21,8 @@ from pyperf_suite.workloads.device_tensors import seen_by_torch
 from pyperf_suite.workloads.dtypes import element_type
 from pyperf_suite.workloads.inputs import place
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters, require_padding
-from pyperf_suite.workloads.operator import Array, Kernel, Launches, Tensors, TimedImplementation
+from pyperf_suite.workloads.operator import Array, Launches, Tensors, TimedImplementation
+from pyperf_suite.workloads.workload import Kernel
 
 # What the kernels call an element type; they refuse others by the name they have.
 KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}

@@ -11,7 +11,8 @@ from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.dtypes import copies_elsewhere, not_a_number
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters, require_padding
 from pyperf_suite.workloads.native import native_extension
-from pyperf_suite.workloads.operator import Array, Kernel, Launches, TimedImplementation
+from pyperf_suite.workloads.operator import Array, Launches, TimedImplementation
+from pyperf_suite.workloads.workload import Kernel
 
 POLICIES = ("data_parallel", "persistent", "split_k", "stream_k")
 

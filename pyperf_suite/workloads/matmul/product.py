@@ -15,7 +15,8 @@ from pyperf_suite.workloads.matmul.native_cpu import NativeCpuMatmul
 from pyperf_suite.workloads.matmul.parameters import LAYOUTS, RESULTS, MatmulParameters
 from pyperf_suite.workloads.matmul.torch_cpu import PaddedTorchCpuMatmul, TorchCpuMatmul
 from pyperf_suite.workloads.matmul.torch_gpu import CublasMatmul, PaddedCublasMatmul, TritonMatmul
-from pyperf_suite.workloads.operator import Array, Operator, Tensors, TimedImplementation, Work
+from pyperf_suite.workloads.operator import Array, Operator, Tensors, TimedImplementation
+from pyperf_suite.workloads.workload import Work
 
 # Beyond this no machine has memory for even one row of a product; it also keeps sizes inside 64-bit arithmetic.
 LARGEST_DIMENSION = 1 << 31

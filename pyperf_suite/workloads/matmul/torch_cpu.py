@@ -16,7 +16,8 @@ from pyperf_suite.workloads.dtypes import copies_elsewhere, element_type, poison
 from pyperf_suite.workloads.matmul.padding import how_padded
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters, require_library_schedule, require_padding
 from pyperf_suite.workloads.matmul.torch_products import bind, product_name, refusals, require_torch_result
-from pyperf_suite.workloads.operator import Array, Kernel, Launches, TimedImplementation
+from pyperf_suite.workloads.operator import Array, Launches, TimedImplementation
+from pyperf_suite.workloads.workload import Kernel
 
 
 class TorchCpuMatmul(TimedImplementation[MatmulParameters]):

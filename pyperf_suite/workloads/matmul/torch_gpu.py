@@ -28,7 +28,8 @@ from pyperf_suite.workloads.matmul.torch_products import (
     refusals,
     require_torch_result,
 )
-from pyperf_suite.workloads.operator import Array, Kernel, Launches, Tensors, TimedImplementation
+from pyperf_suite.workloads.operator import Array, Launches, Tensors, TimedImplementation
+from pyperf_suite.workloads.workload import Kernel
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
 MANY_WARPS_FROM_TILE = 128 * 128

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError, out_of_memory
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.cores import require_cores
-from pyperf_suite.workloads.operator import Checked, Kernel, Work
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training.shape import TransformerShape
 from pyperf_suite.workloads.training.trained_shape import require_for_reference
-from pyperf_suite.workloads.workload import Repeated, Steps, Workload, WorkloadImplementation
+from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Prepared, Work, Workload
 
 # In the order of a block; "activation" is GELU, or SiLU times up where gated.
 BLOCK_PARTS = ("norm", "qkv", "scores", "projection", "up", "activation", "down", "residual")
@@ -65,7 +63,7 @@ class BlockPart(Workload[BlockPartParameters]):
     parameters_type = BlockPartParameters
 
     def __init__(self) -> None:
-        self.implementations: Mapping[str, WorkloadImplementation[BlockPartParameters]] = {"torch": TorchPart()}
+        self.implementations: Mapping[str, Implementation[BlockPartParameters]] = {"torch": TorchPart()}
 
     def validate(self, parameters: BlockPartParameters) -> None:
         """Raise UserError for a transformer, part or type that cannot be."""
@@ -91,7 +89,7 @@ class BlockPart(Workload[BlockPartParameters]):
         return Work(flop, PART_DTYPES[p.dtype] * (p.tokens * sum(p.widths) + weights))
 
 
-class TorchPart(WorkloadImplementation[BlockPartParameters]):
+class TorchPart(Implementation[BlockPartParameters]):
     """torch's own operations."""
 
     name = "torch"
@@ -101,14 +99,14 @@ class TorchPart(WorkloadImplementation[BlockPartParameters]):
         """Raise UserError for more workers than there are cores."""
         require_cores(parameters.workers)
 
-    def prepare(self, parameters: BlockPartParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: BlockPartParameters, place: Place) -> Prepared:
         """Draw operands there. Raises Unsupported where torch is absent or cannot use the GPU."""
         if parameters.attention != "sdpa" and parameters.part == "scores":
             raise Unsupported("A part is timed with torch's fused attention alone.")
-        return PartSteps(parameters, seed, TorchDevice(device, parameters.workers, queueing="open"))
+        return PartSteps(parameters, place.seed, TorchDevice(place.device, parameters.workers, queueing="open"))
 
 
-class PartSteps(Repeated):
+class PartSteps(Prepared):
     """Forward of one part on seeded standard normal data, without autograd."""
 
     def __init__(self, parameters: BlockPartParameters, seed: int, where: TorchDevice) -> None:
@@ -138,7 +136,7 @@ class PartSteps(Repeated):
     def stopwatch(self) -> Stopwatch:
         return self._where.stopwatch
 
-    def step(self, index: int) -> None:
+    def launch(self, index: int) -> None:
         self._result = None
         with self._where.torch.no_grad():
             self._result = self._run(self._inputs, self._weights)

@@ -13,14 +13,12 @@ from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import memory
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.model_flops import PASSES
 from pyperf_suite.workloads.cores import require_cores
-from pyperf_suite.workloads.operator import Checked, Work
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training.shape import Checkpointing
 from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStep, TrainingStepParameters
-from pyperf_suite.workloads.workload import Observed, Steps, Workload, WorkloadImplementation
+from pyperf_suite.workloads.workload import Checked, Implementation, Observed, Place, Prepared, Work, Workload
 
 # A float64 reference of more FLOPs takes longer than what it judges; beyond, it is the same model without checkpointing
 # on the same device that gradients are compared with.
@@ -48,7 +46,7 @@ class CheckpointedStep(Workload[CheckpointedStepParameters]):
 
     def __init__(self) -> None:
         self._step = TrainingStep()
-        self.implementations: Mapping[str, WorkloadImplementation[CheckpointedStepParameters]] = {
+        self.implementations: Mapping[str, Implementation[CheckpointedStepParameters]] = {
             "torch": TorchCheckpointedStep()
         }
 
@@ -67,7 +65,7 @@ class CheckpointedStep(Workload[CheckpointedStepParameters]):
         return self._step.work(parameters)
 
 
-class TorchCheckpointedStep(WorkloadImplementation[CheckpointedStepParameters]):
+class TorchCheckpointedStep(Implementation[CheckpointedStepParameters]):
     """The model of gpt.py by torch's autograd and torch.utils.checkpoint."""
 
     name = "torch"
@@ -77,17 +75,17 @@ class TorchCheckpointedStep(WorkloadImplementation[CheckpointedStepParameters]):
         """Raise UserError for more workers than there are cores."""
         require_cores(parameters.workers)
 
-    def prepare(self, parameters: CheckpointedStepParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: CheckpointedStepParameters, place: Place) -> Prepared:
         """Build the model and try a step. Raises Unsupported where a step needs more than the budget."""
-        where = TorchDevice(device, parameters.workers, queueing="open")
+        where = TorchDevice(place.device, parameters.workers, queueing="open")
         budget = parameters.budget_bytes or _free_bytes(where)
         # What enters the first block is kept in 2 bytes an element or more, whatever is dropped.
         if 2 * parameters.tokens * parameters.hidden > budget:
             raise Unsupported(_does_not_fit(parameters, "its input alone is too large", budget))
         try:
-            return CheckpointedSteps(parameters, seed, where, budget)
+            return CheckpointedSteps(parameters, place.seed, where, budget)
         except where.torch.OutOfMemoryError:
-            reason = f"Batch {parameters.batch} does not fit: the device's memory is exhausted."
+            reason = f"Batch {parameters.batch} does not fit: the place.device's memory is exhausted."
         # Outside of the handler, whose traceback keeps the model alive.
         gc.collect()
         if where.is_gpu:
@@ -110,8 +108,8 @@ class CheckpointedSteps(TorchSteps):
         at_least = self._fixed() + kept_of_one * parameters.batch
         if at_least > budget:
             raise Unsupported(_does_not_fit(parameters, f"a step holds at least {at_least / 1e6:.4g} MB", budget))
-        self.step(0)  # moments are made by the first update and stay
-        self._peak = self._held_at_most(lambda: self.step(0))
+        self.launch(0)  # moments are made by the first update and stay
+        self._peak = self._held_at_most(lambda: self.launch(0))
         if self._peak > budget:
             raise Unsupported(_does_not_fit(parameters, f"a step holds up to {self._peak / 1e6:.4g} MB", budget))
 

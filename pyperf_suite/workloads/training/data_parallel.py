@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
-from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.collective import direct_copies
 from pyperf_suite.workloads.collective.torch_group import process_group
-from pyperf_suite.workloads.ranked import Ranked, RankedImplementation, Transfers
 from pyperf_suite.workloads.training import on_ranks
 from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS
 from pyperf_suite.workloads.training.replica import GpuReplica, Replica
 from pyperf_suite.workloads.training.shape import TransformerShape
+from pyperf_suite.workloads.workload import Implementation, Place, Transfers, Work, Workload
 
 # "ddp" exchanges buckets while backward goes on; "after" all gradients at once when it is over; "none" not at all, so
 # that its time is what the others add to; "dp" is torch's DataParallel, one process whose threads drive all GPUs.
@@ -90,14 +88,14 @@ class DataParallelParameters(TransformerShape):
                 raise UserError(f"{name} is DDP's, but exchange={self.exchange} was asked for: leave it out.")
 
 
-class DataParallel(Ranked[DataParallelParameters]):
+class DataParallel(Workload[DataParallelParameters]):
     """Steps of all ranks together; on each the gradients are compared with those of a single process."""
 
     name = "data_parallel"
     parameters_type = DataParallelParameters
 
     def __init__(self) -> None:
-        self.implementations: Mapping[str, RankedImplementation[DataParallelParameters]] = {
+        self.implementations: Mapping[str, Implementation[DataParallelParameters]] = {
             each.name: each for each in (OverGloo(), OverNccl(), InThreads())
         }
 
@@ -109,20 +107,20 @@ class DataParallel(Ranked[DataParallelParameters]):
         """How many processes train: DataParallel is one."""
         return 1 if parameters.exchange == "dp" else parameters.ranks
 
-    def environment(self, parameters: DataParallelParameters) -> Mapping[str, str]:
+    def environment(self, parameters: DataParallelParameters) -> dict[str, str]:
         """What NCCL must be told before it is loaded."""
         return direct_copies.environment(parameters.peer_to_peer)
 
-    def bytes_moved(self, parameters: DataParallelParameters) -> int:
+    def work(self, parameters: DataParallelParameters) -> Work:
         """Bytes of gradients that one rank hands over in a step."""
-        return parameters.exchanges * parameters.gradient_bytes
+        return Work(bytes=parameters.exchanges * parameters.gradient_bytes)
 
     def footprint_bytes(self, parameters: DataParallelParameters) -> int:
         """Of one rank."""
         return parameters.footprint_bytes
 
 
-class OverGloo(RankedImplementation[DataParallelParameters]):
+class OverGloo(Implementation[DataParallelParameters]):
     """Ranks on CPU cores that exchange over gloo; each computes on as many threads as OMP_NUM_THREADS says, or one."""
 
     name = "gloo"
@@ -133,14 +131,14 @@ class OverGloo(RankedImplementation[DataParallelParameters]):
         _refuse_dp(parameters, self.name)
         on_ranks.require_for_gloo(parameters.ranks, parameters.peer_to_peer)
 
-    def prepare(self, parameters: DataParallelParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+    def prepare(self, parameters: DataParallelParameters, place: Place) -> Transfers:
         """Join gloo's process group and build this rank's model and batches. Raises Unsupported for want of memory."""
-        joined = process_group(group, "gloo", deadline_s)
-        on_ranks.require_memory(group, parameters.footprint_bytes)
-        return Replica(parameters, group.rank, joined, "cpu")
+        joined = process_group(place.ranks, "gloo", place.deadline_s)
+        on_ranks.require_memory(place.ranks, parameters.footprint_bytes)
+        return Replica(parameters, place.ranks.rank, joined, "cpu")
 
 
-class OverNccl(RankedImplementation[DataParallelParameters]):
+class OverNccl(Implementation[DataParallelParameters]):
     """One GPU a rank, exchanging over NCCL."""
 
     name = "nccl"
@@ -150,17 +148,19 @@ class OverNccl(RankedImplementation[DataParallelParameters]):
         """Raise UserError for DataParallel, which has no ranks."""
         _refuse_dp(parameters, self.name)
 
-    def prepare(self, parameters: DataParallelParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+    def prepare(self, parameters: DataParallelParameters, place: Place) -> Transfers:
         """Join NCCL's process group and build this rank's model and batches on its GPU.
 
         Raises Unsupported for ranks that go without direct copies and were started with them.
         """
         direct_copies.require_started_so(parameters.peer_to_peer)
-        place = f"cuda:{device.index}"
-        return GpuReplica(parameters, group.rank, process_group(group, "nccl", deadline_s, device=place), place)
+        gpu = f"cuda:{place.device.index}"
+        return GpuReplica(
+            parameters, place.ranks.rank, process_group(place.ranks, "nccl", place.deadline_s, device=gpu), gpu
+        )
 
 
-class InThreads(RankedImplementation[DataParallelParameters]):
+class InThreads(Implementation[DataParallelParameters]):
     """torch.nn.DataParallel: a single process that scatters the batch and gathers gradients on its first GPU."""
 
     name = "dp"
@@ -173,14 +173,14 @@ class InThreads(RankedImplementation[DataParallelParameters]):
         if parameters.accumulate > 1:
             raise UserError("DataParallel exchanges in each micro-batch: leave accumulate out.")
 
-    def prepare(self, parameters: DataParallelParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+    def prepare(self, parameters: DataParallelParameters, place: Place) -> Transfers:
         """Build the model and the batches of all GPUs. Raises Unsupported where there are fewer GPUs."""
         import torch
 
         present: Any = torch.cuda.device_count()
         if present < parameters.ranks:
             raise Unsupported(f"DataParallel over {parameters.ranks} GPUs was asked for, but torch sees {present}.")
-        return GpuReplica(parameters, 0, None, f"cuda:{device.index}")
+        return GpuReplica(parameters, 0, None, f"cuda:{place.device.index}")
 
 
 def _refuse_dp(parameters: DataParallelParameters, name: str) -> None:

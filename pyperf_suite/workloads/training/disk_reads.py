@@ -16,11 +16,9 @@ import psutil
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.workloads.operator import Checked, Kernel
 from pyperf_suite.workloads.training.host_memory import ANY_NODE, Bytes, fill, page_aligned
 from pyperf_suite.workloads.training.transfer_parameters import TransferParameters, refuse_pinned
-from pyperf_suite.workloads.workload import Repeated, Steps, WorkloadImplementation, together
+from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Prepared, together
 
 # Where runs are kept unless told otherwise (runner/results.py, which stands above this layer).
 RESULTS = Path("bench_results")
@@ -38,7 +36,7 @@ MOST_CHECKED = 32
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
-class DiskReads(WorkloadImplementation[TransferParameters]):
+class DiskReads(Implementation[TransferParameters]):
     """One thread that asks for one piece after the other, in the file's order."""
 
     device_kind = "any"
@@ -50,7 +48,7 @@ class DiskReads(WorkloadImplementation[TransferParameters]):
             raise UserError(f"{self.name} reads on 1 core into memory anywhere: leave workers and numa_node out.")
 
     @abstractmethod
-    def prepare(self, parameters: TransferParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
         """Write the file. Raises Unsupported where it cannot be written or read so."""
 
 
@@ -59,9 +57,9 @@ class CachedReads(DiskReads):
 
     name = "disk_cached"
 
-    def prepare(self, parameters: TransferParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
         """Write the file. Raises Unsupported where there is no room for it."""
-        return FileReads(parameters, seed, folder_of(parameters), 0, "page cache")
+        return FileReads(parameters, place.seed, folder_of(parameters), 0, "page cache")
 
 
 class DirectReads(DiskReads):
@@ -78,7 +76,7 @@ class DirectReads(DiskReads):
                 "ask for a multiple."
             )
 
-    def prepare(self, parameters: TransferParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
         """Write the file. Raises Unsupported on a system or file system without O_DIRECT, or that is kept in memory."""
         if not hasattr(os, "O_DIRECT"):
             raise Unsupported("This system has no O_DIRECT.")
@@ -86,10 +84,10 @@ class DirectReads(DiskReads):
         kind = file_system(folder)
         if kind in IN_MEMORY:
             raise Unsupported(f"{folder} is on {kind}, which is memory and no disk: give another folder.")
-        return FileReads(parameters, seed, folder, os.O_DIRECT, "O_DIRECT")
+        return FileReads(parameters, place.seed, folder, os.O_DIRECT, "O_DIRECT")
 
 
-class FileReads(Repeated):
+class FileReads(Prepared):
     """Reads of the next piece of a file, round and round, into one place."""
 
     sees_more = True
@@ -108,9 +106,9 @@ class FileReads(Repeated):
         details["virtualised"] = cpu.detect().virtualised
         self.kernel = Kernel("preadv", path, details)
 
-    def launch(self, index: int) -> None:
+    def untimed(self, index: int) -> None:
         """Of any piece."""
-        self.step(random.randrange(self._pieces))
+        self.launch(random.randrange(self._pieces))
 
     def poison(self, index: int | None = None) -> None:
         np.invert(self._piece_read(), out=self._target)
@@ -130,7 +128,7 @@ class FileReads(Repeated):
     def _piece_read(self) -> Bytes:
         return self._written[self._begin : self._begin + self._size_bytes]
 
-    def step(self, index: int) -> None:
+    def launch(self, index: int) -> None:
         begin = self._begin = (index % self._pieces) * self._size_bytes
         done = os.preadv(self._file, [self._room], begin)
         while done < self._size_bytes:  # a signal, or more than one call may read (2 GiB)
@@ -145,7 +143,7 @@ class FileReads(Repeated):
         for piece in np.unique(np.linspace(0, self._pieces - 1, MOST_CHECKED, dtype=int)).tolist():
             self._begin = piece * self._size_bytes
             self.poison()
-            self.step(piece)
+            self.launch(piece)
             checks.append(self.left(0))
         return together(checks)
 

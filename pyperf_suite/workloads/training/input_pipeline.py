@@ -15,12 +15,10 @@ from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.operator import Checked, Kernel, Work
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training.data_files import KINDS, DataFiles, wrong_samples
-from pyperf_suite.workloads.workload import Observed, Repeated, Steps, Workload, WorkloadImplementation
+from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Observed, Place, Prepared, Work, Workload
 
 # What a step of the model keeps busy: a device of its own, on which the host waits; or a core of the host.
 MODELS = ("device", "host")
@@ -78,7 +76,7 @@ class InputPipeline(Workload[InputPipelineParameters]):
     parameters_type = InputPipelineParameters
 
     def __init__(self) -> None:
-        self.implementations: Mapping[str, WorkloadImplementation[InputPipelineParameters]] = {"torch": TorchLoader()}
+        self.implementations: Mapping[str, Implementation[InputPipelineParameters]] = {"torch": TorchLoader()}
 
     def validate(self, parameters: InputPipelineParameters) -> None:
         """Raise UserError for a loader that cannot be."""
@@ -98,22 +96,22 @@ class InputPipeline(Workload[InputPipelineParameters]):
         return Work(0, 0)
 
 
-class TorchLoader(WorkloadImplementation[InputPipelineParameters]):
+class TorchLoader(Implementation[InputPipelineParameters]):
     """torch.utils.data.DataLoader."""
 
     name = "torch"
     device_kind = "any"
 
-    def prepare(self, parameters: InputPipelineParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: InputPipelineParameters, place: Place) -> Prepared:
         """Write the files. Raises Unsupported for a decoder, a way to start processes or a GPU that is not there."""
         if parameters.start not in multiprocessing.get_all_start_methods():
             raise Unsupported(f"This system starts no process by {parameters.start}.")
-        if parameters.pinned and device.kind == "cpu":
+        if parameters.pinned and place.device.kind == "cpu":
             raise Unsupported("Pinned memory is for copies to a GPU, and this case runs on the CPU.")
-        return LoaderSteps(parameters, seed, TorchDevice(device, workers=1, queueing="open"))
+        return LoaderSteps(parameters, place.seed, TorchDevice(place.device, workers=1, queueing="open"))
 
 
-class LoaderSteps(Repeated):
+class LoaderSteps(Prepared):
     """A loop over an epoch without end: where one begins, workers start, which is told apart (see `observed`).
 
     The host's clock is right on a GPU too, as an iteration ends when the device is done. While timed, a step's last
@@ -140,7 +138,7 @@ class LoaderSteps(Repeated):
         details["cores"] = cpu.detect().usable_cores
         self.kernel = Kernel("DataLoader", parameters.data, {**details, **where.details()})
 
-    def step(self, index: int) -> None:
+    def launch(self, index: int) -> None:
         if self._batches is None:
             self._batches = iter(self._loader(Endless(len(self._files))))
             # What was prefetched while nobody took it is no rate of the loader's.
@@ -150,9 +148,9 @@ class LoaderSteps(Repeated):
         waited, modelled = (sum(column) / len(seconds) for column in zip(*seconds, strict=True))
         self._told.append((waited, modelled))
 
-    def launch(self, index: int) -> None:
+    def untimed(self, index: int) -> None:
         """A step whose times are not told of."""
-        self.step(index)
+        self.launch(index)
         self._told.pop()
 
     def poison(self, index: int | None = None) -> None:

@@ -10,17 +10,15 @@ from typing import Any
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.cuda import cuda_device
 from pyperf_suite.workloads.dtypes import torch_name
-from pyperf_suite.workloads.operator import Checked, Kernel, Work
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training import layers
 from pyperf_suite.workloads.training.layers import LayerPassParameters
-from pyperf_suite.workloads.workload import Observed, Repeated, Steps, Workload, WorkloadImplementation
+from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Observed, Place, Prepared, Work, Workload
 
 # An element may be off by so much of its own size and the tensor's root mean square together, the whole in norm by the
 # second: rounding of operands and results, and what sums over tokens make of it. An element nobody wrote is off by 1.
@@ -40,7 +38,7 @@ class LayerPass(Workload[LayerPassParameters]):
     parameters_type = LayerPassParameters
 
     def __init__(self) -> None:
-        self.implementations: Mapping[str, WorkloadImplementation[LayerPassParameters]] = {"torch": TorchLayer()}
+        self.implementations: Mapping[str, Implementation[LayerPassParameters]] = {"torch": TorchLayer()}
 
     def validate(self, parameters: LayerPassParameters) -> None:
         """Raise UserError for a layer or pass that cannot be."""
@@ -55,7 +53,7 @@ class LayerPass(Workload[LayerPassParameters]):
         return layers.work(parameters)
 
 
-class TorchLayer(WorkloadImplementation[LayerPassParameters]):
+class TorchLayer(Implementation[LayerPassParameters]):
     """torch's own functions, convolutions in channels-last as NVIDIA and oneDNN advise."""
 
     name = "torch"
@@ -65,16 +63,16 @@ class TorchLayer(WorkloadImplementation[LayerPassParameters]):
         """Raise UserError for more workers than there are cores."""
         require_cores(parameters.workers)
 
-    def prepare(self, parameters: LayerPassParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: LayerPassParameters, place: Place) -> Prepared:
         """Draw operands, and run forward where a gradient is asked for. Raises Unsupported for what torch cannot do."""
-        if device.kind == "cpu" and parameters.dtype == "tfloat32":
+        if place.device.kind == "cpu" and parameters.dtype == "tfloat32":
             raise Unsupported("A CPU has no tfloat32.")
         cache_bytes = (
-            cuda_device(device.index).context.properties.l2_bytes
-            if device.kind == "cuda"
+            cuda_device(place.device.index).context.properties.l2_bytes
+            if place.device.kind == "cuda"
             else cpu.detect().l2_total_bytes
         )
-        return LayerSteps(parameters, seed, TorchDevice(device, parameters.workers), cache_bytes)
+        return LayerSteps(parameters, place.seed, TorchDevice(place.device, parameters.workers), cache_bytes)
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class _Set:
     result: Any
 
 
-class LayerSteps(Repeated):
+class LayerSteps(Prepared):
     """Passes that rotate through sets of operands; results are allocated at each, as they are in training."""
 
     def __init__(self, parameters: LayerPassParameters, seed: int, where: TorchDevice, cache_bytes: int) -> None:
@@ -114,7 +112,7 @@ class LayerSteps(Repeated):
     def stopwatch(self) -> Stopwatch:
         return self._where.stopwatch
 
-    def step(self, index: int) -> None:
+    def launch(self, index: int) -> None:
         place = index % self.sets
         self._results[place] = None
         self._results[place] = self._run(self._sets[place])

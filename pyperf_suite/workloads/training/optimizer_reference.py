@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyperf_suite.workloads.operator import Checked
+from pyperf_suite.workloads.workload import Checked
 
 # Of float64, torch's or numpy's.
 Array = Any

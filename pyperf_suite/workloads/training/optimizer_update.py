@@ -12,13 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.cores import require_cores
-from pyperf_suite.workloads.operator import Checked, Kernel, Work
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training import optimizer_reference as reference
-from pyperf_suite.workloads.workload import Observed, Steps, Workload, WorkloadImplementation, together
+from pyperf_suite.workloads.workload import (
+    Checked,
+    Implementation,
+    Kernel,
+    Observed,
+    Place,
+    Prepared,
+    Work,
+    Workload,
+    together,
+)
 
 OPTIMIZERS = tuple(reference.UPDATES)
 # Bytes of an element.
@@ -82,7 +90,7 @@ class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
     def __init__(self) -> None:
         ways = (TorchUpdate("loop"), TorchUpdate("foreach"), TorchUpdate("fused"))
         low_memory = (LowMemoryUpdate("bitsandbytes"), LowMemoryUpdate("torchao"))
-        self.implementations: Mapping[str, WorkloadImplementation[OptimizerUpdateParameters]] = {
+        self.implementations: Mapping[str, Implementation[OptimizerUpdateParameters]] = {
             way.name: way for way in (*ways, *low_memory)
         }
 
@@ -104,7 +112,7 @@ class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
         return Work(0, TOUCHES[parameters.optimizer] * DTYPES[parameters.dtype] * parameters.tensors.elements)
 
 
-class TorchUpdate(WorkloadImplementation[OptimizerUpdateParameters]):
+class TorchUpdate(Implementation[OptimizerUpdateParameters]):
     """torch.optim's own, told which way to take."""
 
     device_kind = "any"
@@ -118,9 +126,9 @@ class TorchUpdate(WorkloadImplementation[OptimizerUpdateParameters]):
         if parameters.optimizer == "Adafactor" and self.name == "fused":
             raise UserError("torch has no fused Adafactor: choose loop or foreach.")
 
-    def prepare(self, parameters: OptimizerUpdateParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: OptimizerUpdateParameters, place: Place) -> Prepared:
         """Make tensors and gradients there. Raises Unsupported where this torch has no such optimizer or way."""
-        where = TorchDevice(device, parameters.workers, queueing="open")
+        where = TorchDevice(place.device, parameters.workers, queueing="open")
         kind = getattr(where.torch.optim, parameters.optimizer, None)
         if kind is None:
             raise Unsupported(f"This torch ({where.torch.__version__}) has no {parameters.optimizer}.")
@@ -129,10 +137,10 @@ class TorchUpdate(WorkloadImplementation[OptimizerUpdateParameters]):
         def make(tensors: list[Any]) -> Any:
             return kind(tensors, **flags, **_settings(parameters.optimizer))
 
-        return UpdateSteps(parameters, self.name, seed, where, make)
+        return UpdateSteps(parameters, self.name, place.seed, where, make)
 
 
-class LowMemoryUpdate(WorkloadImplementation[OptimizerUpdateParameters]):
+class LowMemoryUpdate(Implementation[OptimizerUpdateParameters]):
     """AdamW whose moments are kept in 8 bits, by a package that may be installed."""
 
     device_kind = "any"
@@ -146,9 +154,9 @@ class LowMemoryUpdate(WorkloadImplementation[OptimizerUpdateParameters]):
         if parameters.optimizer != "AdamW":
             raise UserError(f"{self.name} is measured with AdamW alone, but {parameters.optimizer} was asked for.")
 
-    def prepare(self, parameters: OptimizerUpdateParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: OptimizerUpdateParameters, place: Place) -> Prepared:
         """As torch's own. Raises Unsupported where the package is absent or cannot work on the device."""
-        where = TorchDevice(device, parameters.workers, queueing="open")
+        where = TorchDevice(place.device, parameters.workers, queueing="open")
         if importlib.util.find_spec(self.package) is None:
             raise Unsupported(f"{self.package} is not installed.")
         try:
@@ -157,12 +165,12 @@ class LowMemoryUpdate(WorkloadImplementation[OptimizerUpdateParameters]):
             def make(tensors: list[Any]) -> Any:
                 return optim.AdamW8bit(tensors, **_settings("AdamW"))
 
-            return UpdateSteps(parameters, self.name, seed, where, make, low_memory=True)
+            return UpdateSteps(parameters, self.name, place.seed, where, make, low_memory=True)
         except Exception as error:  # a package of others, in whatever way it tells that it cannot
             raise Unsupported(f"{self.package} cannot do this here: {type(error).__name__}: {error}") from None
 
 
-class UpdateSteps(Steps):
+class UpdateSteps(Prepared):
     """Updates by gradients that stay the same; state lives on from one to the next, as in training."""
 
     def __init__(
@@ -181,14 +189,14 @@ class UpdateSteps(Steps):
         self.tensors = [self._parameter(generator) for _ in range(shape.tensors)]
         self.optimizer = make(self.tensors)
         self._taken = 0
-        self.step(0)  # state is made by the first update
+        self.launch(0)  # state is made by the first update
         self.kernel = Kernel(parameters.optimizer, way, {"elements": shape.elements, **where.details()})
 
     @property
     def stopwatch(self) -> Stopwatch:
         return self._where.stopwatch
 
-    def step(self, index: int) -> None:
+    def launch(self, index: int) -> None:
         self._taken += 1
         self.optimizer.step()
 
@@ -203,7 +211,7 @@ class UpdateSteps(Steps):
             after = [self._copy(each) for each in self.tensors]
             self._make(after).step()
         else:
-            self.step(0)
+            self.launch(0)
         step, number, checks = 1 if self._low_memory else self._taken, 0, []
         optimizer, dtype = self._parameters.optimizer, self._parameters.dtype
         for start, group in zip(before, self._groups(after), strict=True):
@@ -223,7 +231,7 @@ class UpdateSteps(Steps):
         kept = [reference.states(self.optimizer.state[each]) for each in self.tensors]
         found = {"state": float(bytes_of(kept))}
         if self._where.is_gpu or not self._low_memory:
-            found["passing"] = float(peak_bytes(lambda: self.step(0), self._where.device))
+            found["passing"] = float(peak_bytes(lambda: self.launch(0), self._where.device))
         return {name: Observed("B", (value,)) for name, value in found.items()}
 
     def _groups(self, tensors: list[Any]) -> list[list[Any]]:

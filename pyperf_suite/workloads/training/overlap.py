@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.collective import direct_copies
 from pyperf_suite.workloads.collective.torch_group import process_group
-from pyperf_suite.workloads.ranked import Ranked, RankedImplementation, Transfers
 from pyperf_suite.workloads.training import on_ranks
 from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS
 from pyperf_suite.workloads.training.side_by_side import OnCpu, OnGpu
+from pyperf_suite.workloads.workload import Implementation, Place, Transfers, Work, Workload
 
 # What is timed. "product_beside" times products while all_reduces go on throughout, "all_reduce_beside" the other way.
 RUNS = ("product", "all_reduce", "in_turn", "together", "product_beside", "all_reduce_beside")
@@ -62,14 +60,14 @@ class OverlapParameters:
         on_ranks.require_within(self, {"size": (1, MOST_SIZE), "bytes": (least, MOST_BYTES), "ranks": (1, MOST_RANKS)})
 
 
-class Overlap(Ranked[OverlapParameters]):
+class Overlap(Workload[OverlapParameters]):
     """Products and all_reduces of all ranks; the product is compared with float64, the mean of the ranks exactly."""
 
     name = "overlap"
     parameters_type = OverlapParameters
 
     def __init__(self) -> None:
-        self.implementations: Mapping[str, RankedImplementation[OverlapParameters]] = {
+        self.implementations: Mapping[str, Implementation[OverlapParameters]] = {
             each.name: each for each in (BesideGloo(), BesideNccl())
         }
 
@@ -81,20 +79,20 @@ class Overlap(Ranked[OverlapParameters]):
         """How many processes compute and exchange."""
         return parameters.ranks
 
-    def environment(self, parameters: OverlapParameters) -> Mapping[str, str]:
+    def environment(self, parameters: OverlapParameters) -> dict[str, str]:
         """What NCCL must be told before it is loaded."""
         return direct_copies.environment(parameters.peer_to_peer)
 
-    def bytes_moved(self, parameters: OverlapParameters) -> int:
+    def work(self, parameters: OverlapParameters) -> Work:
         """Bytes of the message, where there is one."""
-        return parameters.bytes if parameters.has_all_reduce else 0
+        return Work(bytes=parameters.bytes if parameters.has_all_reduce else 0)
 
     def footprint_bytes(self, parameters: OverlapParameters) -> int:
         """Of one rank."""
         return parameters.footprint_bytes
 
 
-class BesideGloo(RankedImplementation[OverlapParameters]):
+class BesideGloo(Implementation[OverlapParameters]):
     """On CPU cores: products on as many threads as OMP_NUM_THREADS says, or one, beside gloo's own threads."""
 
     name = "gloo"
@@ -104,24 +102,26 @@ class BesideGloo(RankedImplementation[OverlapParameters]):
         """Raise UserError for what is NCCL's, and for more ranks than cores can keep alive."""
         on_ranks.require_for_gloo(parameters.ranks, parameters.peer_to_peer)
 
-    def prepare(self, parameters: OverlapParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+    def prepare(self, parameters: OverlapParameters, place: Place) -> Transfers:
         """Join gloo's process group and make this rank's operands. Raises Unsupported for want of memory."""
-        joined = process_group(group, "gloo", deadline_s)
-        on_ranks.require_memory(group, parameters.footprint_bytes)
-        return OnCpu(parameters, group.rank, joined, "cpu")
+        joined = process_group(place.ranks, "gloo", place.deadline_s)
+        on_ranks.require_memory(place.ranks, parameters.footprint_bytes)
+        return OnCpu(parameters, place.ranks.rank, joined, "cpu")
 
 
-class BesideNccl(RankedImplementation[OverlapParameters]):
+class BesideNccl(Implementation[OverlapParameters]):
     """One GPU a rank: cuBLAS on one stream, NCCL on another."""
 
     name = "nccl"
     device_kind = "cuda"
 
-    def prepare(self, parameters: OverlapParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+    def prepare(self, parameters: OverlapParameters, place: Place) -> Transfers:
         """Join NCCL's process group and make this rank's operands on its GPU.
 
         Raises Unsupported for ranks that go without direct copies and were started with them.
         """
         direct_copies.require_started_so(parameters.peer_to_peer)
-        place = f"cuda:{device.index}"
-        return OnGpu(parameters, group.rank, process_group(group, "nccl", deadline_s, device=place), place)
+        gpu = f"cuda:{place.device.index}"
+        return OnGpu(
+            parameters, place.ranks.rank, process_group(place.ranks, "nccl", place.deadline_s, device=gpu), gpu
+        )

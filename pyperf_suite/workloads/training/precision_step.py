@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.workloads.cores import require_cores
-from pyperf_suite.workloads.operator import Work
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStep, TrainingStepParameters
-from pyperf_suite.workloads.workload import Observed, Steps, Workload, WorkloadImplementation
+from pyperf_suite.workloads.workload import Implementation, Observed, Place, Prepared, Work, Workload
 
 # How long autocast's casts of weights are kept. "iteration": a context around each forward pass, as torch advises;
 # "nested": the same inside one context around the whole step, which alone drops them; "off": as nested, but with
@@ -36,9 +34,7 @@ class PrecisionStep(Workload[PrecisionStepParameters]):
     parameters_type = PrecisionStepParameters
 
     def __init__(self) -> None:
-        self.implementations: Mapping[str, WorkloadImplementation[PrecisionStepParameters]] = {
-            "torch": TorchPrecisionStep()
-        }
+        self.implementations: Mapping[str, Implementation[PrecisionStepParameters]] = {"torch": TorchPrecisionStep()}
 
     def validate(self, parameters: PrecisionStepParameters) -> None:
         """Raise UserError for a step that cannot be, or a cache of casts where nothing is cast."""
@@ -61,7 +57,7 @@ class PrecisionStep(Workload[PrecisionStepParameters]):
         return Work(parameters.micro_batches * TrainingStep().work(parameters).flop, 0)
 
 
-class TorchPrecisionStep(WorkloadImplementation[PrecisionStepParameters]):
+class TorchPrecisionStep(Implementation[PrecisionStepParameters]):
     """The model of gpt.py by torch's autograd and autocast."""
 
     name = "torch"
@@ -71,9 +67,9 @@ class TorchPrecisionStep(WorkloadImplementation[PrecisionStepParameters]):
         """Raise UserError for more workers than there are cores."""
         require_cores(parameters.workers)
 
-    def prepare(self, parameters: PrecisionStepParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: PrecisionStepParameters, place: Place) -> Prepared:
         """Build the seeded model there. Raises Unsupported where torch cannot do that precision."""
-        return PrecisionSteps(parameters, seed, TorchDevice(device, parameters.workers, queueing="open"))
+        return PrecisionSteps(parameters, place.seed, TorchDevice(place.device, parameters.workers, queueing="open"))
 
 
 class PrecisionSteps(TorchSteps):
@@ -84,7 +80,7 @@ class PrecisionSteps(TorchSteps):
         self._own = parameters
         self.passes = parameters.micro_batches
 
-    def step(self, index: int) -> None:
+    def launch(self, index: int) -> None:
         self.model.zero_grad(set_to_none=True)
         with self._around_step():
             for _ in range(self._own.micro_batches):
@@ -101,7 +97,7 @@ class PrecisionSteps(TorchSteps):
         own = kept(self.model, self.forward)
         weights: list[Any] = list(self.model.parameters())
         with _casts_counted(self._where.torch, weights) as casts:
-            self.step(0)
+            self.launch(0)
         told = {
             "activations": Observed("B", (own.activations,)),
             "weight_copies": Observed("B", (own.weight_copies,)),
@@ -120,7 +116,7 @@ class PrecisionSteps(TorchSteps):
         self.model.zero_grad(set_to_none=True)
         self._where.synchronize()
         cuda.reset_peak_memory_stats(self._where.device)
-        self.step(0)
+        self.launch(0)
         self._where.synchronize()
         return {"peak": Observed("B", (cuda.max_memory_allocated(self._where.device),))}
 

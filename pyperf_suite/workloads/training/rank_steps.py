@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.workloads.ranked import RankTimes
+from pyperf_suite.workloads.workload import RankTimes
 
 
 def timed_by_host(step: Callable[[], None], iterations: int, meet: Callable[[], None]) -> RankTimes:

@@ -14,11 +14,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.laws.network.communication import bus_factor
-from pyperf_suite.workloads.operator import Checked, Kernel
-from pyperf_suite.workloads.ranked import RankTimes, Transfers
 from pyperf_suite.workloads.training.gradients import exchanged_limit, same_on_all, seed_of, summed
 from pyperf_suite.workloads.training.rank_steps import timed_by_events, timed_by_host
-from pyperf_suite.workloads.workload import together
+from pyperf_suite.workloads.workload import Checked, Kernel, RankTimes, Transfers, together
 
 if TYPE_CHECKING:
     from pyperf_suite.workloads.training.data_parallel import DataParallelParameters
@@ -28,7 +26,7 @@ class Replica(Transfers):
     """A model on a CPU, timed by the host's clock: gradients are exchanged when a step returns."""
 
     # No step changes the weights, and each makes its gradients anew.
-    repeatable = True
+    unchecked = ""
 
     def __init__(self, parameters: DataParallelParameters, rank: int, group: Any, place: str) -> None:
         from pyperf_suite.workloads.training import gpt
@@ -43,7 +41,7 @@ class Replica(Transfers):
         self.kernel = Kernel("data_parallel_step", self._path, self._details())
         self.call = self._wrapped(self.model)
 
-    def fill(self) -> None:
+    def poison(self, index: int | None = None) -> None:
         """Gradients are made anew in each step; one that nobody makes is missed."""
         self.model.zero_grad(set_to_none=True)
 
@@ -56,7 +54,7 @@ class Replica(Transfers):
         if self._parameters.exchange == "after":
             self._exchange_all()
 
-    def check(self) -> Checked:
+    def left(self, index: int = 0) -> Checked:
         """Each element of gradients against the single process's, and a digest of all against the other ranks'."""
         from pyperf_suite.workloads.training.rounding import compared
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyperf_suite.measure.tolerance import CARRIED, SUMMED, TABLE, operation_unit
-from pyperf_suite.workloads.operator import Checked
+from pyperf_suite.workloads.workload import Checked
 
 # Neighbours of a vector whose movement is averaged: enough to tell a scale from, and few enough to follow it.
 _WINDOW = 33

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.workloads.operator import Inspected, InspectingImplementation, Inspection, Kernel
 from pyperf_suite.workloads.training.trained_shape import TrainedShape
+from pyperf_suite.workloads.workload import Exact, Implementation, Kernel, Place, Workload, exact_metric
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,15 @@ class TrainingMemoryParameters(TrainedShape):
     """A transformer that AdamW trains."""
 
 
-class TrainingMemory(Inspected[TrainingMemoryParameters]):
+class TrainingMemory(Workload[TrainingMemoryParameters]):
     """Weights, gradients, optimizer state and kept activations of a transformer, and the peak of a step."""
 
     name = "training_memory"
     parameters_type = TrainingMemoryParameters
+    is_exact = True
 
     def __init__(self) -> None:
-        self.implementations: Mapping[str, InspectingImplementation[TrainingMemoryParameters]] = {
+        self.implementations: Mapping[str, Implementation[TrainingMemoryParameters]] = {
             each.name: each for each in (Storages(), Allocator())
         }
 
@@ -43,13 +44,13 @@ class TrainingMemory(Inspected[TrainingMemoryParameters]):
         return parameters.step_bytes(updated=True)
 
 
-class Storages(InspectingImplementation[TrainingMemoryParameters]):
+class Storages(Implementation[TrainingMemoryParameters]):
     """Every storage counted, on the CPU."""
 
     name = "storages"
     device_kind = "cpu"
 
-    def inspect(self, parameters: TrainingMemoryParameters) -> Inspection:
+    def prepare(self, parameters: TrainingMemoryParameters, place: Place) -> Exact:
         """Take two steps. Raises Unsupported where torch is not installed."""
         _require_torch()
         import torch
@@ -60,16 +61,16 @@ class Storages(InspectingImplementation[TrainingMemoryParameters]):
             found = _Step(parameters, torch.device("cpu")).bytes_by_kind()
         finally:
             torch.set_num_threads(threads)
-        return _inspection(found | {"capacity": int(psutil.virtual_memory().total)}, "cpu")
+        return _exact(found | {"capacity": int(psutil.virtual_memory().total)}, "cpu")
 
 
-class Allocator(InspectingImplementation[TrainingMemoryParameters]):
+class Allocator(Implementation[TrainingMemoryParameters]):
     """The same on the GPU that torch uses, and what its allocator says of each phase of a step."""
 
     name = "allocator"
     device_kind = "cuda"
 
-    def inspect(self, parameters: TrainingMemoryParameters) -> Inspection:
+    def prepare(self, parameters: TrainingMemoryParameters, place: Place) -> Exact:
         """Take three steps. Raises Unsupported where torch is not installed or has no GPU."""
         _require_torch()
         import torch
@@ -82,7 +83,7 @@ class Allocator(InspectingImplementation[TrainingMemoryParameters]):
         found["allocated_by_forward"] = step.allocated_by_forward()
         found["reserved"] = torch.cuda.max_memory_reserved(device)
         capacity = torch.cuda.get_device_properties(device).total_memory
-        return _inspection(found | {"capacity": capacity}, "cuda")
+        return _exact(found | {"capacity": capacity}, "cuda")
 
 
 class _Step:
@@ -151,13 +152,9 @@ class _Step:
         return cast
 
 
-def _inspection(found: Mapping[str, int], path: str) -> Inspection:
-    metrics = {name: _exact("" if name == "parameters" else "B", float(value)) for name, value in found.items()}
-    return Inspection(metrics, Kernel("transformer_step", path))
-
-
-def _exact(unit: str, value: float) -> dict[str, Any]:
-    return {"unit": unit, "samples": [value]} | dict.fromkeys(("value", "low", "high", "q20", "q80"), value)
+def _exact(found: Mapping[str, int], path: str) -> Exact:
+    metrics = {name: exact_metric("" if name == "parameters" else "B", float(value)) for name, value in found.items()}
+    return Exact(Kernel("transformer_step", path), metrics)
 
 
 def _require_torch() -> None:

@@ -16,8 +16,7 @@ import numpy as np
 
 from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.operator import Checked, Kernel
-from pyperf_suite.workloads.ranked import RankTimes, Transfers
+from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Kernel, RankTimes, Transfers
 
 if TYPE_CHECKING:
     from pyperf_suite.workloads.training.overlap import OverlapParameters
@@ -52,13 +51,14 @@ class SideBySide(Transfers):
         self._out = torch.empty_like(self._a)
         self._message = torch.empty(parameters.count, dtype=dtype, device=place)
         self._mean = torch.distributed.ReduceOp.AVG
-        self.fill()
+        self.poison()
         # A mean that is rounded drifts when it is taken again and again.
-        self.repeatable = not parameters.has_all_reduce or self._mean_is_exact
+        drifts = parameters.has_all_reduce and not self._mean_is_exact
+        self.unchecked = BUILD_ON_EACH_OTHER if drifts else ""
         self._beside = self._agreed_beside()
         self.kernel = Kernel("product_and_all_reduce", f"{place.split(':')[0]} {parameters.run}", self._details())
 
-    def fill(self) -> None:
+    def poison(self, index: int | None = None) -> None:
         self._out.fill_(float("nan"))
         self._message.copy_(self._input() + self._rank)
 
@@ -69,7 +69,7 @@ class SideBySide(Transfers):
         seconds, arrived, done = zip(*(run() for _ in range(iterations)), strict=True)
         return RankTimes(np.array(seconds), np.array(arrived, dtype=np.int64), np.array(done, dtype=np.int64))
 
-    def check(self) -> Checked:
+    def left(self, index: int = 0) -> Checked:
         """The product against float64 where it ran, and every element of the mean where that did."""
         wrong, compared, first = 0, 0, ""
         p = self._parameters

@@ -22,7 +22,7 @@ from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_cpu_
 from pyperf_suite.hardware.nvml import Nvml, nvml
 from pyperf_suite.hardware.pcie import PcieLink
 from pyperf_suite.hardware.shared_library import Unavailable
-from pyperf_suite.workloads.operator import Inspected, InspectingImplementation, Inspection, Kernel
+from pyperf_suite.workloads.workload import Exact, Implementation, Kernel, Place, Workload, exact_metric
 
 PARTS = ("host", "gpus")
 # Variables that take a path away from NCCL, as left behind by yesterday's search for an error.
@@ -39,14 +39,15 @@ class TopologyParameters:
     part: str = "host"
 
 
-class Topology(Inspected[TopologyParameters]):
+class Topology(Workload[TopologyParameters]):
     """What is connected to what."""
 
     name = "topology"
     parameters_type = TopologyParameters
+    is_exact = True
 
     def __init__(self) -> None:
-        self.implementations: Mapping[str, InspectingImplementation[TopologyParameters]] = {"system": System()}
+        self.implementations: Mapping[str, Implementation[TopologyParameters]] = {"system": System()}
 
     def validate(self, parameters: TopologyParameters) -> None:
         """Raise UserError for a part there is not."""
@@ -54,20 +55,20 @@ class Topology(Inspected[TopologyParameters]):
             raise UserError(f"Unknown part of a machine {parameters.part!r}: choose from {', '.join(PARTS)}.")
 
 
-class System(InspectingImplementation[TopologyParameters]):
+class System(Implementation[TopologyParameters]):
     """The operating system's word, and the driver's for GPUs."""
 
     name = "system"
     device_kind = "any"
 
-    def inspect(self, parameters: TopologyParameters) -> Inspection:
+    def prepare(self, parameters: TopologyParameters, place: Place) -> Exact:
         """Read it. Raises Unsupported where there is no GPU to ask about."""
         files = KernelFiles()
         details = host_details(files) if parameters.part == "host" else gpu_details(files)
         counts: dict[str, int] = {name: len(details[name]) for name in ("nodes", "pcie", "gpus") if name in details}
         counts.update((name, details[name]) for name in ("sockets", "cores") if name in details)
-        metrics = {name: _count(value) for name, value in counts.items()}
-        return Inspection(metrics, Kernel("topology", parameters.part, details))
+        metrics = {name: exact_metric("", value) for name, value in counts.items()}
+        return Exact(Kernel("topology", parameters.part, details), metrics)
 
 
 def host_details(files: KernelFiles) -> dict[str, Any]:
@@ -208,7 +209,3 @@ def _link(figures: Mapping[str, int], generation: str, width: str) -> PcieLink |
     if not figures.get(generation) or not figures.get(width):
         return None
     return PcieLink(figures[generation], figures[width])
-
-
-def _count(value: int) -> dict[str, Any]:
-    return {"unit": "", "samples": [value]} | dict.fromkeys(("value", "low", "high", "q20", "q80"), value)

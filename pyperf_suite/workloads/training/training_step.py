@@ -14,19 +14,17 @@ from typing import Any
 import numpy as np
 
 from pyperf_suite.errors import Unsupported, UserError, out_of_memory
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.model_flops import PASSES, model_flop
 from pyperf_suite.measure.arrays import computed_anew
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.cores import require_cores
-from pyperf_suite.workloads.operator import Checked, Kernel, Work
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training import optimizer_reference as reference
 from pyperf_suite.workloads.training.gradients import fingerprint
 from pyperf_suite.workloads.training.shape import Checkpointing
 from pyperf_suite.workloads.training.trained_shape import TrainedShape
-from pyperf_suite.workloads.workload import Repeated, Steps, Workload, WorkloadImplementation, together
+from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Prepared, Work, Workload, together
 
 # Forward alone, with what backward needs being kept; with backward; with AdamW's update as well.
 PARTS = ("forward", "step", "train")
@@ -57,7 +55,7 @@ class TrainingStep(Workload[TrainingStepParameters]):
     parameters_type = TrainingStepParameters
 
     def __init__(self) -> None:
-        self.implementations: Mapping[str, WorkloadImplementation[TrainingStepParameters]] = {"torch": TorchStep()}
+        self.implementations: Mapping[str, Implementation[TrainingStepParameters]] = {"torch": TorchStep()}
 
     def validate(self, parameters: TrainingStepParameters) -> None:
         """Raise UserError for a transformer, precision or part that cannot be."""
@@ -78,7 +76,7 @@ class TrainingStep(Workload[TrainingStepParameters]):
         return Work(round(flop / PASSES if parameters.part == "forward" else flop), 0)
 
 
-class TorchStep(WorkloadImplementation[TrainingStepParameters]):
+class TorchStep(Implementation[TrainingStepParameters]):
     """The model of gpt.py by torch's autograd."""
 
     name = "torch"
@@ -88,9 +86,9 @@ class TorchStep(WorkloadImplementation[TrainingStepParameters]):
         """Raise UserError for more workers than there are cores."""
         require_cores(parameters.workers)
 
-    def prepare(self, parameters: TrainingStepParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: TrainingStepParameters, place: Place) -> Prepared:
         """Build the seeded model there. Raises Unsupported where torch is absent or cannot use the GPU."""
-        return TorchSteps(parameters, seed, TorchDevice(device, parameters.workers, queueing="open"))
+        return TorchSteps(parameters, place.seed, TorchDevice(place.device, parameters.workers, queueing="open"))
 
 
 def _require_compiler(where: TorchDevice) -> None:
@@ -102,7 +100,7 @@ def _require_compiler(where: TorchDevice) -> None:
         raise Unsupported("torch.compile needs a C++ compiler on a CPU: install g++, or name one in CXX.")
 
 
-class TorchSteps(Repeated):
+class TorchSteps(Prepared):
     """Steps of one model on one batch; gradients are made anew in each, as with zero_grad(set_to_none=True)."""
 
     # How many passes add up to the gradients that a step leaves.
@@ -144,7 +142,7 @@ class TorchSteps(Repeated):
     def stopwatch(self) -> Stopwatch:
         return self._where.stopwatch
 
-    def step(self, index: int) -> None:
+    def launch(self, index: int) -> None:
         self._result = None
         result = self.forward()
         self._result = result.detach()
@@ -171,7 +169,7 @@ class TorchSteps(Repeated):
         self._expected()
         self.poison()
         with self._without_dropout():
-            self.step(0)
+            self.launch(0)
         return together([self.left(0), *([self._updated()] if self._updates else ())])
 
     def poison(self, index: int | None = None) -> None:

@@ -16,7 +16,6 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.cores import require_cores
-from pyperf_suite.workloads.operator import Checked, Kernel, Work
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training.disk_reads import CachedReads, DirectReads
 from pyperf_suite.workloads.training.host_memory import (
@@ -29,7 +28,7 @@ from pyperf_suite.workloads.training.host_memory import (
     running_on,
 )
 from pyperf_suite.workloads.training.transfer_parameters import TransferParameters, refuse_pinned
-from pyperf_suite.workloads.workload import Repeated, Steps, Workload, WorkloadImplementation
+from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Prepared, Work, Workload
 
 # Copies rotate through buffers of this many times the level-2 caches, so that they do not find what the last ones left.
 CACHE_TURNOVER = 3
@@ -45,7 +44,7 @@ class Transfer(Workload[TransferParameters]):
 
     def __init__(self) -> None:
         ways = (Memcpy(), TorchCopy(), HostToDevice(), DeviceToHost(), CachedReads(), DirectReads())
-        self.implementations: Mapping[str, WorkloadImplementation[TransferParameters]] = {way.name: way for way in ways}
+        self.implementations: Mapping[str, Implementation[TransferParameters]] = {way.name: way for way in ways}
 
     def validate(self, parameters: TransferParameters) -> None:
         """Raise UserError for a copy that cannot be."""
@@ -86,7 +85,7 @@ class Slots:
         return [buffer[start : start + self.size_bytes] for start in range(0, self.total_bytes, self.size_bytes)]
 
 
-class Copies(Repeated):
+class Copies(Prepared):
     """Copies from a seeded source, in slots; subclasses know where source and target lie."""
 
     def __init__(self, slots: Slots) -> None:
@@ -152,7 +151,7 @@ class HostCopies(Copies):
         self._held.close()
 
 
-class Memcpy(WorkloadImplementation[TransferParameters]):
+class Memcpy(Implementation[TransferParameters]):
     """The C library's memmove on one core."""
 
     name = "memcpy"
@@ -164,9 +163,9 @@ class Memcpy(WorkloadImplementation[TransferParameters]):
         if parameters.workers != 1:
             raise UserError(f"memcpy runs on 1 core, but {parameters.workers} were asked for: torch copies on several.")
 
-    def prepare(self, parameters: TransferParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
         """Fill the source on its node."""
-        return MemcpySteps(parameters, seed)
+        return MemcpySteps(parameters, place.seed)
 
 
 class MemcpySteps(HostCopies):
@@ -179,12 +178,12 @@ class MemcpySteps(HostCopies):
         self._addresses = [(target + slot * size_bytes, source + slot * size_bytes) for slot in range(count)]
         self.kernel = Kernel("memmove", "libc", self._details)
 
-    def step(self, index: int) -> None:
+    def launch(self, index: int) -> None:
         target, source = self._addresses[index % self._slots.count]
         ctypes.memmove(target, source, self._slots.size_bytes)
 
 
-class TorchCopy(WorkloadImplementation[TransferParameters]):
+class TorchCopy(Implementation[TransferParameters]):
     """`Tensor.copy_` between host tensors, on as many cores as asked for."""
 
     name = "torch"
@@ -197,9 +196,9 @@ class TorchCopy(WorkloadImplementation[TransferParameters]):
         if parameters.numa_node != ANY_NODE:
             raise UserError("torch's threads are not kept on a NUMA node: ask for memcpy, or leave the node out.")
 
-    def prepare(self, parameters: TransferParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
         """Raises Unsupported where torch is absent."""
-        return TorchHostCopies(parameters, seed)
+        return TorchHostCopies(parameters, place.seed)
 
 
 class TorchHostCopies(HostCopies):
@@ -212,12 +211,12 @@ class TorchHostCopies(HostCopies):
         self._sources = self._slots.cut(where.torch.from_numpy(self.source))
         self.kernel = Kernel("copy_", "torch", {**self._details, **where.details()})
 
-    def step(self, index: int) -> None:
+    def launch(self, index: int) -> None:
         slot = index % self._slots.count
         self._targets[slot].copy_(self._sources[slot])
 
 
-class DeviceCopy(WorkloadImplementation[TransferParameters]):
+class DeviceCopy(Implementation[TransferParameters]):
     """`Tensor.copy_` over the bus, timed by the GPU."""
 
     device_kind = "cuda"
@@ -228,13 +227,13 @@ class DeviceCopy(WorkloadImplementation[TransferParameters]):
         if parameters.workers != 1:
             raise UserError(f"{self.name} takes 1 core, but {parameters.workers} were asked for.")
 
-    def prepare(self, parameters: TransferParameters, seed: int, device: Device) -> Steps:
+    def prepare(self, parameters: TransferParameters, place: Place) -> Prepared:
         """Allocate on both sides. Raises Unsupported where there is no GPU, or torch is absent or cannot use it."""
-        if device.kind != "cuda":
+        if place.device.kind != "cuda":
             raise Unsupported("There is no GPU to copy to or from.")
         # A copy from pageable memory waits for the stream, which a held one would never let go on.
-        where = TorchDevice(device, queueing="held" if parameters.pinned else "open")
-        return DeviceCopies(parameters, seed, where, self.to_device)
+        where = TorchDevice(place.device, queueing="held" if parameters.pinned else "open")
+        return DeviceCopies(parameters, place.seed, where, self.to_device)
 
 
 class HostToDevice(DeviceCopy):
@@ -274,7 +273,7 @@ class DeviceCopies(Copies):
     def stopwatch(self) -> Stopwatch:
         return self._where.stopwatch
 
-    def step(self, index: int) -> None:
+    def launch(self, index: int) -> None:
         slot = index % self._slots.count
         self._targets[slot].copy_(self._sources[slot], non_blocking=self._pinned)
 

@@ -113,7 +113,7 @@ def told_of(case: Case, fault: str) -> dict[str, Any]:
     steps = steps_of(case, fault)
     checks = []
     for _ in range(1 if fault else 2):
-        steps.fill()
+        steps.poison()
         steps.time(1, 10.0)
         checks.append(dataclasses.asdict(steps.check()))
         steps.time(1, 10.0)

@@ -14,6 +14,7 @@ from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.workloads.training import checkpointed_step
 from pyperf_suite.workloads.training.checkpointed_step import CheckpointedStep, CheckpointedStepParameters
 from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
 
@@ -24,7 +25,7 @@ TENSOR = 16 * 32 * 4  # bytes of a sequence's hidden states
 
 
 def prepared(parameters: CheckpointedStepParameters):
-    return CheckpointedStep().implementation("torch").prepare(parameters, 0, CPU)
+    return CheckpointedStep().implementation("torch").prepare(parameters, Place(CPU))
 
 
 def seen(parameters: CheckpointedStepParameters) -> dict[str, float]:

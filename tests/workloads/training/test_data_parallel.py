@@ -46,7 +46,7 @@ def test_every_exchange_gives_the_gradients_of_a_single_process_on_all_ranks(wor
 
 def replica(parameters: DataParallelParameters) -> Replica:
     made = Replica(parameters, 0, None, "cpu")
-    made.fill()
+    made.poison()
     made.time(1, 10.0)
     return made
 
@@ -64,7 +64,7 @@ def test_a_gradient_that_is_missing_or_of_another_step_is_seen(group_of_one):
     weight = next(made.model.parameters())
     weight.grad.mul_(1.001)
     assert made.check().wrong > 0.9 * weight.numel()
-    made.fill()
+    made.poison()
     assert "is missing" in made.check().first
 
 

@@ -16,6 +16,7 @@ from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads.training import data_files
 from pyperf_suite.workloads.training.data_files import KINDS, PictureFiles, TextFiles, wrong_samples
 from pyperf_suite.workloads.training.input_pipeline import Endless, InputPipeline, InputPipelineParameters
+from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
 
@@ -31,7 +32,7 @@ def prepare():
     made = []
 
     def make(parameters: InputPipelineParameters):
-        made.append(InputPipeline().implementation("torch").prepare(parameters, 0, CPU))
+        made.append(InputPipeline().implementation("torch").prepare(parameters, Place(CPU)))
         return made[-1]
 
     yield make
@@ -135,7 +136,7 @@ def test_a_decoder_that_garbles_a_sample_fails_the_case(prepare, monkeypatch):
 def test_waiting_and_the_models_step_are_told_apart(loaders, model, prepare):
     steps = prepare(replace(SMALL, loaders=loaders, model=model, step_us=2000))
     for index in range(4):
-        steps.step(index)
+        steps.launch(index)
     seen = steps.observed()
     assert {name: metric.unit for name, metric in seen.items()} == {
         "wait": "s",
@@ -154,7 +155,7 @@ def test_waiting_and_the_models_step_are_told_apart(loaders, model, prepare):
 
 def test_files_are_gone_when_a_case_is_over(prepare):
     steps = prepare(replace(SMALL, loaders=1))
-    steps.step(0)
+    steps.launch(0)
     folder = steps._files.path(0).parent
     assert folder.is_dir()
     steps.close()
@@ -197,8 +198,8 @@ def test_a_case_is_measured_like_any_other():
 @pytest.mark.gpu
 @pytest.mark.parametrize("pinned", [False, True])
 def test_batches_reach_a_gpu_as_they_were_written(pinned):
-    steps = InputPipeline().implementation("torch").prepare(replace(SMALL, pinned=pinned), 0, Device("cuda"))
-    steps.step(0)
+    steps = InputPipeline().implementation("torch").prepare(replace(SMALL, pinned=pinned), Place(Device("cuda")))
+    steps.launch(0)
     assert steps.check().wrong == 0
     steps.close()
 

@@ -13,6 +13,7 @@ from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads.training import layer_pass, layers
 from pyperf_suite.workloads.training.layer_pass import LayerPass
 from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, passes_of
+from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
 
@@ -24,7 +25,7 @@ EVERY = [(layer, phase) for layer in LAYERS for phase in passes_of(layer)]
 def prepared(layer, phase="forward", **changed):
     parameters = replace(SMALL, layer=layer, phase=phase, **changed)
     parameters.validate()
-    return LayerPass().implementation("torch").prepare(parameters, 0, CPU)
+    return LayerPass().implementation("torch").prepare(parameters, Place(CPU))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -106,7 +107,7 @@ def test_products_count_the_flops_that_torch_counts(layer, phase, out):
 
     steps = prepared(layer, phase, out=out)
     with FlopCounterMode(display=False) as counter:
-        steps.step(0)
+        steps.launch(0)
     # torch counts the taps of a convolution that fall on the border of zeros as well.
     assert LayerPass().work(steps._parameters).flop == counter.get_total_flops()
 

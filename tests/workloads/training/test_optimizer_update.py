@@ -14,6 +14,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads.training import optimizer_reference, optimizer_update
 from pyperf_suite.workloads.training.optimizer_update import OptimizerUpdate, OptimizerUpdateParameters, TensorSet
+from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
 
@@ -28,7 +29,7 @@ WAYS = [
 
 
 def prepared(way: str, parameters: OptimizerUpdateParameters = ADAMW):
-    return OptimizerUpdate().implementation(way).prepare(parameters, 0, CPU)
+    return OptimizerUpdate().implementation(way).prepare(parameters, Place(CPU))
 
 
 @pytest.mark.parametrize(("optimizer", "way"), WAYS)
@@ -38,7 +39,7 @@ def test_every_way_updates_as_float64_does_step_after_step(optimizer, way):
         checked = steps.check()
         assert (checked.wrong, checked.first) == (0, "")
         for _ in range(10):
-            steps.step(0)
+            steps.launch(0)
     assert checked.compared > ELEMENTS
 
 

@@ -11,6 +11,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads.training.precision_step import CAST_CACHES, PrecisionStep, PrecisionStepParameters
+from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
 
@@ -22,7 +23,7 @@ CAST_BY_AUTOCAST = 2 * 4 * 2 + 1
 
 
 def prepared(parameters):
-    return PrecisionStep().implementation("torch").prepare(parameters, 0, CPU)
+    return PrecisionStep().implementation("torch").prepare(parameters, Place(CPU))
 
 
 def observed(parameters):

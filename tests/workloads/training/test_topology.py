@@ -19,6 +19,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads.training import topology
 from pyperf_suite.workloads.training.topology import NCCL_SWITCHES, Topology, TopologyParameters, gpu_details
+from pyperf_suite.workloads.workload import Place
 
 MATRICES = Path(__file__).parents[2] / "hardware" / "topologies"
 FIGURES = {"generation": 5, "width": 16, "slot_generation": 5, "slot_width": 16, "card_generation": 5}
@@ -130,7 +131,7 @@ def test_what_takes_paths_away_from_nccl_is_kept(eight_gpus, tmp_path, monkeypat
 def test_a_machine_without_a_gpu_and_a_part_there_is_not_are_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr(topology, "gpus", list)
     with pytest.raises(Unsupported, match=r"sees no GPU\."):
-        Topology().inspect("system", TopologyParameters("gpus"))
+        Topology().prepare(TopologyParameters("gpus"), "system", Place(Device("cpu")))
     with pytest.raises(UserError, match="choose from host, gpus"):
         Topology().validate(TopologyParameters("disks"))
 

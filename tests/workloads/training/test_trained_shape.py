@@ -20,6 +20,7 @@ from pyperf_suite.workloads.training.layers import LayerPassParameters
 from pyperf_suite.workloads.training.optimizer_update import OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.training.saved_memory import TrainingMemory, TrainingMemoryParameters
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
+from pyperf_suite.workloads.workload import Place
 
 CPU = Device("cpu")
 
@@ -57,7 +58,7 @@ def test_quick_looks_need_less_than_a_gigabyte(monkeypatch, probe):
 def test_a_steps_need_is_what_is_counted_when_it_is_taken(precision):
     pytest.importorskip("torch")
     p = TrainingMemoryParameters(hidden=64, heads=4, layers=2, seq=32, batch=2, vocab=128, precision=precision)
-    metrics = TrainingMemory().inspect("storages", p).metrics
+    metrics = TrainingMemory().prepare(p, "storages", Place(CPU)).exact
     counted = sum(metrics[name]["value"] for name in ("weights", "gradients", "optimizer", "activations"))
     assert p.step_bytes(updated=True) == pytest.approx(counted, rel=0.02)
 

@@ -18,6 +18,7 @@ from pyperf_suite.workloads.training import training_step
 from pyperf_suite.workloads.training.shape import Checkpointing, TransformerShape
 from pyperf_suite.workloads.training.trained_shape import PRECISIONS
 from pyperf_suite.workloads.training.training_step import TrainingStep, TrainingStepParameters
+from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
 
@@ -37,7 +38,7 @@ SHAPES = {
 
 
 def prepared(parameters: TrainingStepParameters):
-    return TrainingStep().implementation("torch").prepare(parameters, 0, CPU)
+    return TrainingStep().implementation("torch").prepare(parameters, Place(CPU))
 
 
 @pytest.mark.parametrize("parameters", SHAPES.values(), ids=SHAPES)
@@ -58,7 +59,7 @@ def test_without_a_compiler_a_compiled_step_is_unsupported(monkeypatch):
 def test_gradients_of_a_compiled_step_are_those_of_what_was_compiled(monkeypatch, factor, is_right):
     monkeypatch.setenv("CXX", sys.executable)  # something that is there: what compiling takes is made up
     monkeypatch.setattr(torch, "compile", lambda model: lambda *inputs: factor * model(*inputs))
-    steps = TrainingStep().implementation("torch").prepare(replace(SMALL, compiled=True), 0, CPU)
+    steps = TrainingStep().implementation("torch").prepare(replace(SMALL, compiled=True), Place(CPU))
     assert steps.kernel.path == "compiled"
     assert (steps.check().wrong == 0) is is_right
 

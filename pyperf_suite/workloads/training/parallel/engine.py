@@ -15,8 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.workloads.operator import Checked, Kernel
-from pyperf_suite.workloads.ranked import RankTimes, Transfers
 from pyperf_suite.workloads.training.gradients import exchanged_limit, same_on_all, seed_of, summed
 from pyperf_suite.workloads.training.parallel.data_cut import SHARDED_FROM_STAGE, cut_by_data, local
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
@@ -29,7 +27,7 @@ from pyperf_suite.workloads.training.parallel.tensor_cut import (
 )
 from pyperf_suite.workloads.training.rank_steps import timed_by_events, timed_by_host
 from pyperf_suite.workloads.training.shape import Checkpointing
-from pyperf_suite.workloads.workload import together
+from pyperf_suite.workloads.workload import Checked, Kernel, RankTimes, Transfers, together
 
 # Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
 WHOLE_BYTES = 4 + 4 + 4
@@ -72,7 +70,7 @@ class ParallelSteps(Transfers):
         self._observed = False
         self.kernel = Kernel("parallel_step", self._path, self._details())
 
-    def fill(self) -> None:
+    def poison(self, index: int | None = None) -> None:
         """Put back the seeded weights and an optimizer that has seen no step; gradients are made anew in each."""
         with self.torch.no_grad():
             for weight, seeded in zip(self.data.weights, self._seeded, strict=True):
@@ -97,7 +95,7 @@ class ParallelSteps(Transfers):
                         (loss / len(self._batches)).backward()
         self.data.finish()
 
-    def check(self) -> Checked:
+    def left(self, index: int = 0) -> Checked:
         """Each element of gradients of this rank's parts against a single process's, weights against other ranks'."""
         from pyperf_suite.workloads.training.rounding import compared
 

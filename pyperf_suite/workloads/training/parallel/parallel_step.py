@@ -9,17 +9,16 @@ import importlib.util
 from collections.abc import Mapping
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.hardware.devices import Device
 from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.collective.agreement import agree, connect_together
 from pyperf_suite.workloads.collective.torch_group import process_group
-from pyperf_suite.workloads.ranked import Ranked, RankedImplementation, Transfers
 from pyperf_suite.workloads.training.on_ranks import DTYPES, require_for_gloo
 from pyperf_suite.workloads.training.parallel.engine import GpuParallelSteps, ParallelSteps, require_possible
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.workloads.workload import Implementation, Place, Transfers, Work, Workload
 
 
-class ParallelStep(Ranked[ParallelStepParameters]):
+class ParallelStep(Workload[ParallelStepParameters]):
     """Iterations of all ranks together; each compares its gradients with those of a single process."""
 
     name = "parallel_step"
@@ -28,7 +27,7 @@ class ParallelStep(Ranked[ParallelStepParameters]):
     fresh_ranks = True
 
     def __init__(self) -> None:
-        self.implementations: Mapping[str, RankedImplementation[ParallelStepParameters]] = {
+        self.implementations: Mapping[str, Implementation[ParallelStepParameters]] = {
             each.name: each for each in (OverGloo(), OverNccl())
         }
 
@@ -40,12 +39,12 @@ class ParallelStep(Ranked[ParallelStepParameters]):
         """Of all groups together."""
         return parameters.ranks
 
-    def bytes_moved(self, parameters: ParallelStepParameters) -> int:
+    def work(self, parameters: ParallelStepParameters) -> Work:
         """Bytes of the whole model's gradients, which data-parallel ranks exchange."""
-        return DTYPES[parameters.dtype] * parameters.dimensions.parameters if parameters.data > 1 else 0
+        return Work(bytes=DTYPES[parameters.dtype] * parameters.dimensions.parameters if parameters.data > 1 else 0)
 
 
-class OverGloo(RankedImplementation[ParallelStepParameters]):
+class OverGloo(Implementation[ParallelStepParameters]):
     """Ranks on CPU cores that exchange over gloo; each computes on as many threads as OMP_NUM_THREADS says, or one."""
 
     name = "gloo"
@@ -55,20 +54,22 @@ class OverGloo(RankedImplementation[ParallelStepParameters]):
         """Raise UserError for more ranks than this machine's cores can keep alive."""
         require_for_gloo(parameters.ranks, peer_to_peer=True)
 
-    def prepare(self, parameters: ParallelStepParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+    def prepare(self, parameters: ParallelStepParameters, place: Place) -> Transfers:
         """Join gloo's process group and build this rank's part. Raises Unsupported for what torch cannot combine."""
-        return _prepared(ParallelSteps, "gloo", parameters, group, "cpu", deadline_s)
+        return _prepared(ParallelSteps, "gloo", parameters, place.ranks, "cpu", place.deadline_s)
 
 
-class OverNccl(RankedImplementation[ParallelStepParameters]):
+class OverNccl(Implementation[ParallelStepParameters]):
     """One GPU a rank, exchanging over NCCL."""
 
     name = "nccl"
     device_kind = "cuda"
 
-    def prepare(self, parameters: ParallelStepParameters, group: Group, device: Device, deadline_s: float) -> Transfers:
+    def prepare(self, parameters: ParallelStepParameters, place: Place) -> Transfers:
         """Join NCCL's process group and build this rank's part on its GPU. Raises Unsupported as gloo's does."""
-        return _prepared(GpuParallelSteps, "nccl", parameters, group, f"cuda:{device.index}", deadline_s)
+        return _prepared(
+            GpuParallelSteps, "nccl", parameters, place.ranks, f"cuda:{place.device.index}", place.deadline_s
+        )
 
 
 def _prepared(

@@ -1,0 +1,215 @@
+"""The one way in which launches are measured: check, warm up, sample, check again, and tell how it went.
+
+Whatever is launched, on one process or by a group of ranks, comes through `timed`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
+from pyperf_suite.measure.gpu_telemetry import around_gpu
+from pyperf_suite.measure.sampling import Measurement, measure
+from pyperf_suite.measure.spot_checks import SpotChecks, Verdict, WrongLaunch
+from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
+from pyperf_suite.measure.telemetry import Around
+from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.record import Metric
+from pyperf_suite.workloads.workload import Observed, Prepared, Work
+
+
+def timed(
+    prepared: Prepared,
+    work: Work,
+    case: Case,
+    effort: Effort | None,
+    device: Device,
+    checks: Checks | None = None,
+    finish: Finish | None = None,
+) -> dict[str, Any]:
+    """What is ready checked, warmed up, sampled and checked again, as the measured part of a record.
+
+    `checks` is who looks at what launches leave, `finish` what adds to the result once they were timed; by default what
+    the launches themselves offer.
+    """
+    if prepared.exact is not None:
+        return _read(prepared)
+    checks = checks or (Unchecked(prepared) if prepared.unchecked else SpotChecks(prepared))
+    result: dict[str, Any] = {}
+    when = "before timing"
+    try:
+        if prepared.sees_more:
+            _require_right(prepared)
+        verdict = checks.before_timing()
+        result = {
+            "kernel": dataclasses.asdict(prepared.kernel),
+            "work": dataclasses.asdict(prepared.work or work),
+            "verification": verdict.to_json() | prepared.references() | checks.report(),
+        }
+        if effort is None:
+            return result | {"outcome": "ok"}
+        when = "while it was timed"
+        measurement, found = sampled(prepared.launch, prepared.stopwatch, case.mode, effort, device, checks)
+        result |= found
+        (finish or functools.partial(_observe, prepared))(measurement, result)
+        checks.after_timing()
+        when = "after timing"
+        if prepared.sees_more:
+            _require_right(prepared)
+    except WrongLaunch as wrong:
+        result |= {"kernel": dataclasses.asdict(prepared.kernel), "work": dataclasses.asdict(prepared.work or work)}
+        found = wrong.verdict.to_json() | prepared.references() | checks.report()
+        result["verification"] = found | {"message": str(wrong)}
+        return result | {"outcome": "failed", "reason": f"Wrong result {when}: {wrong}"}
+    result["verification"] |= checks.report()
+    return result | {"outcome": "ok"}
+
+
+class Checks(Protocol):
+    """Who looks at what launches leave; each raises WrongLaunch where it is wrong."""
+
+    def before_timing(self) -> Verdict: ...
+
+    def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch: ...
+
+    def after_block(self) -> None: ...
+
+    def after_timing(self) -> None: ...
+
+    def report(self) -> dict[str, Any]: ...
+
+
+Finish = Callable[[Measurement, dict[str, Any]], None]
+
+
+class Unchecked:
+    """Of launches that build on each other: the whole is checked before timing and after."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+
+    def before_timing(self) -> Verdict:
+        return _require_right(self._prepared)
+
+    def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
+        return stopwatch
+
+    def after_block(self) -> None:
+        return
+
+    def after_timing(self) -> None:
+        _require_right(self._prepared)
+
+    def report(self) -> dict[str, Any]:
+        return {"unchecked": self._prepared.unchecked}
+
+
+def _require_right(prepared: Prepared) -> Verdict:
+    """The whole, done once more. Raises WrongLaunch."""
+    verdict = prepared.check()
+    if not verdict.passed:
+        raise WrongLaunch(verdict)
+    return verdict
+
+
+def _read(prepared: Prepared) -> dict[str, Any]:
+    """Exact figures: nothing is warmed up, sampled or verified."""
+    return {
+        "kind": "static",
+        "outcome": "ok",
+        "metrics": prepared.exact,
+        "kernel": dataclasses.asdict(prepared.kernel),
+        "quality": {"converged": True},
+    }
+
+
+def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, Any]) -> None:
+    """What else is told of the launches."""
+    observed = {name: dataclasses.asdict(observed_metric(each)) for name, each in prepared.observed().items()}
+    result["metrics"] |= observed
+    result["sampling"] |= prepared.sampling
+
+
+def sampled(
+    launch: Launch, stopwatch: Stopwatch, mode: str, effort: Effort, device: Device, checks: Checks
+) -> tuple[Measurement, dict[str, Any]]:
+    """Warm up and sample: metrics, how they were taken, and what the machine did meanwhile. Raises WrongLaunch."""
+    if mode == "sustained":
+        effort = effort.sustained()
+    # A device's stopwatch queues a block at once; the host's has nothing to lose by a pause.
+    watched = checks.checking(stopwatch, can_stop=isinstance(stopwatch, CpuStopwatch))
+    with Around() as telemetry, around_gpu(device) as gpu:
+
+        def watch() -> str | None:
+            reason = gpu.why_discard() if gpu else None
+            checks.after_block()
+            return reason
+
+        measurement = measure(launch, watched, effort.stop, effort.warm_up, watch)
+    metrics = {"time": dataclasses.asdict(time_metric(measurement))}
+    if isinstance(stopwatch, CudaStopwatch):
+        clock = clock_metric(stopwatch.clocks_hz(len(measurement.seconds)))
+        metrics |= {"sm_clock": dataclasses.asdict(clock)} if clock is not None else {}
+    quality = {
+        "converged": measurement.converged,
+        "relative_half_width": measurement.relative_half_width,
+        "discarded": measurement.discarded,
+        **({"kept_despite": measurement.kept_despite} if measurement.kept_despite else {}),
+        **telemetry.report,
+        **({"gpu": gpu.report} if gpu else {}),
+    }
+    return measurement, {"metrics": metrics, "sampling": _how_sampled(measurement, watched), "quality": quality}
+
+
+def time_metric(measurement: Measurement) -> Metric:
+    """The samples of one measurement as a metric in seconds a launch."""
+    return Metric(
+        unit="s",
+        value=measurement.median,
+        low=measurement.interval[0],
+        high=measurement.interval[1],
+        q20=measurement.q20,
+        q80=measurement.q80,
+        samples=[float(f"{sample:.6g}") for sample in measurement.seconds],
+    )
+
+
+def observed_metric(observed: Observed) -> Metric:
+    """A quantity beside time: its median, and quantiles where it was seen more than once."""
+    low, q20, median, q80, high = np.quantile(list(observed.samples), (0.0, 0.2, 0.5, 0.8, 1.0)).tolist()
+    return Metric(observed.unit, median, low, high, q20, q80, [float(f"{value:.9g}") for value in observed.samples])
+
+
+def clock_metric(clocks_hz: list[float]) -> Metric | None:
+    """The multiprocessors' clock during each sample, so that a reader has cycles as well as seconds.
+
+    None where the device's counters could not be read.
+    """
+    read = [hz for hz in clocks_hz if math.isfinite(hz)]
+    if not read:
+        return None
+    q20, median, q80 = np.quantile(read, (0.2, 0.5, 0.8)).tolist()
+    return Metric("Hz", median, min(read), max(read), q20, q80, [float(f"{hz:.5g}") for hz in read])
+
+
+def _how_sampled(measurement: Measurement, stopwatch: Stopwatch) -> dict[str, Any]:
+    """Everything about the taking of the samples that a reader needs to judge them."""
+    return {
+        "stopwatch": stopwatch.name,
+        "resolution_s": stopwatch.resolution_s,
+        "launches_per_sample": measurement.launches_per_sample,
+        "warmup_launches": measurement.warmup_launches,
+        "warmup_s": measurement.warmup_s,
+        "steady": measurement.steady,
+        "stopped_by": measurement.stopped_by,
+        "effective_samples": measurement.effective_samples,
+        "confidence": measurement.interval[2],
+    }
