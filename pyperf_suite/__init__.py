@@ -1,5 +1,24 @@
-"""Microbenchmarks of the laws that decide how fast a transformer trains on a machine."""
+"""Measurements of kernels, the suite's own and anybody's, and the laws that decide how fast a transformer trains.
+
+What a user's kernel needs is `pyperf_suite.api`; its names are had from here, and imported when they are asked for.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyperf_suite.api import cuda, empty, kernel, launch, rand, randint, randn, zeros
+
 __version__ = "0.1.0"
+
+__all__ = ("__version__", "cuda", "empty", "kernel", "launch", "rand", "randint", "randn", "zeros")
+
+
+def __getattr__(name: str) -> Any:
+    """A name of the public API. Raises AttributeError for any other."""
+    if name in __all__:
+        from pyperf_suite import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,10 @@ class Interrupted(UserError):
     """Somebody ended the command; the message says what is kept and how to go on."""
 
 
+class Failed(Exception):
+    """The case failed for a reason that the message says in whole; it is kept in its record as it stands."""
+
+
 class Unsupported(Exception):
     """This machine or implementation cannot run the case; the message is the reason kept in its record."""
 

@@ -49,7 +49,8 @@ class Verification:
     """The outcome: the relative norm against its limit, and the worst element against its own.
 
     `worst_element_ratio` is 1.0 at the limit, `worst_at` its place, (row, column) in a product. `message` is one
-    sentence for people: what was checked if passed, what is wrong and where if not.
+    sentence for people: what was checked if passed, what is wrong and where if not. `reason` names the kind of what is
+    wrong, for programs: "stale result", "precision"; empty where it is right, or no more is known than that it is not.
     """
 
     passed: bool
@@ -59,6 +60,7 @@ class Verification:
     worst_element_ratio: float
     worst_at: tuple[int, ...]
     message: str
+    reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As a record keeps it."""

@@ -51,7 +51,7 @@ class Case:
         """The inverse of `to_json`. Raises UserError for an unknown operator or parameters it does not have."""
         try:
             operator = find_workload(data["operator"])
-            parameters = decode_fields(operator.parameters_type, data["parameters"])
+            parameters = decode_fields(operator.type_for(data["parameters"]), data["parameters"])
             return cls(
                 operator.name, parameters, data["implementation"], data.get("seed", 0), data.get("mode", "burst")
             )

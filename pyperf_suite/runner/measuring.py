@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Failed, Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.runner.case import Case
@@ -43,6 +43,8 @@ def measure_case(
         raise
     except (Unsupported, UserError) as reason:
         result, together = {"outcome": "unsupported", "reason": str(reason)}, False
+    except Failed as reason:
+        result = {"outcome": "failed", "reason": str(reason)}
     except MemoryError:
         result = {"outcome": "failed", "reason": "Out of memory while the case was prepared or verified."}
         together = False

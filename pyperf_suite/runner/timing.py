@@ -42,7 +42,7 @@ def timed(
     """
     if prepared.exact is not None:
         return _read(prepared)
-    checks = checks or (Unchecked(prepared) if prepared.unchecked else SpotChecks(prepared))
+    checks = checks or prepared.checks or (Unchecked(prepared) if prepared.unchecked else SpotChecks(prepared))
     result: dict[str, Any] = {}
     when = "before timing"
     try:

@@ -35,6 +35,10 @@ OPERATORS = {
 @functools.cache
 def find_workload(name: str) -> Workload[Any]:
     """The operator, or other subject of cases, of that name. Raises UserError that names those there are."""
+    if ":" in name:  # FILE.py:function or package.module:function, which are a user's
+        from pyperf_suite.workloads.user_kernel import UserKernel
+
+        return UserKernel(name)
     if name in OPERATORS:
         module, _, kind = OPERATORS[name].partition(":")
         made: Workload[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()

@@ -118,6 +118,8 @@ class Prepared(ABC):
     sees_more: bool = False
     # What a record says of how samples were taken beside the usual.
     sampling: Mapping[str, Any] = {}
+    # Who looks at what launches leave, where it takes another way than the usual (runner/timing.Checks).
+    checks: Any = None
     # Figures that are read and not timed, as records keep metrics; then nothing is launched.
     exact: Mapping[str, Mapping[str, Any]] | None = None
 
@@ -264,6 +266,10 @@ class Workload(ABC, Generic[Parameters]):
         own = getattr(parameters, "validate", None)
         if own is not None:
             own()
+
+    def type_for(self, data: Mapping[str, Any]) -> type:
+        """The class of parameters that plain JSON holds."""
+        return self.parameters_type
 
     def footprint_bytes(self, parameters: Parameters) -> int:
         """Memory that one set of operands needs; none for what is only looked at."""

@@ -1,0 +1,380 @@
+"""What a file of kernels is written with: `kernel` names the axes, `launch` says what is measured, on which inputs.
+
+    import pyperf_suite as suite
+
+    @suite.kernel(n=(1024, 4096, 16384), dtype=("bfloat16", "float32"))
+    def softmax(n, dtype):
+        x = suite.randn(4096, n, dtype=dtype)
+        return suite.launch(my_softmax, x, reference=lambda x: x.double().softmax(-1), bytes=2 * x.nbytes)
+
+Nothing but the standard library is imported here, and nothing newer than Python 3.9 is used: a kernel is measured by
+the interpreter that its package was built for, which need not be the suite's.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import itertools
+import random as _random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Optional, Union
+
+Scalar = Union[bool, int, float, str]
+Size = Union[int, Sequence[int]]
+Grid = Union[Size, Callable[..., Size]]
+
+
+class Kernel:
+    """A function that makes the inputs of one case, with the axes of its cases. `softmax(n=64, dtype="float32")`."""
+
+    def __init__(self, builder: Callable[..., Launch], axes: Mapping[str, tuple[Scalar, ...]]) -> None:
+        self.builder, self.axes = builder, dict(axes)
+        self.name = builder.__name__
+        self.file, self.line = _where(builder)
+        self.doc = (inspect.getdoc(builder) or "").strip().split("\n\n")[0].replace("\n", " ")
+
+    def __call__(self, *args: Any, **axes: Any) -> Launch:
+        """What the case with these values of its axes launches. Raises TypeError where the function returns no launch."""
+        _outputs.clear()
+        launched = self.builder(*args, **axes)
+        if not isinstance(launched, Launch):
+            found = "nothing" if launched is None else f"a {type(launched).__name__}"
+            raise TypeError(f"{self.name} returned {found}: return suite.launch(function, inputs...)")
+        return launched
+
+    def cases(self) -> Iterator[dict[str, Scalar]]:
+        """Every combination of the axes' values."""
+        for values in itertools.product(*self.axes.values()):
+            yield dict(zip(self.axes, values))  # noqa: B905 - strict is newer than Python 3.9
+
+
+def kernel(**axes: Any) -> Callable[[Callable[..., Launch]], Kernel]:
+    """Declare a kernel whose cases are the combinations of these axes: `@suite.kernel(n=(1024, 4096), dtype="float32")`.
+
+    An axis holds numbers, words or booleans, one or a sequence of them, and is an argument of the function. The function
+    makes the inputs of a case and returns `launch(...)`. It is run many times, in several processes, under secret seeds
+    of `random`, numpy, torch and `randn`.
+
+    Raises TypeError for an axis that is no argument of the function, and for a value that is not one of these.
+    """
+    found = {name: _values(name, values) for name, values in axes.items()}
+
+    def decorate(builder: Callable[..., Launch]) -> Kernel:
+        parameters = inspect.signature(builder).parameters
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        for name in found:
+            if name not in parameters and not takes_all:
+                there = ", ".join(parameters) or "none"
+                raise TypeError(f"{builder.__name__} has no argument for the axis {name}: its arguments are {there}")
+        for name, each in parameters.items():
+            if name not in found and each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+                raise TypeError(f"the argument {name} of {builder.__name__} has neither an axis nor a default")
+        return Kernel(builder, found)
+
+    return decorate
+
+
+class Launch:
+    """What `launch` was given: the implementations by name, their arguments, and what a right result is."""
+
+    def __init__(
+        self,
+        functions: Mapping[str, Callable[..., Any]],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        reference: Optional[Callable[..., Any]],
+        check: Optional[Callable[..., Any]],
+        bytes: int,  # noqa: A002
+        flop: int,
+        modifies: tuple[Union[int, str], ...],
+        random: bool,
+        tolerance: Optional[float],
+        baseline: str,
+    ) -> None:
+        self.functions, self.args, self.kwargs = dict(functions), args, dict(kwargs)
+        self.reference, self.check = reference, check
+        self.bytes, self.flop = bytes, flop
+        self.modifies, self.random, self.tolerance, self.baseline = modifies, random, tolerance, baseline
+        # What `empty` made belongs to the kernel: it is written, and what it held before is of no meaning.
+        self.outputs = tuple(_outputs)
+
+
+def launch(
+    function: Union[Callable[..., Any], Mapping[str, Callable[..., Any]]],
+    *args: Any,
+    reference: Optional[Callable[..., Any]] = None,
+    check: Optional[Callable[..., Any]] = None,
+    bytes: Optional[int] = None,  # noqa: A002
+    flop: Optional[int] = None,
+    modifies: Union[int, str, Sequence[Union[int, str]]] = (),
+    random: bool = False,
+    tolerance: Optional[float] = None,
+    baseline: str = "",
+    **kwargs: Any,
+) -> Launch:
+    """What is measured: `function(*args, **kwargs)`, or each function of a dict of implementations by name.
+
+    Args:
+        function: a callable, or {"name": callable, ...}: the implementations that are compared.
+        args, kwargs: its arguments. Arrays, and numbers, text and containers of them, are made anew for each check:
+            what varies has to be an argument, not a variable that the function closes over.
+        reference: `reference(*args, **kwargs)` is the right result, best in float64; never timed. Without one the
+            result is compared with that of the baseline, or of the same function in another process.
+        check: `check(result, *args, **kwargs)` decides instead: False, text, or an AssertionError says what is wrong.
+        bytes, flop: what one launch at least moves and computes; shown as GB/s and TFLOP/s.
+        modifies: positions or names of the arguments that the function writes. They are given back their values
+            before each launch, untimed. What `suite.empty` made needs no mention.
+        random: results differ from call to call; `check` has to decide.
+        tolerance: the relative error that is allowed; by default what the result's dtype allows.
+        baseline: the implementation that others are compared with; by default the last.
+
+    Raises TypeError or ValueError for what cannot be meant.
+    """
+    functions = dict(function) if isinstance(function, Mapping) else {_name_of(function): function}
+    if not functions:
+        raise ValueError("launch was given no implementation: {'name': function, ...}")
+    for name, each in functions.items():
+        if not isinstance(name, str) or not name or not callable(each):
+            raise TypeError(f"launch takes a function, or functions by name, not {name!r}: {each!r:.60}")
+    if baseline and baseline not in functions:
+        raise ValueError(f"baseline={baseline!r} is none of the implementations: {', '.join(functions)}")
+    if random and check is None:
+        raise ValueError("random=True takes check=: results that differ from call to call have no one reference")
+    named = (modifies,) if isinstance(modifies, (int, str)) else tuple(modifies)
+    for one in named:
+        if not (0 <= one < len(args) if isinstance(one, int) else one in kwargs):
+            raise ValueError(f"modifies names {one!r}, which is no argument: name a position, or an argument by keyword")
+    if tolerance is not None and not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance={tolerance!r} is no relative error: it lies between 0 and 1")
+    for name, count in (("bytes", bytes), ("flop", flop)):
+        if count is not None and not 0 <= count < 1e300:
+            raise ValueError(f"{name}={count!r} is no amount")
+    return Launch(
+        functions, args, kwargs, reference, check, int(bytes or 0), int(flop or 0), named, random, tolerance,
+        baseline or list(functions)[-1],
+    )  # fmt: skip
+
+
+# Where arrays are made, of which kind, by which seed: set by the process that runs the function (kernel_process.py).
+_device = "cpu"
+_library = ""
+_seed: Optional[int] = None
+_numpy_generator: Any = None
+_gpu: Optional[Callable[[], Any]] = None  # the device of workloads/cuda.py, where one is measured
+_outputs: builtins.list[Any] = []  # what `empty` made since a kernel's function was called
+
+
+def randn(*shape: Any, dtype: Any = "float32", device: Optional[str] = None) -> Any:
+    """Standard normal values: a torch tensor where your file imports torch, else a numpy array.
+
+    `device` is the one under measurement by default; numpy arrays are always the host's. Raises ValueError for a dtype
+    that numpy lacks where there is no torch.
+    """
+    if _uses_torch(dtype):
+        torch = _torch()
+        return torch.randn(_shape(shape), device=device or _device).to(_torch_dtype(dtype))
+    return _generator().standard_normal(_shape(shape), dtype=_numpy_float(dtype)).astype(dtype, copy=False)
+
+
+def rand(*shape: Any, dtype: Any = "float32", device: Optional[str] = None) -> Any:
+    """Values uniform in [0, 1); otherwise as `randn`."""
+    if _uses_torch(dtype):
+        torch = _torch()
+        return torch.rand(_shape(shape), device=device or _device).to(_torch_dtype(dtype))
+    return _generator().random(_shape(shape), dtype=_numpy_float(dtype)).astype(dtype, copy=False)
+
+
+def randint(low: int, high: int, *shape: Any, dtype: Any = "int64", device: Optional[str] = None) -> Any:
+    """Whole numbers from `low` up to but not including `high`; otherwise as `randn`."""
+    if _uses_torch(dtype):
+        torch = _torch()
+        return torch.randint(low, high, _shape(shape), device=device or _device).to(_torch_dtype(dtype))
+    return _generator().integers(low, high, _shape(shape)).astype(dtype)
+
+
+def zeros(*shape: Any, dtype: Any = "float32", device: Optional[str] = None) -> Any:
+    """Zeros; otherwise as `randn`."""
+    if _uses_torch(dtype):
+        return _torch().zeros(_shape(shape), dtype=_torch_dtype(dtype), device=device or _device)
+    import numpy as np
+
+    return np.zeros(_shape(shape), dtype=dtype)
+
+
+def empty(*shape: Any, dtype: Any = "float32", device: Optional[str] = None) -> Any:
+    """Room for a result that the kernel writes into an argument; otherwise as `randn`. It is poisoned before checks."""
+    made = zeros(*shape, dtype=dtype, device=device)
+    _outputs.append(made)
+    return made
+
+
+def cuda(
+    source: str, name: str, grid: Grid, block: Size, shared_bytes: int = 0, options: Sequence[str] = ("--std=c++17",)
+) -> CudaKernel:
+    """A CUDA kernel from source text, compiled by NVRTC at its first launch; call it with the kernel's arguments.
+
+    `name` is that of an `extern "C" __global__` function. `grid` is in blocks, or a function of the arguments that says
+    how many; `block` is in threads. Arguments are torch tensors on the GPU, which are passed as pointers, numbers, and
+    numpy scalars where the type matters.
+
+        add = suite.cuda(SOURCE, "add", grid=lambda out, x, y, n: -(-n // 256), block=256)
+        suite.launch(add, suite.empty(n), suite.randn(n), suite.randn(n), n, reference=lambda out, x, y, n: x + y)
+    """
+    return CudaKernel(source, name, grid, block, shared_bytes, options)
+
+
+class CudaKernel:
+    """A callable that compiles at its first launch for the GPU at hand, and queues itself on torch's current stream."""
+
+    def __init__(
+        self, source: str, name: str, grid: Grid, block: Size, shared_bytes: int, options: Sequence[str]
+    ) -> None:
+        self.source, self.__name__, self.grid, self.block = source, name, grid, block
+        self.shared_bytes, self.options = shared_bytes, tuple(options)
+        caller = sys._getframe(2)
+        self.file, self.line = caller.f_code.co_filename, caller.f_lineno
+        self._loaded: Any = None
+        self._launches: dict[Any, Any] = {}
+
+    def compile(self, architecture: str) -> builtins.bytes:
+        """The binary for an architecture such as sm_90; no GPU is needed. Raises what NVRTC has to say."""
+        from pyperf_suite.kernels.nvrtc import compile_cubin
+
+        return compile_cubin(f"{self.__name__}.cu", self.source, {}, architecture, self.options).cubin
+
+    def __call__(self, *arguments: Any) -> None:
+        """Queue one launch. Raises TypeError for an argument that no kernel takes."""
+        torch = _torch()
+        key = tuple(_identity(each) for each in arguments)
+        if key not in self._launches:
+            self._launches[key] = self._prepared(arguments)
+        self._launches[key].run(torch.cuda.current_stream().cuda_stream)
+
+    def _prepared(self, arguments: Sequence[Any]) -> Any:
+        """The launch with these arguments; made once for each set of them, outside of what is timed."""
+        if _gpu is None:
+            raise TypeError(f"{self.__name__} is a CUDA kernel, which takes a GPU: measure it with --device cuda")
+        gpu = _gpu()
+        if self._loaded is None:
+            cubin = gpu.compile(f"{self.__name__}.cu", self.source, {}, self.options)
+            self._loaded = gpu.kernel(cubin, self.__name__)
+        sizes = list(self._loaded.parameter_bytes) or [0] * len(arguments)
+        if len(sizes) != len(arguments):
+            raise TypeError(f"{self.__name__} takes {len(sizes)} arguments, not {len(arguments)}")
+        passed = [_passed(each, size) for each, size in zip(arguments, sizes)]  # noqa: B905
+        grid = self.grid(*arguments) if callable(self.grid) else self.grid
+        shape = {"dynamic_shared_bytes": self.shared_bytes}
+        return gpu.native.Launch(self._loaded, _three(grid), _three(self.block), passed, **shape)
+
+
+def _identity(argument: Any) -> Any:
+    return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
+
+
+def _passed(argument: Any, size: int) -> Any:
+    """An argument as a kernel's parameter of that many bytes (0: not known)."""
+    import numpy as np
+
+    if hasattr(argument, "data_ptr"):
+        if not argument.is_cuda:
+            raise TypeError("a tensor of the host was given to a CUDA kernel: make it with suite.randn, or on the GPU")
+        return np.uint64(argument.data_ptr())
+    if isinstance(argument, bool):
+        return np.bool_(argument)
+    if isinstance(argument, int):
+        return {8: np.int64, 2: np.int16, 1: np.int8}.get(size, np.int32)(argument)
+    if isinstance(argument, float):
+        return {8: np.float64, 2: np.float16}.get(size, np.float32)(argument)
+    if isinstance(argument, np.generic):
+        return argument
+    raise TypeError(f"a {type(argument).__name__} cannot be passed to a CUDA kernel: pass tensors and numbers")
+
+
+def _three(size: Any) -> tuple[int, int, int]:
+    values = (size,) if isinstance(size, int) else tuple(size)
+    return (*values, *(1,) * (3 - len(values)))  # type: ignore[return-value]
+
+
+def _values(name: str, values: Any) -> tuple[Scalar, ...]:
+    found = (values,) if isinstance(values, (bool, int, float, str)) else tuple(values)
+    if not found:
+        raise TypeError(f"the axis {name} holds no value")
+    for value in found:
+        if not isinstance(value, (bool, int, float, str)):
+            raise TypeError(f"the axis {name} holds {value!r:.60}: an axis holds numbers and words, as in dtype='float32'")
+    return found
+
+
+def _name_of(function: Any) -> str:
+    name = getattr(function, "__name__", "") or getattr(getattr(function, "func", None), "__name__", "")
+    name = name or getattr(getattr(function, "fn", None), "__name__", "") or type(function).__name__
+    return "function" if name == "<lambda>" else name
+
+
+def _where(function: Any) -> tuple[str, int]:
+    """File and line of a function's definition, through decorators; ("", 0) for one that is not Python's."""
+    for _ in range(8):
+        if isinstance(function, CudaKernel):
+            return function.file, function.line
+        code = getattr(function, "__code__", None)
+        if code is not None:
+            return code.co_filename, code.co_firstlineno
+        inner = getattr(function, "__wrapped__", None) or getattr(function, "fn", None) or getattr(function, "func", None)
+        if inner is None:
+            return "", 0
+        function = inner
+    return "", 0
+
+
+def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else tuple(shape)
+
+
+def _uses_torch(dtype: Any) -> bool:
+    if _library:
+        return _library == "torch" or _word(dtype).startswith(("bfloat", "float8"))
+    return "torch" in sys.modules or _word(dtype).startswith(("bfloat", "float8"))
+
+
+def _word(dtype: Any) -> str:
+    return dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype)).rpartition(".")[2]
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise ValueError("bfloat16, float8 and GPUs take torch, which is not installed") from None
+    return torch
+
+
+def _torch_dtype(dtype: Any) -> Any:
+    return getattr(_torch(), _word(dtype))
+
+
+def _numpy_float(dtype: Any) -> Any:
+    """What numpy's generators draw: float64 for a float64, else float32."""
+    return "float64" if _word(dtype) == "float64" else "float32"
+
+
+def _generator() -> Any:
+    import numpy as np
+
+    global _numpy_generator
+    if _numpy_generator is None:
+        _numpy_generator = np.random.default_rng(_seed)
+    return _numpy_generator
+
+
+def seed_everything(seed: int) -> None:
+    """Seed `random`, numpy and torch, those that are there, and what this module draws from."""
+    global _seed, _numpy_generator
+    _seed, _numpy_generator = seed, None
+    _random.seed(seed)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
+    if torch is not None:
+        torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)

@@ -1,0 +1,663 @@
+"""Anybody's kernel, judged: named `FILE.py:function` or `package.module:function`, never imported into this process.
+
+The judge draws seeds, keeps a clock of its own, computes the verdict and owns the record. A fresh kernel process runs
+the measured function; a reference process makes inputs and computes references (kernel_process.py has both parts).
+What they write is read as data, and never executed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import math
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, make_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite import processes
+from pyperf_suite.errors import Failed, Unsupported, UserError
+from pyperf_suite.hardware import memory
+from pyperf_suite.measure.spot_checks import CONFIDENCE, WrongLaunch, excluded_rate
+from pyperf_suite.measure.stopwatch import Launch, Stopwatch
+from pyperf_suite.measure.verify import Verification
+from pyperf_suite.measure.verify_result import compare, refused
+from pyperf_suite.workloads.dtypes import widen
+from pyperf_suite.workloads.kernel_process import lay_out
+from pyperf_suite.workloads.operator import sets_to_rotate
+from pyperf_suite.workloads.user_process import UserProcess
+from pyperf_suite.workloads.workload import Kernel, Place, Prepared, Way, Work, Workload
+
+# Which interpreter runs a user's code, what comes first on its path, and what a FILE is relative to.
+PYTHON_VARIABLE, PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PYTHON", "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
+
+# Sets of the same values are copies elsewhere in memory; so many have values of their own.
+DISTINCT_SETS = 3
+
+# Of the time since timing began, what fresh inputs, references and verdicts may take.
+CHECKING_SHARE = 0.1
+
+# Of a result, as much more than its reference as a kernel may write before it is stopped.
+LARGEST_RESULT = 4
+SMALLEST_LIMIT_BYTES = 64 << 20
+
+# Of the memory that is free, what a kernel process may take.
+MEMORY_SHARE = 0.8
+
+# Before the runner gives up on this process, so that it can say which line hung.
+DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
+
+# Of a part that the judge sees take so long, samples' own time makes up at least this share. A busy machine answers
+# late, so the part with the largest share counts, and longer ones are tried.
+LONG_PART_S, TOLD_SHARE, CLOCK_TRIES = 5e-3, 0.5, 7
+
+Array = NDArray[Any]
+Scalar = bool | int | float | str
+
+
+def is_user_kernel(name: str) -> bool:
+    """Whether a name is that of a user's file or kernel, and not of a probe or workload of the suite."""
+    return name.endswith(".py") or ":" in name
+
+
+def root() -> Path:
+    """What FILE is relative to: as told by PYPERF_KERNEL_ROOT, else the top of the git checkout, else this folder."""
+    told = os.environ.get(ROOT_VARIABLE)
+    if told:
+        return Path(told)
+    here = Path.cwd()
+    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+
+
+def canonical(name: str) -> str:
+    """A user's name as records have it: FILE relative to the root. Raises UserError for a file that is not there."""
+    source, function = _split(name)
+    if not source.endswith(".py"):
+        return name
+    top = root()
+    for path in (Path(source), top / source):
+        if path.is_file():
+            relative = Path(os.path.relpath(path.resolve(), top.resolve())).as_posix()
+            return f"{relative}:{function}" if function else relative
+    raise UserError(f"There is no file {source[:200]}: name one that declares kernels with @suite.kernel.")
+
+
+@dataclass(frozen=True)
+class Described:
+    """A kernel as its file declares it: no value of it is imported."""
+
+    name: str
+    axes: Mapping[str, Sequence[Scalar]]
+    implementations: Sequence[str]
+    baseline: str
+    doc: str
+    file: str
+    line: int
+
+
+@functools.cache
+def describe(target: str) -> tuple[Described, ...]:
+    """The kernels of a user's file, module or of one name in it, as a process of their own tells.
+
+    Raises UserError for what cannot be imported, holds no kernel, or whose inputs cannot be made for any case.
+    """
+    target = canonical(target)
+    with _folder() as folder:
+        try:
+            process = UserProcess(_python(), folder, "describe", 60.0, _limit_bytes())
+            with contextlib.closing(process):
+                process.ask("start", **_start(target, "cpu"))
+                told = process.ask("describe", kernel=_split(target)[1], seed=_seed())["kernels"]
+        except (Failed, Unsupported) as reason:
+            raise UserError(str(reason)) from None
+    source = _split(target)[0]
+    for each in told:
+        if "error" in each:
+            raise UserError(f"{each['file']}:{each['line']}: {each['error']}")
+    return tuple(
+        Described(
+            f"{source}:{each['name']}",
+            {name: tuple(values) for name, values in each["axes"].items()},
+            tuple(each["implementations"]),
+            each["baseline"],
+            each["doc"],
+            each["file"],
+            each["line"],
+        )
+        for each in told
+    )
+
+
+@functools.cache
+def parameters_of(names: tuple[str, ...]) -> type:
+    """The frozen dataclass of a kernel with these axes; the same for the same names."""
+    fields: list[Any] = [(name, Scalar) for name in names]
+    made: type = make_dataclass("UserParameters", fields, frozen=True)
+    return made
+
+
+class UserImplementation(Way[Any]):
+    """One of a kernel's implementations; on which device it runs is known only when it is built."""
+
+    device_kind = "any"
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # type: ignore[misc]  # of an object here, not of its class
+
+
+class UserKernel(Workload[Any]):
+    """What is measured where a case's operator is the name of a user's function."""
+
+    own_check = False
+    parameters_type = parameters_of(())
+    implementations: Mapping[str, Any] = {}
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def type_for(self, data: Mapping[str, Any]) -> type:
+        """Parameters have the fields that a case's JSON holds: reports import no user's code."""
+        return parameters_of(tuple(data))
+
+    def validate(self, parameters: Any) -> None:
+        """What a kernel takes, its own process says."""
+
+    def implementation(self, name: str) -> UserImplementation:
+        return UserImplementation(name)
+
+    def prepare(self, parameters: Any, implementation: str, place: Place) -> UserLaunches:
+        """Both processes started, inputs made, sets placed.
+
+        Raises Failed with one sentence on what went wrong in the user's code, and where.
+        """
+        return UserLaunches(self.name, asdict(parameters), implementation, place)
+
+
+class UserLaunches(Prepared):
+    """A user's case made ready in its kernel process; `launch` is for whoever times through `stopwatch`."""
+
+    def __init__(self, name: str, axes: dict[str, Any], implementation: str, place: Place) -> None:
+        self._end_s = time.monotonic() + DEADLINE_SHARE * place.deadline_s - DEADLINE_SPARE_S
+        self._resources = contextlib.ExitStack()
+        try:
+            self._folder = self._resources.enter_context(_folder())
+            self._prepare(name, axes, implementation, place)
+        except BaseException:
+            self.close()
+            raise
+        self.checks = PartChecks(self)
+
+    def _prepare(self, name: str, axes: dict[str, Any], implementation: str, place: Place) -> None:
+        device = str(place.device)
+        self._reference = _reference_process(name, device, self._end_s)
+        limit = _limit_bytes()
+        self._process = UserProcess(_python(), self._folder, implementation, self._end_s - time.monotonic(), limit)
+        self._resources.callback(self._process.close)
+        # Both import what the user's code imports, side by side.
+        began = self._process.begin("start", **_start(name, device))
+        asked = {"kernel": _split(name)[1], "axes": axes, "implementation": implementation}
+        self._built = self._reference.build(asked, self._end_s)
+        started = self._process.finish(began)
+        self._process.about(self._built)
+        mine = self._process.ask("build", **asked, seed=_seed(), library=self._reference.library)
+        self._process.about(mine)
+        self._require_same_inputs(mine)
+        self.longest = max([1, *(size for leaf in self._arrays for size in leaf["shape"])])
+        slot_bytes = lay_out(self._built["leaves"])
+        self.restores = any(leaf["role"] == "modified" for leaf in self._built["leaves"])
+        self._place_sets(slot_bytes, place)
+        versions = started["versions"] | mine["versions"]
+        self.work = Work(self._built["flop"], self._built["bytes"])
+        self.where = f"{mine['file']}:{mine['line']}" if mine["file"] else name
+        self._kernel_at = f"{mine['kernel_file']}:{mine['kernel_line']}"
+        details = {"where": self.where, "doc": mine["doc"], "python": started["python"], "versions": versions}
+        details |= {"baseline": mine["baseline"], "implementations": mine["implementations"]}
+        self.kernel = Kernel(implementation, self._path, details)
+
+    def _require_same_inputs(self, mine: Mapping[str, Any]) -> None:
+        """Raise Failed where the two processes were given inputs of other shapes."""
+        ours, theirs = (
+            [{name: value for name, value in leaf.items() if name != "offset"} for leaf in built["leaves"]]
+            for built in (self._built, mine)
+        )
+        if ours != theirs:
+            raise Failed(
+                f"{mine['kernel_file']}:{mine['kernel_line']}: the inputs differ from call to call in more than their "
+                "values: shapes and dtypes must follow from the axes."
+            )
+
+    @property
+    def _arrays(self) -> list[dict[str, Any]]:
+        return [leaf for leaf in self._built["leaves"] if leaf["kind"] == "array"]
+
+    def _place_sets(self, slot_bytes: int, place: Place) -> None:
+        if self._arrays and slot_bytes:
+            self.sets, cache = sets_to_rotate(slot_bytes, place.device)
+        else:
+            self.sets, cache = 1, "warm"
+        if place.sets is not None:
+            self.sets = place.sets
+        distinct = min(self.sets, DISTINCT_SETS)
+        self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 1)]
+        self._inputs = self._path_of("inputs", slot_bytes)
+        for slot in self._slots:
+            self._reference.make(slot, "", self._end_s)
+        placed = self._process.ask("place", sets=self.sets, slots=self._slots[:-1], spare=self._slots[-1])
+        self._path = placed["path"]
+        self._clock_name, self._resolution_s = placed["stopwatch"], placed["resolution_s"]
+        self.sampling = {"cache": cache, "operand_sets": self.sets}
+
+    def _path_of(self, name: str, size_bytes: int) -> str:
+        path = self._folder / name
+        with path.open("wb") as file:
+            file.truncate(size_bytes)
+        return str(path)
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """The kernel process's clock."""
+        return PartStopwatch(self)
+
+    @property
+    def clock(self) -> tuple[str, float]:
+        """Its name and resolution in seconds."""
+        return self._clock_name, self._resolution_s
+
+    def launch(self, index: int) -> None:
+        """Once, untimed."""
+        self.time(index, 1, 1)
+
+    def time(self, first: int, samples: int, batch: int) -> tuple[list[float], float]:
+        """Seconds of each sample as the kernel process tells, and of all as the judge saw them pass."""
+        begin = time.perf_counter()
+        told = self._process.ask("time", first=first, samples=samples, batch=batch)
+        wall_s = time.perf_counter() - begin
+        seconds = told.get("seconds")
+        if not isinstance(seconds, list) or len(seconds) != samples or not all(map(_is_time, seconds)):
+            raise WrongLaunch(refused("clock", f"{self.where}: its process told no time of each sample"))
+        return seconds, wall_s
+
+    def refresh(self, index: int) -> None:
+        """Give a set inputs that no process has seen, made under a seed drawn now, and compute what is right."""
+        spare = self._slots[-1]
+        self._made = self._reference.make(spare, str(self._folder / "expected"), self._end_s)
+        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
+
+    def left(self, index: int) -> Verification:
+        """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`."""
+        result, expected = str(self._folder / "result"), self._folder / "expected"
+        limit = max(SMALLEST_LIMIT_BYTES, LARGEST_RESULT * (expected.stat().st_size if expected.exists() else 0))
+        fetched = self._process.ask("fetch", result=result, inputs=self._inputs, limit_bytes=limit)
+        found = _read_tree(result)
+        verdict = self._unchanged(fetched)
+        if verdict is None and self._built["has_check"]:
+            verdict = self._by_the_users_check(result)
+        if verdict is None:
+            verdict = self._by_the_reference(found, result)
+        return verdict if verdict.passed else replace(verdict, message=f"{self.where}: {verdict.message}")
+
+    def _unchanged(self, fetched: Mapping[str, Any]) -> Verification | None:
+        """A verdict where inputs were modified that the launch does not say it modifies."""
+        for number, leaf in enumerate(self._built["leaves"]):
+            if leaf["kind"] != "array" or leaf["role"] != "input":
+                continue
+            was, now = (_read_bytes(path, leaf["offset"], leaf["bytes"]) for path in (self._slots[-1], self._inputs))
+            if not np.array_equal(was, now):
+                at = int(np.flatnonzero(was != now)[0]) // max(1, leaf["bytes"] // max(1, math.prod(leaf["shape"])))
+                return refused(
+                    "inputs modified",
+                    f"it changed its input {leaf['argument']} (element {at} first, array {number} of the arguments): "
+                    f"say modifies={leaf['argument']!r}",
+                )
+        if self._made["plain"] and fetched["plain"] != self._made["plain"]:
+            return refused("inputs modified", "it changed a list or other plain input: say modifies=...")
+        return None
+
+    def _by_the_users_check(self, result: str) -> Verification | None:
+        said = self._reference.ask("check", self._end_s, result=result)
+        if not said["passed"]:
+            words = f": {str(said['message'])[:300]}" if said["message"] else ""
+            return refused("check", f"the check at {self._built['reference_at']} says no{words}")
+        if self._built["has_reference"]:
+            return None
+        return Verification(True, "full", 0.0, 0.0, 0.0, (), "correct: by the file's own check")
+
+    def _by_the_reference(self, found: Mapping[str, Any], result: str) -> Verification:
+        expected = str(self._folder / "expected")
+        wanted = _read_tree(expected)
+        verdict = self._compared(found, result, wanted, expected)
+        if verdict.passed:
+            return verdict
+        return replace(verdict, message=f"{verdict.message}{self._hint(found, result, wanted, expected)}")
+
+    def _compared(
+        self, found: Mapping[str, Any], result: str, wanted: Mapping[str, Any], expected: str
+    ) -> Verification:
+        paths = {"found": result, "expected": expected}
+
+        def load(which: str, spec: Mapping[str, Any]) -> Array:
+            return _read_array(paths[which], spec)
+
+        return compare(found, wanted, load, self.longest, self._built["tolerance"])
+
+    def _hint(self, found: Mapping[str, Any], result: str, wanted: Mapping[str, Any], expected: str) -> str:
+        """What else may be the cause: an array that the function closes over, or the reference itself."""
+        names = self._built["closes_over"]
+        if names:
+            return f"; the function closes over {', '.join(names)}: what varies has to be an argument of suite.launch"
+        if not self._built["has_reference"]:
+            return "; there is no reference=, so it was compared with the same function in another process"
+        try:
+            others = self._process.ask("others", result=f"{result}.other", limit_bytes=SMALLEST_LIMIT_BYTES)["results"]
+        except Failed:
+            return ""
+        for name, path in others.items():
+            if self._compared(_read_tree(path), path, found, result).passed:
+                return (
+                    f"; {name} gives the same as this one, so the reference at {self._built['reference_at']} may be "
+                    "what is wrong"
+                )
+        return ""
+
+    def references(self) -> dict[str, Any]:
+        """Who judged."""
+        if self._built["has_reference"]:
+            return {"references": ["the file's reference"]}
+        if self._built["has_check"]:
+            return {"references": ["the file's check"]}
+        others = len(self._built["implementations"]) > 1
+        return {"references": [self._built["baseline"] if others else "the same function in another process"]}
+
+    def close(self) -> None:
+        self._resources.close()
+
+
+class PartStopwatch:
+    """The clock of the kernel process, by parts: every part is one request, and the judge sees it pass."""
+
+    def __init__(self, launches: UserLaunches) -> None:
+        self._launches = launches
+        self.name, self.resolution_s = launches.clock
+
+    def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
+        """Seconds of each sample; `launch` is not called, the kernel process knows what it runs."""
+        return self._launches.time(first, samples, launches_per_sample)[0]
+
+
+class PartChecks:
+    """Checks of launches of which only the last of a part can be looked at (timing.Checks).
+
+    The judge draws where a part ends, gives the set that comes last fresh inputs before it begins, and compares what it
+    left. Nothing that runs can know which launch that will be.
+    """
+
+    def __init__(self, launches: UserLaunches) -> None:
+        self._launches = launches
+        self._checked = self._before = 0
+        self._spent_s = self._begun_s = self._check_s = 0.0
+        self._largest_share, self._sample_s, self._batch = 0.0, 0.0, 1
+
+    def before_timing(self) -> Verification:
+        """One launch on fresh inputs, then one on others. Raises WrongLaunch."""
+        verdict = self._launch_and_check(0)
+        begin_s = time.monotonic()
+        # The same set with other values: a result that was kept is seen.
+        verdict = self._launch_and_check(0)
+        self._before = 2
+        self._begun_s = time.monotonic()
+        self._check_s = self._begun_s - begin_s
+        return verdict
+
+    def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
+        """The stopwatch, some of whose parts end with a launch that is looked at."""
+        return _CheckedParts(self, stopwatch)
+
+    def time(self, first: int, samples: int, batch: int) -> list[float]:
+        """Samples of one block: now and then a part of them ends where chance has it, to be checked."""
+        if self._spent_s + self._check_s > CHECKING_SHARE * (time.monotonic() - self._begun_s):
+            return self._part(first, samples, batch)
+        drawn = 1 + secrets.randbelow(samples)
+        seconds = self._checked_part(first, drawn, batch)
+        if drawn < samples:
+            seconds += self._part(first + drawn * batch, samples - drawn, batch)
+        return seconds
+
+    def after_block(self) -> None:
+        """Checks are made within blocks."""
+
+    def after_timing(self) -> None:
+        """One check at least of a timed launch, and of the clock. Raises WrongLaunch."""
+        if self._checked == 0:
+            self._checked_part(secrets.randbelow(max(1, self._launches.sets)), 1, 1 + secrets.randbelow(16))
+        self._require_a_true_clock()
+
+    def report(self) -> dict[str, Any]:
+        """What a record says of it."""
+        checked = self._before + self._checked
+        return {
+            "sets": self._launches.sets,
+            "launches_checked": checked,
+            "timed_launches_checked": self._checked,
+            "excludes_errors_in_one_of": math.floor(1 / excluded_rate(checked)),
+            "confidence": CONFIDENCE,
+            "fresh_inputs": True,
+        }
+
+    def _checked_part(self, first: int, samples: int, batch: int) -> list[float]:
+        """A part whose last launch finds inputs that it has never seen."""
+        begin_s = time.monotonic()
+        last = first + samples * batch - 1
+        self._launches.refresh(last)
+        refreshed_s = time.monotonic()
+        seconds = self._part(first, samples, batch)
+        timed_s = time.monotonic()
+        self._require_right(last)
+        self._checked += 1
+        self._check_s = refreshed_s - begin_s + time.monotonic() - timed_s
+        self._spent_s += self._check_s
+        return seconds
+
+    def _part(self, first: int, samples: int, batch: int) -> list[float]:
+        seconds, wall_s = self._launches.time(first, samples, batch)
+        told_s = math.fsum(seconds)
+        if told_s > 1.05 * wall_s + 1e-3:
+            raise WrongLaunch(
+                refused(
+                    "clock", f"{self._launches.where}: {told_s:.3g} s were told of a part that took {wall_s:.3g} s"
+                )
+            )
+        if wall_s >= LONG_PART_S:
+            self._largest_share = max(self._largest_share, told_s / wall_s)
+        self._batch, self._sample_s = batch, max(told_s / samples, self._launches.clock[1])
+        return seconds
+
+    def _require_a_true_clock(self) -> None:
+        """Raise WrongLaunch where samples make up too little of the time that the judge sees pass."""
+        if self._launches.restores or self._launches.kernel.path == "gpu":
+            return
+        for attempt in range(CLOCK_TRIES):
+            if self._largest_share >= TOLD_SHARE:
+                return
+            samples = 1 + int(2**attempt * LONG_PART_S / self._sample_s)
+            self._part(secrets.randbelow(self._launches.sets), min(samples, 1 << 16), self._batch)
+        if self._largest_share < TOLD_SHARE:
+            share = f"{100 * self._largest_share:.0f} %"
+            told = f"the times that were told make up {share} of the time that passed at most"
+            raise WrongLaunch(refused("clock", f"{self._launches.where}: {told}"))
+
+    def _launch_and_check(self, index: int) -> Verification:
+        self._launches.refresh(index)
+        self._launches.launch(index)
+        return self._require_right(index)
+
+    def _require_right(self, index: int) -> Verification:
+        verdict = self._launches.left(index)
+        if not verdict.passed:
+            raise WrongLaunch(verdict)
+        return verdict
+
+
+class _CheckedParts:
+    """The stopwatch as the measuring loop has it."""
+
+    def __init__(self, checks: PartChecks, stopwatch: Stopwatch) -> None:
+        self._checks = checks
+        self.name, self.resolution_s = stopwatch.name, stopwatch.resolution_s
+
+    def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
+        return self._checks.time(first, samples, launches_per_sample)
+
+
+class ReferenceProcess:
+    """The process that makes inputs and computes references; kept for the next case of the same file."""
+
+    def __init__(self, name: str, device: str, end_s: float) -> None:
+        self._resources = contextlib.ExitStack()
+        folder = self._resources.enter_context(_folder())
+        self._process = UserProcess(_python(), folder, "the reference", end_s - time.monotonic(), _limit_bytes())
+        self._resources.callback(self._process.close)
+        try:
+            self.library: str = self._process.ask("start", **_start(name, device))["library"]
+        except BaseException:
+            self.close()
+            raise
+
+    def build(self, asked: Mapping[str, Any], end_s: float) -> dict[str, Any]:
+        """What the case launches."""
+        return self.ask("build", end_s, **asked, seed=_seed(), library=self.library)
+
+    def make(self, slot: str, expected: str, end_s: float) -> dict[str, Any]:
+        """Inputs under a seed that is drawn now, and what the reference makes of them."""
+        return self.ask("make", end_s, seed=_seed(), slot=slot, expected=expected)
+
+    def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
+        """One request; a process that is lost is not asked again. Raises Failed."""
+        self._process.deadline_in(end_s - time.monotonic())
+        try:
+            return self._process.ask(what, **arguments)
+        except Failed:
+            _forget_reference()
+            raise
+
+    def close(self) -> None:
+        self._resources.close()
+
+
+_kept: dict[tuple[str, ...], ReferenceProcess] = {}
+
+
+def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess:
+    """The one that is kept, where it has the same code; else a new one."""
+    key = (_split(name)[0], device, _python(), os.environ.get(PATH_VARIABLE, ""), str(root()))
+    if key not in _kept:
+        _forget_reference()
+        _kept[key] = ReferenceProcess(name, device, end_s)
+    return _kept[key]
+
+
+@atexit.register
+def _forget_reference() -> None:
+    while _kept:
+        _kept.popitem()[1].close()
+
+
+def _start(name: str, device: str) -> dict[str, Any]:
+    path = [each for each in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if each]
+    return {"root": str(root()), "path": path, "target": _split(name)[0], "device": device}
+
+
+def _split(name: str) -> tuple[str, str]:
+    """FILE or module, and the kernel in it."""
+    if name.endswith(".py") or ":" not in name:
+        return name, ""
+    source, _, function = name.rpartition(":")
+    return source, function
+
+
+def _python() -> str:
+    import sys
+
+    return os.environ.get(PYTHON_VARIABLE) or sys.executable
+
+
+def _seed() -> int:
+    """63 secret bits."""
+    return secrets.randbits(63)
+
+
+def _limit_bytes() -> int:
+    return int(MEMORY_SHARE * memory.available_bytes())
+
+
+@contextlib.contextmanager
+def _folder() -> Any:
+    """A folder in memory where there is one, else where temporary files lie; removed at the end."""
+    shared = Path("/dev/shm")
+    roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 1 << 30
+    name = processes.owned_name("kernel", os.getpid())
+    with tempfile.TemporaryDirectory(
+        prefix=name, dir=str(shared) if roomy else None, ignore_cleanup_errors=True
+    ) as path:
+        yield Path(path)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1e9
+
+
+def _read_tree(path: str) -> dict[str, Any]:
+    """What a process wrote of a result; a Failed where it is none, for the process may write anything."""
+    try:
+        with open(f"{path}.json", encoding="utf-8") as file:
+            tree = json.load(file)
+        _require_tree(tree, Path(path).stat().st_size)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Failed(f"The kernel process wrote a result that cannot be read ({error!r:.100}).") from None
+    return dict(tree)
+
+
+def _require_tree(tree: Any, size_bytes: int) -> None:
+    if tree["kind"] in ("tuple", "dict"):
+        for each in tree["items"] if tree["kind"] == "tuple" else tree["items"].values():
+            _require_tree(each, size_bytes)
+    elif tree["kind"] == "array":
+        storage = _storage(tree["dtype"])
+        if math.prod(tree["shape"]) * storage.itemsize != tree["bytes"]:
+            raise ValueError("an array of another size than its shape")
+        if not 0 <= tree["offset"] <= tree["offset"] + tree["bytes"] <= size_bytes:
+            raise ValueError("an array outside of its file")
+    elif tree["kind"] != "plain" or "value" not in tree:
+        raise ValueError("no result")
+
+
+_BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+
+
+def _storage(dtype: str) -> np.dtype[Any]:
+    found = np.dtype(_BITS.get(dtype, dtype))
+    if found.hasobject:
+        raise ValueError("objects")
+    return found
+
+
+def _read_array(path: str, spec: Mapping[str, Any]) -> Array:
+    """The values of an array in a file; of bfloat16 and float8 as float32."""
+    count = math.prod(spec["shape"])
+    values = np.fromfile(path, _storage(spec["dtype"]), count, offset=spec["offset"]).reshape(spec["shape"])
+    if spec["dtype"] == "float8_e5m2":  # the upper half of a float16
+        return (values.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
+    return widen(values, spec["dtype"]) if spec["dtype"] in _BITS else values
+
+
+def _read_bytes(path: str, offset: int, size_bytes: int) -> Array:
+    return np.fromfile(path, np.uint8, size_bytes, offset=offset)

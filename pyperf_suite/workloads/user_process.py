@@ -1,0 +1,265 @@
+"""The judge's handle on a process in which a user's code runs: ask with a deadline, bound it, and say how it ended.
+
+Whatever the code does, it costs one case: it is ended with all that it started, by its group and by its descent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pyperf_suite.errors import Failed, Unsupported
+from pyperf_suite.workloads import kernel_process
+
+# How often a waiting judge looks at the memory that the process holds.
+WATCH_S = 0.05
+LOOK_FOR_CHILDREN_S = 0.5
+
+# Of what the process prints, the last is kept.
+KEPT_LOG_BYTES = 64 << 10
+
+LARGEST_ANSWER_BYTES = 64 << 20
+
+# After this much of silence a process that was told to end is killed.
+POLITE_S = 0.3
+
+_PR_SET_CHILD_SUBREAPER = 36
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+class UserProcess:
+    """A kernel process, started at once and alive until `close`.
+
+    `called` is what the sentences of a failure call it; `memory_bytes` is how much it and its children may hold.
+    """
+
+    def __init__(self, python: str, folder: Path, called: str, deadline_s: float, memory_bytes: int) -> None:
+        _adopt_orphans()
+        self._called, self._where, self._memory_bytes = called, "", memory_bytes
+        self.deadline_in(deadline_s)
+        self._unread = b""
+        self._watched: list[psutil.Process] = []
+        self._looked_s = -LOOK_FOR_CHILDREN_S
+        self._log: deque[bytes] = deque()
+        self.printed_bytes = 0
+        self._stack = folder / "stack"
+        requests, self._to = os.pipe()
+        self._from, answers = os.pipe()
+        output, printed = os.pipe()
+        script = str(Path(kernel_process.__file__))
+        try:
+            self._process = subprocess.Popen(
+                [python, script, str(requests), str(answers), str(self._stack)],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                pass_fds=(requests, answers),
+                start_new_session=True,
+            )
+        except OSError as error:
+            for each in (self._to, self._from, output):
+                os.close(each)
+            raise Unsupported(f"The interpreter {python} cannot be started: {error.strerror}.") from None
+        finally:
+            for each in (requests, answers, printed):
+                os.close(each)
+        self._reader = threading.Thread(target=self._read_log, args=(output,), daemon=True)
+        self._reader.start()
+
+    def about(self, built: Mapping[str, Any]) -> None:
+        """From now on a failure is told of the function at that place."""
+        self._where = f"{built['file']}:{built['line']}" if built["file"] else ""
+
+    def deadline_in(self, seconds: float) -> None:
+        """How long all that is asked from now on may take together."""
+        self._end_s, self._deadline_s = time.monotonic() + seconds, seconds
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """The answer to one request. Raises Failed with a sentence, Unsupported with a reason."""
+        return self.finish(self.begin(what, **arguments))
+
+    def begin(self, what: str, **arguments: Any) -> str:
+        """Send a request; `finish` waits for its answer."""
+        if what == "start":
+            self._where = arguments["target"].rpartition(":")[0] or arguments["target"]
+        line = memoryview(json.dumps({"do": what, **arguments}).encode() + b"\n")
+        try:
+            while line:
+                line = line[os.write(self._to, line) :]
+        except OSError:
+            raise self._ended(what) from None
+        return what
+
+    def finish(self, what: str) -> dict[str, Any]:
+        """The answer to what was begun. Raises as `ask` does."""
+        line = self._read_line(what)
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._lost("sent something else than an answer to the suite")
+        if answer.get("forked"):
+            raise self._lost("forked, and the copy of the process went on beside the one that is measured")
+        if "unsupported" in answer:
+            raise Unsupported(str(answer["unsupported"])[:1000])
+        if "error" in answer:
+            file, at = answer.get("file"), answer.get("line")
+            place = f"{file}:{at}" if file and at else file or self._where
+            raise Failed(f"{place}: {str(answer['error'])[:1000]}.")
+        return answer
+
+    def cpu_seconds(self) -> float:
+        """CPU time that the process and its living children have used."""
+        total = 0.0
+        for each in self._family():
+            with contextlib.suppress(psutil.Error):
+                times = each.cpu_times()
+                total += times.user + times.system
+        return total
+
+    def last_words(self) -> str:
+        """The last line that it printed."""
+        lines = b"".join(self._log).decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else ""
+
+    def close(self) -> None:
+        """End it and all that it started; a second call does nothing."""
+        if self._to < 0:
+            return
+        family = self._family()
+        os.close(self._to)
+        self._to = -1
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=POLITE_S)
+        self._kill(family)
+        os.close(self._from)
+        self._reader.join(timeout=1.0)
+
+    def _read_line(self, what: str) -> bytes:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._from, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                left_s = self._end_s - time.monotonic()
+                if left_s <= 0:
+                    raise self._hung(what)
+                if not selector.select(min(left_s, WATCH_S)):
+                    self._watch_memory()
+                    continue
+                part = os.read(self._from, 1 << 16)
+                if not part:
+                    raise self._ended(what)
+                self._unread += part
+                if len(self._unread) > LARGEST_ANSWER_BYTES:
+                    raise self._lost("sent more than any answer to the suite")
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _watch_memory(self) -> None:
+        # Who its children are takes long to find out.
+        if time.monotonic() - self._looked_s > LOOK_FOR_CHILDREN_S:
+            self._watched, self._looked_s = self._family(), time.monotonic()
+        held = 0
+        for each in self._watched:
+            with contextlib.suppress(psutil.Error):
+                held += each.memory_info().rss
+        if held > self._memory_bytes:
+            raise self._lost(f"took {held / 1e9:.1f} GB of memory, where {self._memory_bytes / 1e9:.1f} GB were free")
+
+    def _family(self) -> list[psutil.Process]:
+        try:
+            own = psutil.Process(self._process.pid)
+            return [own, *own.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+    def _hung(self, what: str) -> Failed:
+        """Ask it where it is, then end it."""
+        place = ""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGUSR2)
+            for _ in range(20):
+                time.sleep(0.05)
+                place = self._place_in_stack()
+                if place:
+                    break
+        doing = {"start": "be imported", "build": "make its inputs", "make": "make inputs and a reference"}
+        words = f"did not {doing.get(what, 'return')} within {self._deadline_s:.3g} s and was ended"
+        return self._lost(words, place)
+
+    def _place_in_stack(self) -> str:
+        """Of the stack that it wrote, the innermost place in code that is neither the suite's nor a library's."""
+        try:
+            frames = _FRAME.findall(self._stack.read_text(errors="replace"))
+        except OSError:
+            return ""
+        ours = str(kernel_process.PACKAGE)
+        theirs = [(file, line) for file, line in frames if not file.startswith((ours, "<")) and "/lib/python" not in file]
+        return f"{_short(theirs[0][0])}:{theirs[0][1]}" if theirs else ""
+
+    def _ended(self, what: str) -> Failed:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1.0)
+        code = self._process.returncode
+        if code is None:
+            return self._lost("closed what it is asked through")
+        if code == -signal.SIGKILL:
+            return self._lost("had its process killed (SIGKILL), by itself or because memory ran out")
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return self._lost(f"had its process ended by {signal.Signals(-code).name}")
+        return self._lost(f"ended its process with exit code {code}")
+
+    def _lost(self, words: str, place: str = "") -> Failed:
+        self.close()
+        said = self.last_words()
+        return Failed(
+            f"{place or self._where}: {self._called} {words}{f' (it last printed: {said})' if said else ''}."
+        )
+
+    def _kill(self, family: list[psutil.Process]) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for each in family:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+        self._process.wait()
+
+    def _read_log(self, output: int) -> None:
+        kept = 0
+        with os.fdopen(output, "rb", buffering=0) as file:
+            while part := file.read(1 << 16):
+                self.printed_bytes += len(part)
+                self._log.append(part)
+                kept += len(part)
+                while kept - len(self._log[0]) > KEPT_LOG_BYTES:
+                    kept -= len(self._log.popleft())
+
+
+def _short(file: str) -> str:
+    """A path relative to this folder, where it lies below."""
+    with contextlib.suppress(ValueError):
+        return Path(file).relative_to(Path.cwd()).as_posix()
+    return file
+
+
+def _adopt_orphans() -> None:
+    """Have Linux give this process what the user's code left behind, so that it can be ended."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
