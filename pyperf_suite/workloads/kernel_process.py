@@ -24,6 +24,7 @@ import inspect
 import json
 import os
 import pickle
+import random
 import signal
 import sysconfig
 import time
@@ -41,12 +42,22 @@ from typing import Any, Optional
 _CLOCK, _GETPID, _EXIT, _WRITE = time.perf_counter_ns, os.getpid, os._exit, os.write
 _GC_DISABLE, _GC_ENABLE, _STARMAP, _ISLICE = gc.disable, gc.enable, starmap, islice
 _DUMPS, _LOADS = json.dumps, json.loads
+_DRAW = random.SystemRandom().randrange
 
 PACKAGE = Path(__file__).resolve().parent.parent
 NUMPY_KINDS = "biufcmMSU"
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 PACKED = (bytearray, array, range, set, frozenset)
 ALIGNMENT = 64
+
+# The bits of a NaN that no arithmetic makes, by the size of its type; bfloat16 takes the float16's, which is one too.
+POISON = {2: 0x7FE5, 4: 0x7FC5EEDF, 8: 0x7FF85EED0C0FFEE0}
+
+# Of a result, how much is copied when the clock stops, and in blocks of how many bytes.
+KEPT_BYTES, KEPT_BLOCK_BYTES = 16 << 20, 1 << 20
+
+# Requests to launch, of which a kernel may look at frames and objects that are not its own.
+LOOKS_ALLOWED = 2
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 
 
@@ -109,6 +120,9 @@ class KernelProcess:
         self._calls: list[tuple[Any, ...]] = []
         self._last: deque[Any] = deque(maxlen=1)
         self._last_set = 0
+        self._kept: list[tuple[Any, Any]] = []
+        self._fetched: list[Any] = []
+        self._times_called = 0
         self._called: Callable[..., Any] = _nothing
         self._stopwatch: Any = None
         self._subject = "the file"
@@ -144,6 +158,10 @@ class KernelProcess:
         api._device = device
         if device.startswith("cuda"):
             api._gpu = self._gpu
+        from pyperf_suite.guards import Guards, Lookout
+
+        self._guards, self._lookout = Guards(), Lookout()
+        self._guards.watch_imports()
         if is_file:
             if not file.is_file():
                 raise Told(f"there is no file {target}")
@@ -204,23 +222,27 @@ class KernelProcess:
                 launch = kernel(**axes)
             except BaseException as error:
                 file, line = self._blamed(error)
-                failed = failed or {"error": f"{kernel.name} {_words_of(error)}", "file": self._shown(file), "line": line}
+                failed = failed or {
+                    "error": f"{kernel.name} {_words_of(error)}",
+                    "file": self._shown(file),
+                    "line": line,
+                }
                 continue
             return {**told, "implementations": list(launch.functions), "baseline": launch.baseline}
         return {**told, **failed}
 
     # -- one case ------------------------------------------------------------------------------------------------
 
-    def _build(
-        self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str
-    ) -> dict[str, Any]:
+    def _build(self, kernel: str, axes: dict[str, Any], implementation: str, seed: int, library: str) -> dict[str, Any]:
         """Run the function that makes the inputs, once, and say what they are."""
         self._api._library = library
         self._axes, self._kernel = axes, self._kernels(kernel)[0]
         self._subject, self._shown_where = self._kernel.name, (self._kernel.file, self._kernel.line)
         self._launch = self._built(seed)
         if implementation not in self._launch.functions:
-            raise Told(f"this case has no implementation {implementation!r}: it has {', '.join(self._launch.functions)}")
+            raise Told(
+                f"this case has no implementation {implementation!r}: it has {', '.join(self._launch.functions)}"
+            )
         self._implementation = self._subject = implementation
         self._function = self._launch.functions[implementation]
         where = self._api._where(self._function)
@@ -279,8 +301,8 @@ class KernelProcess:
 
     # -- the reference process -----------------------------------------------------------------------------------
 
-    def _make(self, seed: int, slot: str, expected: str, of: str = "") -> dict[str, Any]:
-        """Make inputs under a seed and write them to `slot`, and what the reference makes of them to `expected`."""
+    def _make(self, seed: int, slot: str) -> dict[str, Any]:
+        """Make inputs under a seed and write them to `slot`."""
         self._subject = self._kernel.name
         launch = self._launch = self._built(seed)
         leaves = self._find_leaves(launch)
@@ -299,17 +321,21 @@ class KernelProcess:
         with open(f"{slot}.plain", "wb") as file:
             pickle.dump(plain, file)
         digest = _digest(leaves, [leaf.value for leaf in leaves])
-        if expected:
-            self._subject = "the reference"
-            reference = launch.reference or launch.functions[of or launch.baseline]
-            out = reference(*launch.args, **launch.kwargs)
-            if out is None:
-                written = [leaf.value for leaf in leaves if leaf.role != "input" and leaf.kind == "array"]
-                out = written[0] if len(written) == 1 else tuple(written) if written else None
-            if launch.reference is not None and out is None:
-                raise Told("the reference returned nothing", self._api._where(launch.reference))
-            write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
         return {"plain": digest}
+
+    def _expect(self, expected: str, of: str = "") -> dict[str, Any]:
+        """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks."""
+        self._subject, launch = "the reference", self._launch
+        reference = launch.reference or launch.functions[of or launch.baseline]
+        owned = [_extent(leaf.value) for leaf in self._leaves if leaf.kind == "array" and leaf.role == "input"]
+        out = reference(*launch.args, **launch.kwargs)
+        if out is None:
+            written = [leaf.value for leaf in self._leaves if leaf.role != "input" and leaf.kind == "array"]
+            out = written[0] if len(written) == 1 else tuple(written) if written else None
+        if launch.reference is not None and out is None:
+            raise Told("the reference returned nothing", self._api._where(launch.reference))
+        write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
+        return {"overlaps": any(_overlaps(each, owned) for each in _arrays(out))}
 
     def _check(self, result: str) -> dict[str, Any]:
         """Ask the user's own check about a result, with the inputs made last."""
@@ -388,32 +414,41 @@ class KernelProcess:
         return (partial(self._function, *args, **keywords),)
 
     def _time(self, first: int, samples: int, batch: int) -> dict[str, Any]:
-        """Seconds of each sample of `batch` launches, on the sets from `first` on in turn."""
-        if self._stopwatch is not None:
-            return self._time_on_gpu(first, samples, batch)
+        """Seconds of each sample of `batch` launches, on the sets from `first` on in turn; and what is against them."""
+        self._poison_result()
+        self._times_called += 1
+        timed = self._time_on_gpu if self._stopwatch is not None else self._time_on_cpu
+        _GC_DISABLE()
+        # What compiles itself may look around at its first launches.
+        self._lookout.on = self._times_called > LOOKS_ALLOWED
+        try:
+            told = timed(first, samples, batch)
+        finally:
+            self._lookout.on = False
+            _GC_ENABLE()
+        return {**told, "replaced": self._guards.replaced(), "looked": self._lookout.noted()}
+
+    def _time_on_cpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
         called, last, calls, chunk = self._called, self._last, self._calls, batch
         if self._restored:
             chunk = min(batch, len(calls))
         seconds = []
-        _GC_DISABLE()
-        try:
-            for _ in range(samples):
-                spent, left = 0, batch
-                while left:
-                    count = min(left, chunk)
-                    start = first % len(calls)
-                    if self._restored:
-                        self._restore(start, count)
-                    series = _ISLICE(chain(calls[start:], cycle(calls)), count)
-                    last.clear()
-                    begin = _CLOCK()
-                    last.extend(_STARMAP(called, series))
-                    spent += _CLOCK() - begin
-                    first, left = first + count, left - count
-                seconds.append(spent * 1e-9)
-        finally:
-            _GC_ENABLE()
+        for _ in range(samples):
+            spent, left = 0, batch
+            while left:
+                count = min(left, chunk)
+                start = first % len(calls)
+                if self._restored:
+                    self._restore(start, count)
+                series = _ISLICE(chain(calls[start:], cycle(calls)), count)
+                last.clear()
+                begin = _CLOCK()
+                last.extend(_STARMAP(called, series))
+                spent += _CLOCK() - begin
+                first, left = first + count, left - count
+            seconds.append(spent * 1e-9)
         self._last_set = (first - 1) % len(calls)
+        self._keep_result()
         return {"seconds": seconds}
 
     def _time_on_gpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
@@ -436,6 +471,7 @@ class KernelProcess:
                     done += count
                 seconds.append(spent)
         self._last_set = (first + samples * batch - 1) % len(calls)
+        self._keep_result()
         clocks = self._stopwatch.clocks_hz(samples) if not self._restored else []
         return {"seconds": seconds, "clocks_hz": [hz if hz == hz else None for hz in clocks]}
 
@@ -454,13 +490,32 @@ class KernelProcess:
             found.append(_CLOCK() - begin)
         return max(sorted(found)[50] * 1e-9, time.get_clock_info("perf_counter").resolution)
 
-    def _fetch(self, result: str, inputs: str, limit_bytes: int) -> dict[str, Any]:
-        """Write what the last launch left, and its inputs as they are now; then poison the result's memory."""
+    def _result(self) -> Any:
+        """What the last launch returned, or wrote into its arguments where it returned nothing."""
+        if self._last and self._last[-1] is not None:
+            return self._last[-1]
         values = self._sets[self._last_set] if self._sets else []
-        out = self._last[-1] if self._last else None
-        if out is None:
-            written = [value for leaf, value in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"]
-            out = written[0] if len(written) == 1 else tuple(written) if written else None
+        written = [value for leaf, value in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"]
+        return written[0] if len(written) == 1 else tuple(written) if written else None
+
+    def _keep_result(self) -> None:
+        """Copy the result, or blocks of it, at once when the clock has stopped: what comes later is seen."""
+        self._kept = [(each, keep(each)) for each in _arrays(self._result())]
+
+    def _changed(self, after_s: float) -> dict[str, Any]:
+        """Whether the result is another than when the clock stopped, so long after now."""
+        time.sleep(after_s)
+        return {"changed": any(keep(each, kept) != kept for each, kept in self._kept)}
+
+    def _poison_result(self) -> None:
+        """So that the next result is nothing that was there: of memory that is no input."""
+        for each in self._fetched:
+            poison(each)
+        self._fetched, self._kept = [], []
+
+    def _fetch(self, result: str, inputs: str, limit_bytes: int) -> dict[str, Any]:
+        """Write what the last launch left, and its inputs as they are now. Before the next launch it is poisoned."""
+        values, out = self._sets[self._last_set] if self._sets else [], self._result()
         told = write_result(out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes)
         if inputs:
             with open(inputs, "r+b") as file:
@@ -468,16 +523,13 @@ class KernelProcess:
                     if leaf.role == "input" and leaf.kind == "array":
                         leaf.write(file, value)
         plain = _digest(self._leaves, values)
-        owned = [_extent(value) for leaf, value in zip(self._leaves, values) if leaf.kind == "array" and leaf.role == "input"]
-        shared = False
-        for each in _arrays(out):
-            begin, end = _extent(each)
-            if any(begin < high and low < end for low, high in owned):
-                shared = True
-            else:
-                poison(each)
+        owned = [
+            _extent(value) for leaf, value in zip(self._leaves, values) if leaf.kind == "array" and leaf.role == "input"
+        ]
+        self._fetched = [each for each in _arrays(out) if not _overlaps(each, owned)]
+        overlaps = len(self._fetched) < sum(1 for _ in _arrays(out))
         self._last.clear()
-        return {**told, "set": self._last_set, "overlaps": shared, "plain": plain}
+        return {**told, **self._changed(0.0), "set": self._last_set, "overlaps": overlaps, "plain": plain}
 
     def _others(self, result: str, limit_bytes: int) -> dict[str, Any]:
         """What the other implementations make of the set that was launched last, each written to `result`.NAME."""
@@ -693,7 +745,7 @@ def _raw(value: Any) -> memoryview:
     else:
         address, size = value.ctypes.data, value.nbytes
     if not size:
-        return memoryview(b"")
+        return memoryview(bytearray())
     buffer = (ctypes.c_ubyte * size).from_address(address)
     buffer.owner = value  # type: ignore[attr-defined]
     return memoryview(buffer).cast("B")
@@ -709,19 +761,45 @@ def _extent(value: Any) -> tuple[int, int]:
     return byte_bounds(value)  # type: ignore[no-any-return]
 
 
+def _overlaps(value: Any, extents: Sequence[tuple[int, int]]) -> bool:
+    begin, end = _extent(value)
+    return any(begin < high and low < end for low, high in extents)
+
+
+def keep(value: Any, kept: Any = None) -> list[tuple[int, bytes]]:
+    """Blocks of an array's memory and where they begin: all of it or, of a large one, some at random, or as `kept`."""
+    if not (value.is_contiguous() and not value.is_cuda if _is_torch(value) else value.flags.c_contiguous):
+        value = _contiguous(value)
+    memory = _raw(value)
+    if len(memory) <= KEPT_BYTES:
+        return [(0, bytes(memory))]
+    size = KEPT_BLOCK_BYTES
+    starts = [begin for begin, _ in kept or ()] or [_DRAW(len(memory) - size) for _ in range(KEPT_BYTES // size)]
+    return [(begin, bytes(memory[begin : begin + size])) for begin in starts]
+
+
 def poison(value: Any) -> None:
-    """Fill an array with NaN, of integers with the least one, so that what nobody writes is seen."""
+    """Fill an array with a NaN of the suite's own, of integers with the least one, so that what nobody writes is seen."""
     if _is_torch(value):
         torch = sys.modules["torch"]
-        if value.dtype is torch.bool:
+        if value.dtype is torch.bool or not value.numel():
             return
         with torch.no_grad():
-            if value.is_floating_point() or value.is_complex():
-                _distinct(value.detach()).fill_(float("nan"))
+            plain = _distinct(value.detach())
+            plain = torch.view_as_real(plain) if plain.is_complex() else plain
+            bits = POISON.get(plain.element_size()) if plain.is_floating_point() else None
+            if bits is None:
+                plain.fill_(float("nan") if plain.is_floating_point() else torch.iinfo(plain.dtype).min)
             else:
-                _distinct(value.detach()).fill_(torch.iinfo(value.dtype).min)
+                plain.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]).fill_(bits)
     elif value.flags.writeable and value.dtype.kind in "iufc":
-        value.fill(float("nan") if value.dtype.kind in "fc" else sys.modules["numpy"].iinfo(value.dtype).min)
+        numpy, kind = sys.modules["numpy"], value.dtype.kind
+        parts = [value.real, value.imag] if kind == "c" else [value]
+        for part in parts:
+            if kind in "fc" and part.itemsize in POISON:
+                part.view(f"i{part.itemsize}")[...] = POISON[part.itemsize]
+            else:
+                part[...] = float("nan") if kind in "fc" else numpy.iinfo(part.dtype).min
 
 
 def _arrays(result: Any) -> Iterator[Any]:

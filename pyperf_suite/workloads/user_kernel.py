@@ -15,8 +15,10 @@ import math
 import os
 import secrets
 import shutil
+import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, make_dataclass, replace
 from pathlib import Path
@@ -27,13 +29,14 @@ from numpy.typing import NDArray
 
 from pyperf_suite import processes
 from pyperf_suite.errors import Failed, Unsupported, UserError
+from pyperf_suite.guards import recognises
 from pyperf_suite.hardware import memory
 from pyperf_suite.measure.spot_checks import CONFIDENCE, WrongLaunch, excluded_rate
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import compare, refused
 from pyperf_suite.workloads.dtypes import widen
-from pyperf_suite.workloads.kernel_process import lay_out
+from pyperf_suite.workloads.kernel_process import POISON, lay_out
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.user_process import UserProcess
 from pyperf_suite.workloads.workload import Kernel, Place, Prepared, Way, Work, Workload
@@ -47,12 +50,24 @@ DISTINCT_SETS = 3
 # Of the time since timing began, what fresh inputs, references and verdicts may take.
 CHECKING_SHARE = 0.1
 
+# Timed launches that are checked at least, where that takes no longer than so long, or the share of a longer case.
+LEAST_CHECKS, CHECKING_S = 8, 0.25
+
+# Launches on fresh inputs that are compared with as many on seen ones; so many tell that both take the same time.
+LEAST_COMPARED, MOST_COMPARED, ALIKE = 6, 32, 1.1
+
 # Of a result, as much more than its reference as a kernel may write before it is stopped.
 LARGEST_RESULT = 4
 SMALLEST_LIMIT_BYTES = 64 << 20
 
 # Of the memory that is free, what a kernel process may take.
 MEMORY_SHARE = 0.8
+
+# So long after a wrong result was seen, it is looked at again: work that goes on by itself is seen to end.
+LATE_S = 0.05
+
+# Of inputs made before, how many are tried for what a wrong result may be right for.
+REMEMBERED_SEEDS = 4
 
 # Before the runner gives up on this process, so that it can say which line hung.
 DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
@@ -250,8 +265,10 @@ class UserLaunches(Prepared):
         distinct = min(self.sets, DISTINCT_SETS)
         self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 1)]
         self._inputs = self._path_of("inputs", slot_bytes)
-        for slot in self._slots:
-            self._reference.make(slot, "", self._end_s)
+        self._unseen = self._path_of("unseen", slot_bytes)
+        self._slot_seeds = [self._reference.make(slot, self._end_s)["seed"] for slot in self._slots]
+        self._seeds: deque[int] = deque(maxlen=REMEMBERED_SEEDS)
+        self._expected_bytes = _limit_bytes() // LARGEST_RESULT
         placed = self._process.ask("place", sets=self.sets, slots=self._slots[:-1], spare=self._slots[-1])
         self._path = placed["path"]
         self._clock_name, self._resolution_s = placed["stopwatch"], placed["resolution_s"]
@@ -282,29 +299,80 @@ class UserLaunches(Prepared):
         begin = time.perf_counter()
         told = self._process.ask("time", first=first, samples=samples, batch=batch)
         wall_s = time.perf_counter() - begin
+        self._require_left_alone(told)
         seconds = told.get("seconds")
         if not isinstance(seconds, list) or len(seconds) != samples or not all(map(_is_time, seconds)):
             raise WrongLaunch(refused("clock", f"{self.where}: its process told no time of each sample"))
         return seconds, wall_s
 
+    def _require_left_alone(self, told: Mapping[str, Any]) -> None:
+        """Raise WrongLaunch where the code put other functions in places that are not its own, or looked around there."""
+        for name, reason, words in (
+            ("replaced", "replaced function", "it put something else in the place of"),
+            ("looked", "harness inspected", "while it was timed it read what is not its own, by"),
+        ):
+            found = told.get(name)
+            if found:
+                shown = ", ".join(str(each)[:80] for each in found[:4]) if isinstance(found, list) else repr(found)[:80]
+                raise WrongLaunch(refused(reason, f"{self.where}: {words} {shown}"))
+
     def refresh(self, index: int) -> None:
-        """Give a set inputs that no process has seen, made under a seed drawn now, and compute what is right."""
-        spare = self._slots[-1]
-        self._made = self._reference.make(spare, str(self._folder / "expected"), self._end_s)
+        """Give a set inputs that no process has seen, made under a seed drawn now."""
+        self._made = self._reference.make(self._slots[-1], self._end_s)
+        self._seeds.append(self._made["seed"])
+        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
+
+    def repeat(self, index: int) -> None:
+        """Give a set the inputs that were made last once more, by as much work as `refresh` does."""
+        self._reference.make(self._unseen, self._end_s)
         self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
 
     def left(self, index: int) -> Verification:
-        """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`."""
-        result, expected = str(self._folder / "result"), self._folder / "expected"
-        limit = max(SMALLEST_LIMIT_BYTES, LARGEST_RESULT * (expected.stat().st_size if expected.exists() else 0))
+        """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`.
+
+        The reference is computed only now: what the kernel process could have found of it did not exist.
+        """
+        result, expected = str(self._folder / "result"), str(self._folder / "expected")
+        limit = max(SMALLEST_LIMIT_BYTES, LARGEST_RESULT * self._expected_bytes)
         fetched = self._process.ask("fetch", result=result, inputs=self._inputs, limit_bytes=limit)
         found = _read_tree(result)
-        verdict = self._unchanged(fetched)
+        verdict = self._changed_late(fetched) or self._unchanged(fetched)
         if verdict is None and self._built["has_check"]:
             verdict = self._by_the_users_check(result)
         if verdict is None:
+            overlaps = self._reference.expect(expected, self._end_s)
+            self._expected_bytes = Path(expected).stat().st_size
             verdict = self._by_the_reference(found, result)
+            if verdict.passed and fetched["overlaps"] and not overlaps:
+                verdict = refused(
+                    "aliased output",
+                    "it returned memory of its input: if that is meant, have the reference return a view as well",
+                )
+        if not verdict.passed and verdict.reason != "inputs modified":
+            verdict = self._changed_late(self._process.ask("changed", after_s=LATE_S)) or self._stale(verdict, found)
         return verdict if verdict.passed else replace(verdict, message=f"{self.where}: {verdict.message}")
+
+    def _changed_late(self, told: Mapping[str, Any]) -> Verification | None:
+        """A verdict where the result changed after the clock had stopped."""
+        if not told.get("changed"):
+            return None
+        return refused("late work", "its result was written after the launch had returned and the clock had stopped")
+
+    def _stale(self, verdict: Verification, found: Mapping[str, Any]) -> Verification:
+        """The verdict on a wrong result, which may be what was right for other inputs, or memory that nobody wrote."""
+        result, expected = str(self._folder / "result"), str(self._folder / "other")
+        if verdict.reason == "not finite" and _holds_poison(found, result):
+            words = "parts of its result were not written by the launch: they hold what the suite had put there"
+            return replace(verdict, reason="stale result", message=words)
+        if verdict.reason != "wrong values" or self._built["has_check"]:
+            return verdict
+        for seed in list(self._seeds)[-2::-1] + self._slot_seeds:
+            self._reference.make(self._unseen, self._end_s, seed)
+            self._reference.expect(expected, self._end_s)
+            if self._compared(found, result, _read_tree(expected), expected).passed:
+                words = "its result is right for other inputs, which it was given before"
+                return replace(verdict, reason="stale result", message=words)
+        return verdict
 
     def _unchanged(self, fetched: Mapping[str, Any]) -> Verification | None:
         """A verdict where inputs were modified that the launch does not say it modifies."""
@@ -403,7 +471,7 @@ class PartChecks:
 
     def __init__(self, launches: UserLaunches) -> None:
         self._launches = launches
-        self._checked = self._before = 0
+        self._checked = self._before = self._compared = 0
         self._spent_s = self._begun_s = self._check_s = 0.0
         self._largest_share, self._sample_s, self._batch = 0.0, 0.0, 1
 
@@ -436,10 +504,12 @@ class PartChecks:
         """Checks are made within blocks."""
 
     def after_timing(self) -> None:
-        """One check at least of a timed launch, and of the clock. Raises WrongLaunch."""
-        if self._checked == 0:
-            self._checked_part(secrets.randbelow(max(1, self._launches.sets)), 1, 1 + secrets.randbelow(16))
+        """As many checks of timed launches as are due, and of what is seen in times alone. Raises WrongLaunch."""
+        end_s = time.monotonic() + max(CHECKING_S, CHECKING_SHARE * (time.monotonic() - self._begun_s))
+        while self._checked == 0 or (self._checked < LEAST_CHECKS and time.monotonic() < end_s):
+            self._checked_part(secrets.randbelow(self._launches.sets), 1, 1 + secrets.randbelow(16))
         self._require_a_true_clock()
+        self._require_that_it_computes()
 
     def report(self) -> dict[str, Any]:
         """What a record says of it."""
@@ -451,6 +521,7 @@ class PartChecks:
             "excludes_errors_in_one_of": math.floor(1 / excluded_rate(checked)),
             "confidence": CONFIDENCE,
             "fresh_inputs": True,
+            "fresh_compared_with_seen": self._compared,
         }
 
     def _checked_part(self, first: int, samples: int, batch: int) -> list[float]:
@@ -472,9 +543,7 @@ class PartChecks:
         told_s = math.fsum(seconds)
         if told_s > 1.05 * wall_s + 1e-3:
             raise WrongLaunch(
-                refused(
-                    "clock", f"{self._launches.where}: {told_s:.3g} s were told of a part that took {wall_s:.3g} s"
-                )
+                refused("clock", f"{self._launches.where}: {told_s:.3g} s were told of a part that took {wall_s:.3g} s")
             )
         if wall_s >= LONG_PART_S:
             self._largest_share = max(self._largest_share, told_s / wall_s)
@@ -494,6 +563,29 @@ class PartChecks:
             share = f"{100 * self._largest_share:.0f} %"
             told = f"the times that were told make up {share} of the time that passed at most"
             raise WrongLaunch(refused("clock", f"{self._launches.where}: {told}"))
+
+    def _require_that_it_computes(self) -> None:
+        """Raise WrongLaunch where launches are faster on inputs that were seen before than on fresh ones.
+
+        Both are written to the same set in the same way, and the launch on them comes after others without a pause.
+        """
+        fresh: list[float] = []
+        seen: list[float] = []
+        end_s = time.monotonic() + max(CHECKING_S, CHECKING_SHARE * (time.monotonic() - self._begun_s))
+        while len(fresh) < MOST_COMPARED and time.monotonic() < end_s:
+            index = self._launches.sets + secrets.randbelow(self._launches.sets)
+            before = secrets.randbelow(min(4, self._launches.sets))
+            for seconds, write in ((fresh, self._launches.refresh), (seen, self._launches.repeat)):
+                write(index)
+                seconds.append(self._launches.time(index - before, before + 1, 1)[0][-1])
+            enough = len(fresh) >= LEAST_COMPARED
+            if enough and statistics.median(fresh) < ALIKE * statistics.median(seen):
+                break
+            if recognises(fresh, seen):
+                ratio = statistics.median(fresh) / statistics.median(seen)
+                message = f"on inputs that it was given before it is {ratio:.1f} times as fast as on fresh ones"
+                raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
+        self._compared = len(fresh)
 
     def _launch_and_check(self, index: int) -> Verification:
         self._launches.refresh(index)
@@ -536,9 +628,14 @@ class ReferenceProcess:
         """What the case launches."""
         return self.ask("build", end_s, **asked, seed=_seed(), library=self.library)
 
-    def make(self, slot: str, expected: str, end_s: float) -> dict[str, Any]:
-        """Inputs under a seed that is drawn now, and what the reference makes of them."""
-        return self.ask("make", end_s, seed=_seed(), slot=slot, expected=expected)
+    def make(self, slot: str, end_s: float, seed: int | None = None) -> dict[str, Any]:
+        """Inputs under a seed that is drawn now, or under one that was, written to a slot."""
+        seed = _seed() if seed is None else seed
+        return {**self.ask("make", end_s, seed=seed, slot=slot), "seed": seed}
+
+    def expect(self, expected: str, end_s: float) -> bool:
+        """What the reference makes of the inputs made last; whether that shares memory with them."""
+        return bool(self.ask("expect", end_s, expected=expected)["overlaps"])
 
     def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
         """One request; a process that is lost is not asked again. Raises Failed."""
@@ -657,6 +754,21 @@ def _read_array(path: str, spec: Mapping[str, Any]) -> Array:
     if spec["dtype"] == "float8_e5m2":  # the upper half of a float16
         return (values.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
     return widen(values, spec["dtype"]) if spec["dtype"] in _BITS else values
+
+
+def _holds_poison(tree: Mapping[str, Any], path: str) -> bool:
+    """Whether a result holds a NaN that the suite put in its place."""
+    if tree["kind"] in ("tuple", "dict"):
+        items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
+        return any(_holds_poison(each, path) for each in items)
+    if tree["kind"] != "array":
+        return False
+    storage = _storage(tree["dtype"])
+    size = storage.itemsize // (2 if storage.kind == "c" else 1)
+    if size not in POISON or not ("float" in tree["dtype"] or storage.kind == "c"):
+        return False
+    bits = _read_bytes(path, tree["offset"], tree["bytes"]).view(f"i{size}")
+    return bool((bits == POISON[size]).any())
 
 
 def _read_bytes(path: str, offset: int, size_bytes: int) -> Array:
