@@ -56,6 +56,10 @@ POISON = {2: 0x7FE5, 4: 0x7FC5EEDF, 8: 0x7FF85EED0C0FFEE0}
 # Of a result, how much is copied when the clock stops, and in blocks of how many bytes.
 KEPT_BYTES, KEPT_BLOCK_BYTES = 16 << 20, 1 << 20
 
+# What a record calls a result that may not have been computed yet, and the methods by which other objects compute it.
+LAZY = "lazy result"
+LAZY_METHODS = ("__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__", "__torch_function__")
+
 # Requests to launch, of which a kernel may look at frames and objects that are not its own.
 LOOKS_ALLOWED = 2
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
@@ -64,9 +68,9 @@ _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 class Told(Exception):
     """What is wrong, in words that need no traceback; `where` is the function or file that it is about."""
 
-    def __init__(self, message: str, where: tuple[str, int] = ("", 0)) -> None:
+    def __init__(self, message: str, where: tuple[str, int] = ("", 0), reason: str = "") -> None:
         super().__init__(message)
-        self.where = where
+        self.where, self.reason = where, reason
 
 
 class SuiteFinder:
@@ -97,12 +101,14 @@ def main() -> None:
     process, pid = KernelProcess(), os.getpid()
     with os.fdopen(requests, "rb") as lines:
         for line in lines:
-            answer = process.answer(_LOADS(line))
+            request = _LOADS(line)
+            token = request.pop("token")
+            answer = process.answer(request)
             if _GETPID() != pid:
                 # A child that the user's code forked and let go on.
-                _WRITE(answers, b'{"forked": true}\n')
+                _WRITE(answers, _DUMPS({"forked": True, "token": token}).encode() + b"\n")
                 _EXIT(0)
-            sent = memoryview(_DUMPS(answer).encode() + b"\n")
+            sent = memoryview(_DUMPS({**answer, "token": token}).encode() + b"\n")
             while sent:
                 sent = sent[_WRITE(answers, sent) :]
     _EXIT(0)
@@ -134,7 +140,8 @@ class KernelProcess:
             found: dict[str, Any] = getattr(self, f"_{request.pop('do')}")(**request)
             return found
         except Told as told:
-            return {"error": str(told), "file": self._shown(told.where[0]), "line": told.where[1]}
+            place = {"file": self._shown(told.where[0]), "line": told.where[1]}
+            return {"error": str(told), "reason": told.reason, **place}
         except BaseException as error:  # whatever a user's code raises, SystemExit too
             if type(error).__name__ == "Unsupported":
                 return {"unsupported": str(error)}
@@ -761,6 +768,27 @@ def _extent(value: Any) -> tuple[int, int]:
     return byte_bounds(value)  # type: ignore[no-any-return]
 
 
+def _is_lazy(value: Any) -> bool:
+    """Whether a result is an array or a container whose class, or methods put on it, may compute when it is looked at."""
+    if _is_array(value):
+        return any(map(callable, getattr(value, "__dict__", {}).values()))
+    if isinstance(value, (list, tuple, dict)):
+        base = next(each for each in (list, tuple, dict) if isinstance(value, each))
+        return type(value).__iter__ is not base.__iter__ or type(value).__getitem__ is not base.__getitem__
+    return any(hasattr(type(value), name) for name in LAZY_METHODS) and not isinstance(value, _numbers())
+
+
+def _numbers() -> tuple[type, ...]:
+    numpy = sys.modules.get("numpy")
+    return (*PLAIN[:-1], numpy.generic) if numpy is not None else PLAIN[:-1]  # type: ignore[return-value]
+
+
+def _kind_of(value: Any) -> str:
+    if _is_array(value):
+        return "a tensor with methods of its own"
+    return f"a {type(value).__module__}.{type(value).__name__}"
+
+
 def _overlaps(value: Any, extents: Sequence[tuple[int, int]]) -> bool:
     begin, end = _extent(value)
     return any(begin < high and low < end for low, high in extents)
@@ -831,6 +859,8 @@ def write_result(
             value = numpy.asarray(value)
         if not exact_types and _is_torch(value):
             value = value.detach().as_subclass(sys.modules["torch"].Tensor)
+        if exact_types and _is_lazy(value):
+            raise Told(f"{named} returned {_kind_of(value)}, which may compute only when it is looked at", where, LAZY)
         if _is_array(value):
             spec = {"kind": "array", **_array_spec(value), "offset": end}
             end += -(-spec["bytes"] // ALIGNMENT) * ALIGNMENT
@@ -848,9 +878,7 @@ def write_result(
             return {"kind": "plain", "value": sorted(value, key=repr)}
         if type(value) is dict and all(type(key) is str for key in value):
             return {"kind": "dict", "items": {key: encoded(each) for key, each in value.items()}}
-        name = f"{type(value).__module__}.{type(value).__name__}"
-        lazy = ", which may compute only when it is looked at" if _is_torch(value) else ""
-        raise Told(f"{named} returned a {name}{lazy}: return arrays, numbers, text, or tuples of them", where)
+        raise Told(f"{named} returned {_kind_of(value)}: return arrays, numbers, text, or tuples of them", where)
 
     tree = encoded(out)
     if limit_bytes and end > limit_bytes:

@@ -54,7 +54,10 @@ CHECKING_SHARE = 0.1
 LEAST_CHECKS, CHECKING_S = 8, 0.25
 
 # Launches on fresh inputs that are compared with as many on seen ones; so many tell that both take the same time.
-LEAST_COMPARED, MOST_COMPARED, ALIKE = 6, 32, 1.1
+LEAST_COMPARED, MOST_COMPARED, ALIKE, SUSPECTED_S = 6, 32, 1.1, 5.0
+
+# After launches, threads of libraries spin for a while; then the process may use this share of a core, over so long.
+SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.03, 0.25
 
 # Of a result, as much more than its reference as a kernel may write before it is stopped.
 LARGEST_RESULT = 4
@@ -72,9 +75,9 @@ REMEMBERED_SEEDS = 4
 # Before the runner gives up on this process, so that it can say which line hung.
 DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 
-# Of a part that the judge sees take so long, samples' own time makes up at least this share. A busy machine answers
-# late, so the part with the largest share counts, and longer ones are tried.
-LONG_PART_S, TOLD_SHARE, CLOCK_TRIES = 5e-3, 0.5, 7
+# Of a part that takes so long, the least share that its samples may make up, with what passes between two samples. A
+# busy machine answers late, so the best of several counts, each twice as long as the last.
+LONG_PART_S, TOLD_SHARE, BETWEEN_SAMPLES_S, CLOCK_TRIES = 5e-3, 0.6, 5e-6, 7
 
 Array = NDArray[Any]
 Scalar = bool | int | float | str
@@ -305,6 +308,10 @@ class UserLaunches(Prepared):
             raise WrongLaunch(refused("clock", f"{self.where}: its process told no time of each sample"))
         return seconds, wall_s
 
+    def cpu_seconds(self) -> float:
+        """CPU time that the kernel process and its children have used."""
+        return self._process.cpu_seconds()
+
     def _require_left_alone(self, told: Mapping[str, Any]) -> None:
         """Raise WrongLaunch where the code put other functions in places that are not its own, or looked around there."""
         for name, reason, words in (
@@ -343,6 +350,8 @@ class UserLaunches(Prepared):
             overlaps = self._reference.expect(expected, self._end_s)
             self._expected_bytes = Path(expected).stat().st_size
             verdict = self._by_the_reference(found, result)
+            if verdict.passed and self._built["tolerance"] is None:
+                verdict = self._narrowed(found, _read_tree(expected)) or verdict
             if verdict.passed and fetched["overlaps"] and not overlaps:
                 verdict = refused(
                     "aliased output",
@@ -351,6 +360,24 @@ class UserLaunches(Prepared):
         if not verdict.passed and verdict.reason != "inputs modified":
             verdict = self._changed_late(self._process.ask("changed", after_s=LATE_S)) or self._stale(verdict, found)
         return verdict if verdict.passed else replace(verdict, message=f"{self.where}: {verdict.message}")
+
+    def _narrowed(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Verification | None:
+        """A verdict where a result is of a narrower type than both the reference's and any input."""
+        if found["kind"] in ("tuple", "dict"):
+            keys = range(len(found["items"])) if found["kind"] == "tuple" else found["items"]
+            pairs = ((found["items"][key], wanted["items"][key]) for key in keys)
+            return next((each for pair in pairs if (each := self._narrowed(*pair)) is not None), None)
+        if found["kind"] != "array" or wanted["kind"] != "array":
+            return None
+        widths = [_float_bytes(leaf["dtype"]) for leaf in self._arrays]
+        allowed = min([_float_bytes(wanted["dtype"]), *(width for width in widths if width)])
+        if not widths or not 0 < _float_bytes(found["dtype"]) < allowed:
+            return None
+        return refused(
+            "wrong dtype",
+            f"it returned {found['dtype']}, which is narrower than its inputs and the reference's {wanted['dtype']}: if "
+            "that is meant, have the reference return it as well",
+        )
 
     def _changed_late(self, told: Mapping[str, Any]) -> Verification | None:
         """A verdict where the result changed after the clock had stopped."""
@@ -473,7 +500,8 @@ class PartChecks:
         self._launches = launches
         self._checked = self._before = self._compared = 0
         self._spent_s = self._begun_s = self._check_s = 0.0
-        self._largest_share, self._sample_s, self._batch = 0.0, 0.0, 1
+        self._batch = 1
+        self._wall_s = 0.0
 
     def before_timing(self) -> Verification:
         """One launch on fresh inputs, then one on others. Raises WrongLaunch."""
@@ -492,6 +520,7 @@ class PartChecks:
 
     def time(self, first: int, samples: int, batch: int) -> list[float]:
         """Samples of one block: now and then a part of them ends where chance has it, to be checked."""
+        self._batch = batch
         if self._spent_s + self._check_s > CHECKING_SHARE * (time.monotonic() - self._begun_s):
             return self._part(first, samples, batch)
         drawn = 1 + secrets.randbelow(samples)
@@ -508,6 +537,7 @@ class PartChecks:
         end_s = time.monotonic() + max(CHECKING_S, CHECKING_SHARE * (time.monotonic() - self._begun_s))
         while self._checked == 0 or (self._checked < LEAST_CHECKS and time.monotonic() < end_s):
             self._checked_part(secrets.randbelow(self._launches.sets), 1, 1 + secrets.randbelow(16))
+        self._require_that_it_rests()
         self._require_a_true_clock()
         self._require_that_it_computes()
 
@@ -545,24 +575,26 @@ class PartChecks:
             raise WrongLaunch(
                 refused("clock", f"{self._launches.where}: {told_s:.3g} s were told of a part that took {wall_s:.3g} s")
             )
-        if wall_s >= LONG_PART_S:
-            self._largest_share = max(self._largest_share, told_s / wall_s)
-        self._batch, self._sample_s = batch, max(told_s / samples, self._launches.clock[1])
+        self._wall_s = wall_s / (samples * batch)
         return seconds
 
     def _require_a_true_clock(self) -> None:
-        """Raise WrongLaunch where samples make up too little of the time that the judge sees pass."""
+        """Raise WrongLaunch where samples make up too little of the time that the judge sees pass.
+
+        They are taken as those were that count; as many of them as the judge sees take long enough.
+        """
         if self._launches.restores or self._launches.kernel.path == "gpu":
             return
+        share = 0.0
         for attempt in range(CLOCK_TRIES):
-            if self._largest_share >= TOLD_SHARE:
+            samples = 1 + int(2**attempt * LONG_PART_S / (self._wall_s * self._batch))
+            seconds, wall_s = self._launches.time(secrets.randbelow(self._launches.sets), samples, self._batch)
+            self._wall_s = wall_s / (samples * self._batch)
+            share = max(share, (math.fsum(seconds) + samples * BETWEEN_SAMPLES_S) / wall_s)
+            if share >= TOLD_SHARE:
                 return
-            samples = 1 + int(2**attempt * LONG_PART_S / self._sample_s)
-            self._part(secrets.randbelow(self._launches.sets), min(samples, 1 << 16), self._batch)
-        if self._largest_share < TOLD_SHARE:
-            share = f"{100 * self._largest_share:.0f} %"
-            told = f"the times that were told make up {share} of the time that passed at most"
-            raise WrongLaunch(refused("clock", f"{self._launches.where}: {told}"))
+        told = f"the times that were told make up {100 * share:.0f} % of the time that passed at most"
+        raise WrongLaunch(refused("clock", f"{self._launches.where}: {told}"))
 
     def _require_that_it_computes(self) -> None:
         """Raise WrongLaunch where launches are faster on inputs that were seen before than on fresh ones.
@@ -571,8 +603,9 @@ class PartChecks:
         """
         fresh: list[float] = []
         seen: list[float] = []
-        end_s = time.monotonic() + max(CHECKING_S, CHECKING_SHARE * (time.monotonic() - self._begun_s))
-        while len(fresh) < MOST_COMPARED and time.monotonic() < end_s:
+        allowed_s = max(CHECKING_S, CHECKING_SHARE * (time.monotonic() - self._begun_s))
+        begin_s = time.monotonic()
+        while len(fresh) < MOST_COMPARED and time.monotonic() - begin_s < allowed_s:
             index = self._launches.sets + secrets.randbelow(self._launches.sets)
             before = secrets.randbelow(min(4, self._launches.sets))
             for seconds, write in ((fresh, self._launches.refresh), (seen, self._launches.repeat)):
@@ -581,11 +614,26 @@ class PartChecks:
             enough = len(fresh) >= LEAST_COMPARED
             if enough and statistics.median(fresh) < ALIKE * statistics.median(seen):
                 break
+            if enough:
+                # What looks as if it remembered is given the time to show it.
+                allowed_s = SUSPECTED_S
             if recognises(fresh, seen):
                 ratio = statistics.median(fresh) / statistics.median(seen)
                 message = f"on inputs that it was given before it is {ratio:.1f} times as fast as on fresh ones"
                 raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
         self._compared = len(fresh)
+
+    def _require_that_it_rests(self) -> None:
+        """Raise WrongLaunch where threads or children of the process go on working while nothing is launched."""
+        for pause_s in (0.0, SPIN_S, 0.0):
+            time.sleep(pause_s)
+            begin_s, used_s = time.monotonic(), self._launches.cpu_seconds()
+            time.sleep(REST_S)
+            share = (self._launches.cpu_seconds() - used_s) / (time.monotonic() - begin_s)
+            if share < BUSY_SHARE:
+                return
+        message = f"while nothing is launched, threads or processes of its own use {share:.1f} cores"
+        raise WrongLaunch(refused("late work", f"{self._launches.where}: {message}"))
 
     def _launch_and_check(self, index: int) -> Verification:
         self._launches.refresh(index)
@@ -735,6 +783,13 @@ def _require_tree(tree: Any, size_bytes: int) -> None:
             raise ValueError("an array outside of its file")
     elif tree["kind"] != "plain" or "value" not in tree:
         raise ValueError("no result")
+
+
+def _float_bytes(dtype: str) -> int:
+    """The size of a real or complex floating-point type's real part; 0 for other types."""
+    if not dtype.startswith(("float", "bfloat", "complex")):
+        return 0
+    return _storage(dtype).itemsize // (2 if dtype.startswith("complex") else 1)
 
 
 _BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
