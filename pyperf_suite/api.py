@@ -19,7 +19,7 @@ import itertools
 import random as _random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 Scalar = Union[bool, int, float, str]
 Size = Union[int, Sequence[int]]
@@ -36,30 +36,32 @@ class Kernel:
         self.doc = (inspect.getdoc(builder) or "").strip().split("\n\n")[0].replace("\n", " ")
 
     def __call__(self, *args: Any, **axes: Any) -> Launch:
-        """What the case with these values of its axes launches. Raises TypeError where the function returns no launch."""
+        """What the case with these values of its axes launches. Raises TypeError where none is returned."""
         _outputs.clear()
-        launched = self.builder(*args, **axes)
+        launched: Any = self.builder(*args, **axes)
         if not isinstance(launched, Launch):
-            found = "nothing" if launched is None else f"a {type(launched).__name__}"
+            found = "nothing" if launched is None else f"an object of {type(launched).__name__}"
             raise TypeError(f"{self.name} returned {found}: return suite.launch(function, inputs...)")
         return launched
 
     def cases(self) -> Iterator[dict[str, Scalar]]:
         """Every combination of the axes' values."""
         for values in itertools.product(*self.axes.values()):
-            yield dict(zip(self.axes, values))  # noqa: B905 - strict is newer than Python 3.9
+            yield dict(zip(self.axes, values))
 
 
 def kernel(**axes: Any) -> Callable[[Callable[..., Launch]], Kernel]:
-    """Declare a kernel whose cases are the combinations of these axes: `@suite.kernel(n=(1024, 4096), dtype="float32")`.
+    """Declare a kernel with a case for each combination: `@suite.kernel(n=(1024, 4096), dtype="float32")`.
 
-    An axis holds numbers, words or booleans, one or a sequence of them, and is an argument of the function. The function
-    makes the inputs of a case and returns `launch(...)`. It is run many times, in several processes, under secret seeds
-    of `random`, numpy, torch and `randn`.
+    An axis holds numbers, words or booleans, one or a sequence of them, and is an argument of the function. The
+    function makes the inputs of a case and returns `launch(...)`. It is run many times, in several processes, under
+    secret seeds of `random`, numpy, torch and `randn`.
 
     Raises TypeError for an axis that is no argument of the function, and for a value that is not one of these.
     """
     found = {name: _values(name, values) for name, values in axes.items()}
+    if "implementation" in found:
+        raise TypeError("implementation is the suite's own axis: give launch several, {'name': function, ...}")
 
     def decorate(builder: Callable[..., Launch]) -> Kernel:
         parameters = inspect.signature(builder).parameters
@@ -69,7 +71,11 @@ def kernel(**axes: Any) -> Callable[[Callable[..., Launch]], Kernel]:
                 there = ", ".join(parameters) or "none"
                 raise TypeError(f"{builder.__name__} has no argument for the axis {name}: its arguments are {there}")
         for name, each in parameters.items():
-            if name not in found and each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            if (
+                name not in found
+                and each.default is each.empty
+                and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+            ):
                 raise TypeError(f"the argument {name} of {builder.__name__} has neither an axis nor a default")
         return Kernel(builder, found)
 
@@ -84,13 +90,13 @@ class Launch:
         functions: Mapping[str, Callable[..., Any]],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        reference: Optional[Callable[..., Any]],
-        check: Optional[Callable[..., Any]],
+        reference: Callable[..., Any] | None,
+        check: Callable[..., Any] | None,
         bytes: int,  # noqa: A002
         flop: int,
-        modifies: tuple[Union[int, str], ...],
+        modifies: tuple[int | str, ...],
         random: bool,
-        tolerance: Optional[float],
+        tolerance: float | None,
         baseline: str,
     ) -> None:
         self.functions, self.args, self.kwargs = dict(functions), args, dict(kwargs)
@@ -102,15 +108,15 @@ class Launch:
 
 
 def launch(
-    function: Union[Callable[..., Any], Mapping[str, Callable[..., Any]]],
+    function: Callable[..., Any] | Mapping[str, Callable[..., Any]],
     *args: Any,
-    reference: Optional[Callable[..., Any]] = None,
-    check: Optional[Callable[..., Any]] = None,
-    bytes: Optional[int] = None,  # noqa: A002
-    flop: Optional[int] = None,
-    modifies: Union[int, str, Sequence[Union[int, str]]] = (),
+    reference: Callable[..., Any] | None = None,
+    check: Callable[..., Any] | None = None,
+    bytes: int | None = None,  # noqa: A002
+    flop: int | None = None,
+    modifies: int | str | Sequence[int | str] = (),
     random: bool = False,
-    tolerance: Optional[float] = None,
+    tolerance: float | None = None,
     baseline: str = "",
     **kwargs: Any,
 ) -> Launch:
@@ -118,12 +124,14 @@ def launch(
 
     Args:
         function: a callable, or {"name": callable, ...}: the implementations that are compared.
-        args, kwargs: its arguments. Arrays, and numbers, text and containers of them, are made anew for each check:
+        *args: its arguments. Arrays, and numbers, text and containers of them, are made anew for each check:
             what varies has to be an argument, not a variable that the function closes over.
+        **kwargs: its keyword arguments.
         reference: `reference(*args, **kwargs)` is the right result, best in float64; never timed. Without one the
             result is compared with that of the baseline, or of the same function in another process.
         check: `check(result, *args, **kwargs)` decides instead: False, text, or an AssertionError says what is wrong.
-        bytes, flop: what one launch at least moves and computes; shown as GB/s and TFLOP/s.
+        bytes: what one launch at least reads and writes; shown as GB/s.
+        flop: what one launch at least computes; shown as TFLOP/s.
         modifies: positions or names of the arguments that the function writes. They are given back their values
             before each launch, untimed. What `suite.empty` made needs no mention.
         random: results differ from call to call; `check` has to decide.
@@ -145,7 +153,9 @@ def launch(
     named = (modifies,) if isinstance(modifies, (int, str)) else tuple(modifies)
     for one in named:
         if not (0 <= one < len(args) if isinstance(one, int) else one in kwargs):
-            raise ValueError(f"modifies names {one!r}, which is no argument: name a position, or an argument by keyword")
+            raise ValueError(
+                f"modifies names {one!r}, which is no argument: name a position, or an argument by keyword"
+            )
     if tolerance is not None and not 0 <= tolerance < 1:
         raise ValueError(f"tolerance={tolerance!r} is no relative error: it lies between 0 and 1")
     for name, count in (("bytes", bytes), ("flop", flop)):
@@ -160,13 +170,13 @@ def launch(
 # Where arrays are made, of which kind, by which seed: set by the process that runs the function (kernel_process.py).
 _device = "cpu"
 _library = ""
-_seed: Optional[int] = None
+_seed: int | None = None
 _numpy_generator: Any = None
-_gpu: Optional[Callable[[], Any]] = None  # the device of workloads/cuda.py, where one is measured
+_gpu: Callable[[], Any] | None = None  # the device of workloads/cuda.py, where one is measured
 _outputs: builtins.list[Any] = []  # what `empty` made since a kernel's function was called
 
 
-def randn(*shape: Any, dtype: Any = "float32", device: Optional[str] = None) -> Any:
+def randn(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
     """Standard normal values: a torch tensor where your file imports torch, else a numpy array.
 
     `device` is the one under measurement by default; numpy arrays are always the host's. Raises ValueError for a dtype
@@ -178,7 +188,7 @@ def randn(*shape: Any, dtype: Any = "float32", device: Optional[str] = None) -> 
     return _generator().standard_normal(_shape(shape), dtype=_numpy_float(dtype)).astype(dtype, copy=False)
 
 
-def rand(*shape: Any, dtype: Any = "float32", device: Optional[str] = None) -> Any:
+def rand(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
     """Values uniform in [0, 1); otherwise as `randn`."""
     if _uses_torch(dtype):
         torch = _torch()
@@ -186,7 +196,7 @@ def rand(*shape: Any, dtype: Any = "float32", device: Optional[str] = None) -> A
     return _generator().random(_shape(shape), dtype=_numpy_float(dtype)).astype(dtype, copy=False)
 
 
-def randint(low: int, high: int, *shape: Any, dtype: Any = "int64", device: Optional[str] = None) -> Any:
+def randint(low: int, high: int, *shape: Any, dtype: Any = "int64", device: str | None = None) -> Any:
     """Whole numbers from `low` up to but not including `high`; otherwise as `randn`."""
     if _uses_torch(dtype):
         torch = _torch()
@@ -194,7 +204,7 @@ def randint(low: int, high: int, *shape: Any, dtype: Any = "int64", device: Opti
     return _generator().integers(low, high, _shape(shape)).astype(dtype)
 
 
-def zeros(*shape: Any, dtype: Any = "float32", device: Optional[str] = None) -> Any:
+def zeros(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
     """Zeros; otherwise as `randn`."""
     if _uses_torch(dtype):
         return _torch().zeros(_shape(shape), dtype=_torch_dtype(dtype), device=device or _device)
@@ -203,7 +213,7 @@ def zeros(*shape: Any, dtype: Any = "float32", device: Optional[str] = None) -> 
     return np.zeros(_shape(shape), dtype=dtype)
 
 
-def empty(*shape: Any, dtype: Any = "float32", device: Optional[str] = None) -> Any:
+def empty(*shape: Any, dtype: Any = "float32", device: str | None = None) -> Any:
     """Room for a result that the kernel writes into an argument; otherwise as `randn`. It is poisoned before checks."""
     made = zeros(*shape, dtype=dtype, device=device)
     _outputs.append(made)
@@ -263,7 +273,7 @@ class CudaKernel:
         sizes = list(self._loaded.parameter_bytes) or [0] * len(arguments)
         if len(sizes) != len(arguments):
             raise TypeError(f"{self.__name__} takes {len(sizes)} arguments, not {len(arguments)}")
-        passed = [_passed(each, size) for each, size in zip(arguments, sizes)]  # noqa: B905
+        passed = [_passed(each, size) for each, size in zip(arguments, sizes)]
         grid = self.grid(*arguments) if callable(self.grid) else self.grid
         shape = {"dynamic_shared_bytes": self.shared_bytes}
         return gpu.native.Launch(self._loaded, _three(grid), _three(self.block), passed, **shape)
@@ -294,7 +304,7 @@ def _passed(argument: Any, size: int) -> Any:
 
 def _three(size: Any) -> tuple[int, int, int]:
     values = (size,) if isinstance(size, int) else tuple(size)
-    return (*values, *(1,) * (3 - len(values)))  # type: ignore[return-value]
+    return (*values, *(1,) * (3 - len(values)))
 
 
 def _values(name: str, values: Any) -> tuple[Scalar, ...]:
@@ -303,7 +313,9 @@ def _values(name: str, values: Any) -> tuple[Scalar, ...]:
         raise TypeError(f"the axis {name} holds no value")
     for value in found:
         if not isinstance(value, (bool, int, float, str)):
-            raise TypeError(f"the axis {name} holds {value!r:.60}: an axis holds numbers and words, as in dtype='float32'")
+            raise TypeError(
+                f"the axis {name} holds {value!r:.60}: an axis holds numbers and words, as in dtype='float32'"
+            )
     return found
 
 
@@ -321,7 +333,9 @@ def _where(function: Any) -> tuple[str, int]:
         code = getattr(function, "__code__", None)
         if code is not None:
             return code.co_filename, code.co_firstlineno
-        inner = getattr(function, "__wrapped__", None) or getattr(function, "fn", None) or getattr(function, "func", None)
+        inner = (
+            getattr(function, "__wrapped__", None) or getattr(function, "fn", None) or getattr(function, "func", None)
+        )
         if inner is None:
             return "", 0
         function = inner

@@ -106,9 +106,12 @@ def main() -> None:
 def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any) -> None:
     """Measure PROBEs, or all that are timed, and tell what was found.
 
+    FILE.py, FILE.py:FUNCTION and PACKAGE.MODULE:FUNCTION are kernels of your own: docs/your_kernel.md.
+
     \b
     Examples:
       pyperf-suite run tile_wave
+      pyperf-suite run bench_softmax.py -a n=8192
       pyperf-suite run tile_wave -a tile=64x64x256 -a schedule=data_parallel,stream_k --profile standard
     """  # noqa: D301 - click keeps the lines below \b as they are
     if list_probes:
@@ -214,14 +217,14 @@ def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, .
     from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
     from pyperf_suite.runner.profiles import find_profile
     from pyperf_suite.spec.axes import overrides_for
-    from pyperf_suite.spec.discovery import all_probes, find_probe, overrides_of
+    from pyperf_suite.spec.discovery import all_probes, expanded, find_probe, overrides_of
 
     chosen = find_profile(profile)
     where = resolve(device)
     overrides = overrides_of(axes)
     cases = [
         PlannedCase(name, case)
-        for name in dict.fromkeys(probes or (probe.name for probe in all_probes() if probe.is_timed))
+        for name in expanded(probes or (probe.name for probe in all_probes() if probe.is_timed))
         for case in find_probe(name).cases(chosen.name, where, overrides_for(name, overrides))
     ]
     if rank_environment().launched:
@@ -276,7 +279,7 @@ def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
     """Every probe's question by topic; of those that are named their axes, and what each profile takes here."""
     from itertools import groupby
 
-    from pyperf_suite.spec.discovery import find_probe, listed
+    from pyperf_suite.spec.discovery import expanded, find_probe, listed
 
     def line(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
@@ -289,7 +292,7 @@ def _print_probes(console: Any, names: tuple[str, ...], device: str) -> None:
             for each in members:
                 line(f"  {each.name:{width}}  {each.question}")
         line("\nAxes, values and how long each profile takes here: pyperf-suite run --list PROBE")
-    for probe in [find_probe(name) for name in names]:
+    for probe in [find_probe(name) for name in expanded(names)]:
         line(f"[bold]{probe.name}[/bold]  {probe.question}")
         _print_profiles(line, probe, device)
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # The process that a worker must not outlive; who finds another parent than this has been orphaned already.
 PARENT_VARIABLE = "PYPERF_PARENT"
 
+# Where files lie in memory.
+SHARED_MEMORY = "/dev/shm"
+
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 _OWNED = re.compile(r"pyperf_[a-z]+_([0-9a-f]{8})_(\d+)_(\d+)_")
@@ -85,10 +88,16 @@ def sweep() -> None:
     """Remove this user's temporary folders whose owners no longer live; links are left alone, never followed."""
     if not hasattr(os, "getuid") or not _PROC.is_dir():
         return
-    import shutil
     import tempfile
 
-    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+    for folder in (tempfile.gettempdir(), SHARED_MEMORY):
+        _sweep(folder)
+
+
+def _sweep(folder: str) -> None:
+    import shutil
+
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             owner = _OWNED.match(entry.name)
             if owner is None or owner[1] != _machine() or is_alive(int(owner[2]), int(owner[3])):

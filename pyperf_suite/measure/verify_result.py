@@ -91,9 +91,7 @@ def _compare(
     if expected["kind"] in ("tuple", "dict") and found["kind"] == expected["kind"]:
         return _compare_items(found, expected, load, longest, tolerance, name)
     if expected["kind"] in ("tuple", "dict") or found["kind"] in ("tuple", "dict"):
-        return refused(
-            WRONG_SHAPE, f"{name} is {_called(found)}, where the reference returns {_called(expected)}"
-        )
+        return refused(WRONG_SHAPE, f"{name} is {_called(found)}, where the reference returns {_called(expected)}")
     if found["kind"] == "plain" and expected["kind"] == "plain":
         return _compare_plain(found["value"], expected["value"], longest, tolerance, name)
     return _compare_arrays(_array("found", found, load), _array("expected", expected, load), longest, tolerance, name)
@@ -235,7 +233,9 @@ def _sum_of_squares(values: Array) -> float:
 def _kind(dtype: str) -> str:
     if dtype.startswith(("float", "bfloat")):
         return "float"
-    return "complex" if dtype.startswith("complex") else "bool" if dtype == "bool" else "int" if "int" in dtype else dtype
+    return (
+        "complex" if dtype.startswith("complex") else "bool" if dtype == "bool" else "int" if "int" in dtype else dtype
+    )
 
 
 def _is_something(tree: Mapping[str, Any]) -> bool:

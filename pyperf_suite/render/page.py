@@ -26,7 +26,7 @@ from pyperf_suite.render.results import Choice, Results, Run
 from pyperf_suite.render.sizing_section import sizing_of
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.cautions import about_the_cases, about_the_machine
-from pyperf_suite.spec.discovery import TOPICS, find_probe, probe_names
+from pyperf_suite.spec.discovery import TOPICS, find_probe, is_known, probe_names
 from pyperf_suite.spec.findings import Findings, Heading, Remark, Table, Verdict, remark
 from pyperf_suite.spec.rows import Column, grouped, table
 from pyperf_suite.spec.summary import Point, summary_of
@@ -129,7 +129,7 @@ def _of_run(choices: Sequence[Choice]) -> tuple[list[Section], list[tuple[str, R
 
 def _section(choice: Choice, records: Sequence[Record]) -> Section:
     run, name = choice.run, choice.probe
-    probe = find_probe(name) if name in probe_names() else None
+    probe = find_probe(name) if is_known(name) else None
     found = Findings(tuple(about_the_cases(records))) + findings_of(name, records)
     evidence = run.probes[name]
     when = f"{run.started_at[:16].replace('T', ' ')} UTC"
@@ -165,7 +165,7 @@ def _strength(run: Run, probe: str) -> str:
 
 def findings_of(name: str, records: Sequence[Record]) -> Findings:
     """What the probe says; where it is not of this version, or cannot read its records, their plain figures."""
-    if name not in probe_names():
+    if not is_known(name):
         said = "This version has no probe {probe}: its records are shown as they are."
         return _plain_findings(records, remark(said, probe=name))
     try:

@@ -16,7 +16,7 @@ from pyperf_suite.render.picture import draw
 from pyperf_suite.render.terminal import print_findings, print_places, print_summary
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
-from pyperf_suite.spec.discovery import all_probes
+from pyperf_suite.spec.discovery import all_probes, find_probe, is_users
 from pyperf_suite.spec.findings import Findings
 from pyperf_suite.spec.rows import grouped
 from pyperf_suite.spec.summary import summary_of
@@ -25,7 +25,10 @@ from pyperf_suite.spec.summary import summary_of
 def findings_of(records: Sequence[Record]) -> dict[str, Findings]:
     """What each probe finds in its own records, by topic."""
     by_probe = grouped(records, lambda record: record.probe)
-    return {probe.name: probe.findings(by_probe[probe.name]) for probe in all_probes() if probe.name in by_probe}
+    theirs = [find_probe(name) for name in sorted(filter(is_users, by_probe))]
+    return {
+        probe.name: probe.findings(by_probe[probe.name]) for probe in [*all_probes(), *theirs] if probe.name in by_probe
+    }
 
 
 def draw_all(findings: Mapping[str, Findings], folder: Path) -> list[Path]:

@@ -136,6 +136,8 @@ def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, An
     observed = {name: dataclasses.asdict(observed_metric(each)) for name, each in prepared.observed().items()}
     result["metrics"] |= observed
     result["sampling"] |= prepared.sampling
+    if "process_cpu_s" in result["quality"]:
+        result["quality"]["process_cpu_s"] += prepared.cpu_elsewhere_s()
 
 
 def sampled(

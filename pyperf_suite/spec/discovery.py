@@ -1,7 +1,8 @@
 """Which probes there are: every module of `pyperf_suite.probes` with a PROBE, and those that other packages bring.
 
 A package brings probes by entry points of the group `pyperf_suite.probes`, each named as its probe. One that cannot be
-imported is named in a warning and passed over; only who asks for it is refused.
+imported is named in a warning and passed over; only who asks for it is refused. A name that ends in `.py` or holds `:`
+is a user's own: a file with all its kernels, or one kernel of a file or module.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pyperf_suite.spec.axes import parse_overrides
 if TYPE_CHECKING:
     from pyperf_suite.spec.probe import Probe
 
-TOPICS = ("products", "attention", "network", "training", "the whole step", "laws", "the machine")
+TOPICS = ("products", "attention", "network", "training", "the whole step", "laws", "the machine", "your kernels")
 """What probes are about, in the order in which they are listed and shown."""
 
 PACKAGE = "pyperf_suite.probes"
@@ -63,9 +64,32 @@ def find_probe(name: str) -> Probe:
     """The probe of that name. Raises UserError that names the nearest, or says why it cannot be had."""
     if name in REPLACED:
         return REPLACED[name]
+    if is_users(name):
+        from pyperf_suite.spec.user_probe import user_name, user_probe
+
+        return user_probe(user_name(name))
     if name not in probe_names():
         raise UserError(f"Unknown probe {name[:80]!r}: {offer(name, probe_names())}")
     return _load(name)
+
+
+def is_users(name: str) -> bool:
+    """Whether a name is of a user's file or kernel, whatever probes there are."""
+    return name.endswith(".py") or ":" in name
+
+
+def is_known(name: str) -> bool:
+    """Whether `find_probe` can say what records of that probe mean."""
+    return is_users(name) or name in probe_names()
+
+
+def expanded(names: Iterable[str]) -> list[str]:
+    """Names of probes, each once; of a user's file all its kernels. Raises UserError for a file that has none."""
+    if any(map(is_users, names := list(names))):
+        from pyperf_suite.spec import user_probe
+
+        names = user_probe.expanded(names)
+    return list(dict.fromkeys(names))
 
 
 def all_probes() -> list[Probe]:

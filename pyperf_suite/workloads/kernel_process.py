@@ -17,7 +17,6 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
 import ctypes
 import faulthandler
 import gc
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -29,48 +28,18 @@ import signal
 import sysconfig
 import time
 import traceback
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, cycle, islice, starmap
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, Optional
-
-# Taken before any code of a user's runs, which may put others in their places.
-_CLOCK, _GETPID, _EXIT, _WRITE = time.perf_counter_ns, os.getpid, os._exit, os.write
-_GC_DISABLE, _GC_ENABLE, _STARMAP, _ISLICE = gc.disable, gc.enable, starmap, islice
-_DUMPS, _LOADS = json.dumps, json.loads
-_DRAW = random.SystemRandom().randrange
+from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent
-NUMPY_KINDS = "biufcmMSU"
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
-PACKED = (bytearray, array, range, set, frozenset)
-ALIGNMENT = 64
-
-# The bits of a NaN that no arithmetic makes, by the size of its type; bfloat16 takes the float16's, which is one too.
-POISON = {2: 0x7FE5, 4: 0x7FC5EEDF, 8: 0x7FF85EED0C0FFEE0}
-
-# Of a result, how much is copied when the clock stops, and in blocks of how many bytes.
-KEPT_BYTES, KEPT_BLOCK_BYTES = 16 << 20, 1 << 20
-
-# What a record calls a result that may not have been computed yet, and the methods by which other objects compute it.
-LAZY = "lazy result"
-LAZY_METHODS = ("__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__", "__torch_function__")
 
 # Requests to launch, of which a kernel may look at frames and objects that are not its own.
 LOOKS_ALLOWED = 2
-_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
-
-
-class Told(Exception):
-    """What is wrong, in words that need no traceback; `where` is the function or file that it is about."""
-
-    def __init__(self, message: str, where: tuple[str, int] = ("", 0), reason: str = "") -> None:
-        super().__init__(message)
-        self.where, self.reason = where, reason
 
 
 class SuiteFinder:
@@ -87,17 +56,45 @@ class SuiteFinder:
         )
 
 
+if __name__ == "__main__":
+    sys.meta_path.insert(0, SuiteFinder)
+
+from pyperf_suite.kernel_arrays import (  # noqa: E402 - found by the finder
+    Leaf,
+    Told,
+    arrays_in,
+    comparable,
+    digest,
+    extent,
+    keep,
+    lay_out,
+    overlaps,
+    poison,
+    read_result,
+    replaced,
+    walk,
+    write_result,
+)
+
+# Taken before any code of a user's runs, which may put others in their places.
+_CLOCK, _GETPID, _EXIT, _WRITE = time.perf_counter_ns, os.getpid, os._exit, os.write
+_GC_DISABLE, _GC_ENABLE, _STARMAP, _ISLICE = gc.disable, gc.enable, starmap, islice
+_DUMPS, _LOADS = json.dumps, json.loads
+
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+
+
 def main() -> None:
     """Answer requests from descriptor argv[1] on descriptor argv[2] until the first closes; argv[3] is for stacks."""
     requests, answers = int(sys.argv[1]), int(sys.argv[2])
     stack = open(sys.argv[3], "w")  # noqa: SIM115 - where a signal has this process write down what it is doing
     faulthandler.register(signal.SIGUSR2, stack)
+    faulthandler.enable(stack)
     for each in (requests, answers):
         os.set_inheritable(each, False)
     _die_with_parent()
     _be_the_first_to_go()
     sys.argv[1:] = []
-    sys.meta_path.insert(0, SuiteFinder)  # type: ignore[arg-type]
     process, pid = KernelProcess(), os.getpid()
     with os.fdopen(requests, "rb") as lines:
         for line in lines:
@@ -173,7 +170,8 @@ class KernelProcess:
             if not file.is_file():
                 raise Told(f"there is no file {target}")
             spec = importlib.util.spec_from_file_location(file.stem, str(file))
-            assert spec is not None and spec.loader is not None
+            assert spec is not None
+            assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[file.stem] = module
             spec.loader.exec_module(module)
@@ -199,7 +197,7 @@ class KernelProcess:
             return of_file
         found = getattr(self._module, named, None)
         if not isinstance(found, self._api.Kernel):
-            there = ", ".join(each.name for each in of_file) or "none"
+            there = ", ".join(each.name for each in of_file[:10]) or "none"
             what = "there is no kernel" if found is None else "no @suite.kernel stands above"
             where = ("" if found is None else inspect.getsourcefile(self._module) or "", _line_of(found))
             raise Told(f"{what} {named} in it: its kernels are {there}", where)
@@ -293,7 +291,7 @@ class KernelProcess:
         outputs = {id(each) for each in launch.outputs}
         arguments = [*enumerate(launch.args), *launch.kwargs.items()]
         for key, value in arguments:
-            for kind, each in _walk(value):
+            for kind, each in walk(value):
                 same = [at for at, leaf in enumerate(found) if kind == "array" and each is leaf.value]
                 self._order.append(same[0] if same else len(found))
                 if not same:
@@ -313,10 +311,10 @@ class KernelProcess:
         self._subject = self._kernel.name
         launch = self._launch = self._built(seed)
         leaves = self._find_leaves(launch)
-        was, now = ([_compared(leaf.spec) for leaf in each] for each in (self._leaves, leaves))
+        was, now = ([comparable(leaf.spec) for leaf in each] for each in (self._leaves, leaves))
         if was != now:
             raise Told(
-                "its inputs differ from call to call in more than their values: shapes and dtypes must follow from the axes",
+                "its inputs differ from call to call in more than their values: shapes and dtypes follow from the axes",
                 (self._kernel.file, self._kernel.line),
             )
         self._leaves = leaves
@@ -327,14 +325,13 @@ class KernelProcess:
         plain = [leaf.value for leaf in leaves if leaf.kind == "plain"]
         with open(f"{slot}.plain", "wb") as file:
             pickle.dump(plain, file)
-        digest = _digest(leaves, [leaf.value for leaf in leaves])
-        return {"plain": digest}
+        return {"plain": digest(leaves, [leaf.value for leaf in leaves])}
 
     def _expect(self, expected: str, of: str = "") -> dict[str, Any]:
         """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks."""
         self._subject, launch = "the reference", self._launch
         reference = launch.reference or launch.functions[of or launch.baseline]
-        owned = [_extent(leaf.value) for leaf in self._leaves if leaf.kind == "array" and leaf.role == "input"]
+        owned = [extent(leaf.value) for leaf in self._leaves if leaf.kind == "array" and leaf.role == "input"]
         out = reference(*launch.args, **launch.kwargs)
         if out is None:
             written = [leaf.value for leaf in self._leaves if leaf.role != "input" and leaf.kind == "array"]
@@ -342,7 +339,7 @@ class KernelProcess:
         if launch.reference is not None and out is None:
             raise Told("the reference returned nothing", self._api._where(launch.reference))
         write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
-        return {"overlaps": any(_overlaps(each, owned) for each in _arrays(out))}
+        return {"overlaps": any(overlaps(each, owned) for each in arrays_in(out))}
 
     def _check(self, result: str) -> dict[str, Any]:
         """Ask the user's own check about a result, with the inputs made last."""
@@ -386,7 +383,7 @@ class KernelProcess:
         """Give sets the values of slots, in place: `[[set, slot], ...]`."""
         for index, slot in sets:
             self._slot_of[index] = slot
-            self._fill(index, lambda leaf: True)
+            self._fill(index, _is_any)
         return {}
 
     def _fill(self, index: int, wanted: Callable[[Leaf], bool]) -> None:
@@ -396,7 +393,7 @@ class KernelProcess:
         has_plain = any(leaf.kind == "plain" for leaf in self._leaves)
         if has_plain:
             with open(f"{path}.plain", "rb") as file:
-                plain = iter(pickle.load(file))  # noqa: S301 - made by the same user's code, in the other process
+                plain = iter(pickle.load(file))
         with open(path, "rb") as file:
             for at, leaf in enumerate(self._leaves):
                 fresh = next(plain) if leaf.kind == "plain" else None
@@ -414,10 +411,10 @@ class KernelProcess:
     def _arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """What `_called` is called with for a set: the arguments, or what has taken keyword arguments already."""
         leaves = (values[at] for at in self._order)
-        args = tuple(_replaced(each, leaves) for each in self._launch.args)
+        args = tuple(replaced(each, leaves) for each in self._launch.args)
         if not self._launch.kwargs:
             return args
-        keywords = {name: _replaced(each, leaves) for name, each in self._launch.kwargs.items()}
+        keywords = {name: replaced(each, leaves) for name, each in self._launch.kwargs.items()}
         return (partial(self._function, *args, **keywords),)
 
     def _time(self, first: int, samples: int, batch: int) -> dict[str, Any]:
@@ -507,7 +504,7 @@ class KernelProcess:
 
     def _keep_result(self) -> None:
         """Copy the result, or blocks of it, at once when the clock has stopped: what comes later is seen."""
-        self._kept = [(each, keep(each)) for each in _arrays(self._result())]
+        self._kept = [(each, keep(each)) for each in arrays_in(self._result())]
 
     def _changed(self, after_s: float) -> dict[str, Any]:
         """Whether the result is another than when the clock stopped, so long after now."""
@@ -529,22 +526,23 @@ class KernelProcess:
                 for leaf, value in zip(self._leaves, values):
                     if leaf.role == "input" and leaf.kind == "array":
                         leaf.write(file, value)
-        plain = _digest(self._leaves, values)
+        plain = digest(self._leaves, values)
         owned = [
-            _extent(value) for leaf, value in zip(self._leaves, values) if leaf.kind == "array" and leaf.role == "input"
+            extent(value) for leaf, value in zip(self._leaves, values) if leaf.kind == "array" and leaf.role == "input"
         ]
-        self._fetched = [each for each in _arrays(out) if not _overlaps(each, owned)]
-        overlaps = len(self._fetched) < sum(1 for _ in _arrays(out))
+        self._fetched = [each for each in arrays_in(out) if not overlaps(each, owned)]
+        shared = len(self._fetched) < sum(1 for _ in arrays_in(out))
         self._last.clear()
-        return {**told, **self._changed(0.0), "set": self._last_set, "overlaps": overlaps, "plain": plain}
+        return {**told, **self._changed(0.0), "set": self._last_set, "overlaps": shared, "plain": plain}
 
     def _others(self, result: str, limit_bytes: int) -> dict[str, Any]:
         """What the other implementations make of the set that was launched last, each written to `result`.NAME."""
         told = {}
         measured = self._function
-        for number, (name, self._function) in enumerate(self._launch.functions.items()):
+        for number, (name, function) in enumerate(self._launch.functions.items()):
+            self._function = function
             if name != self._implementation:
-                self._fill(self._last_set, lambda leaf: True)
+                self._fill(self._last_set, _is_any)
                 called = self._function if not self._launch.kwargs else self._called
                 try:
                     out = called(*self._arguments(self._sets[self._last_set]))
@@ -574,345 +572,6 @@ class KernelProcess:
         return theirs[-1] if theirs else getattr(self, "_shown_where", ("", 0))
 
 
-class Leaf:
-    """One array among the arguments, or one piece of plain data: what it is, and how its values come and go."""
-
-    def __init__(self, kind: str, value: Any, role: str, key: Any) -> None:
-        self.kind, self.value, self.role = kind, value, role
-        self.spec: dict[str, Any] = {"kind": kind, "role": role, "argument": key}
-        if kind == "array":
-            self.spec.update(_array_spec(value))
-
-    def room(self) -> Any:
-        """Memory of the same layout, on the same device, elsewhere; plain data is had from its slot."""
-        return None if self.kind == "plain" else _like(self.value, self.spec)
-
-    def write(self, file: Any, value: Any = None) -> None:
-        """The values, contiguous, at the file's place for them."""
-        if self.kind == "array":
-            file.seek(self.spec["offset"])
-            file.write(_raw(_contiguous(self.value if value is None else value)))
-
-    def read(self, file: Any, into: Any) -> None:
-        """The values from the file's place for them, in place."""
-        file.seek(self.spec["offset"])
-        is_torch = _is_torch(into)
-        if is_torch:
-            torch = sys.modules["torch"]
-            with torch.no_grad():
-                if into.is_contiguous() and not into.is_cuda:
-                    file.readinto(_raw(into.detach()))
-                else:
-                    host = torch.empty(into.shape, dtype=into.dtype)
-                    file.readinto(_raw(host))
-                    _distinct(into.detach()).copy_(_distinct(host, into.stride()))
-                into.grad = None
-        elif into.flags.c_contiguous:
-            file.readinto(_raw(into))
-        else:
-            host = sys.modules["numpy"].empty(into.shape, into.dtype)
-            file.readinto(_raw(host))
-            into[...] = host
-
-
-def _digest(leaves: Sequence[Leaf], values: Sequence[Any]) -> str:
-    """A fingerprint of the plain data that a function has no leave to change."""
-    kept = [value for leaf, value in zip(leaves, values) if leaf.kind == "plain" and leaf.role == "input"]
-    unordered = any(type(each) in (set, frozenset) for each in kept)
-    return "" if unordered else hashlib.sha256(repr(kept).encode()).hexdigest()
-
-
-def _walk(value: Any) -> Iterator[tuple[str, Any]]:
-    """("array" | "plain", leaf) of an argument; what is neither belongs to each process itself."""
-    if _is_array(value):
-        yield "array", value
-    elif _is_plain(value):
-        yield "plain", value
-    elif type(value) in (list, tuple):
-        for each in value:
-            yield from _walk(each)
-    elif type(value) is dict:
-        for each in value.values():
-            yield from _walk(each)
-
-
-def _replaced(value: Any, leaves: Iterator[Any]) -> Any:
-    """The value with other leaves, in the order of `_walk`."""
-    if _is_array(value) or _is_plain(value):
-        return next(leaves)
-    if type(value) in (list, tuple):
-        return type(value)([_replaced(each, leaves) for each in value])
-    if type(value) is dict:
-        return {key: _replaced(each, leaves) for key, each in value.items()}
-    return value
-
-
-def _is_plain(value: Any) -> bool:
-    """Numbers, text, bytes and containers of them: what pickle carries without running anybody's code."""
-    if isinstance(value, PLAIN):
-        return type(value) in PLAIN
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    if type(value) is dict:
-        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
-    return type(value) in PACKED
-
-
-def _is_torch(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        return value.dtype.kind in NUMPY_KINDS and type(value) is numpy.ndarray
-    if not _is_torch(value):
-        return False
-    torch = sys.modules["torch"]
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_meta
-
-
-def _array_spec(value: Any) -> dict[str, Any]:
-    if _is_torch(value):
-        return {
-            "library": "torch",
-            "dtype": str(value.dtype)[6:],
-            "shape": list(value.shape),
-            "strides": list(value.stride()),
-            "bytes": value.numel() * value.element_size(),
-            "device": str(value.device),
-            "grad": bool(value.requires_grad),
-        }
-    return {
-        "library": "numpy",
-        "dtype": value.dtype.name if value.dtype.kind in "biufc" else value.dtype.str,
-        "shape": list(value.shape),
-        "strides": [stride // max(1, value.itemsize) for stride in value.strides],
-        "bytes": value.nbytes,
-        "device": "cpu",
-        "grad": False,
-    }
-
-
-def _compared(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What has to be equal each time that inputs are made."""
-    return {name: value for name, value in spec.items() if name != "offset"}
-
-
-def lay_out(specs: Sequence[dict[str, Any]]) -> int:
-    """Give each array its offset in a slot; returns the bytes of all."""
-    end = 0
-    for spec in specs:
-        if spec["kind"] == "array":
-            spec["offset"] = end
-            end += -(-spec["bytes"] // ALIGNMENT) * ALIGNMENT
-    return end
-
-
-def _like(value: Any, spec: Mapping[str, Any]) -> Any:
-    """An array of that layout: strides kept, so that a transposed input stays one."""
-    if spec["library"] == "torch":
-        torch = sys.modules["torch"]
-        made = torch.empty_strided(spec["shape"], spec["strides"], dtype=value.dtype, device=value.device)
-        made.zero_() if 0 not in spec["strides"] else None
-        if type(value) is torch.nn.Parameter:
-            return torch.nn.Parameter(made, requires_grad=spec["grad"])
-        return made.requires_grad_(spec["grad"]) if spec["grad"] else made
-    numpy = sys.modules["numpy"]
-    if value.flags.c_contiguous:
-        return numpy.zeros(value.shape, value.dtype)
-    strides, shape = spec["strides"], spec["shape"]
-    reach = [(size - 1) * stride for size, stride in zip(shape, strides)]
-    before = -sum(each for each in reach if each < 0)
-    base = numpy.zeros(before + sum(each for each in reach if each > 0) + 1, value.dtype)
-    steps = [stride * value.itemsize for stride in strides]
-    return numpy.lib.stride_tricks.as_strided(base[before:], shape, steps, writeable=True)
-
-
-def _contiguous(value: Any) -> Any:
-    """The values in order, in the host's memory."""
-    if _is_torch(value):
-        return value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return sys.modules["numpy"].ascontiguousarray(value)
-
-
-def _distinct(value: Any, strides: Optional[Sequence[int]] = None) -> Any:
-    """A tensor's elements, each once: of a dimension that is expanded only the first."""
-    for dim, stride in enumerate(strides or value.stride()):
-        if stride == 0 and value.shape[dim] > 1:
-            value = value.narrow(dim, 0, 1)
-    return value
-
-
-def _raw(value: Any) -> memoryview:
-    """The bytes of a contiguous array in the host's memory."""
-    if _is_torch(value):
-        address, size = value.data_ptr(), value.numel() * value.element_size()
-    else:
-        address, size = value.ctypes.data, value.nbytes
-    if not size:
-        return memoryview(bytearray())
-    buffer = (ctypes.c_ubyte * size).from_address(address)
-    buffer.owner = value  # type: ignore[attr-defined]
-    return memoryview(buffer).cast("B")
-
-
-def _extent(value: Any) -> tuple[int, int]:
-    """Where an array's memory begins and ends."""
-    if _is_torch(value):
-        storage = value.untyped_storage()
-        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    from numpy.lib.array_utils import byte_bounds  # type: ignore[import-not-found,unused-ignore]
-
-    return byte_bounds(value)  # type: ignore[no-any-return]
-
-
-def _is_lazy(value: Any) -> bool:
-    """Whether a result is an array or a container whose class, or methods put on it, may compute when it is looked at."""
-    if _is_array(value):
-        return any(map(callable, getattr(value, "__dict__", {}).values()))
-    if isinstance(value, (list, tuple, dict)):
-        base = next(each for each in (list, tuple, dict) if isinstance(value, each))
-        return type(value).__iter__ is not base.__iter__ or type(value).__getitem__ is not base.__getitem__
-    return any(hasattr(type(value), name) for name in LAZY_METHODS) and not isinstance(value, _numbers())
-
-
-def _numbers() -> tuple[type, ...]:
-    numpy = sys.modules.get("numpy")
-    return (*PLAIN[:-1], numpy.generic) if numpy is not None else PLAIN[:-1]  # type: ignore[return-value]
-
-
-def _kind_of(value: Any) -> str:
-    if _is_array(value):
-        return "a tensor with methods of its own"
-    return f"a {type(value).__module__}.{type(value).__name__}"
-
-
-def _overlaps(value: Any, extents: Sequence[tuple[int, int]]) -> bool:
-    begin, end = _extent(value)
-    return any(begin < high and low < end for low, high in extents)
-
-
-def keep(value: Any, kept: Any = None) -> list[tuple[int, bytes]]:
-    """Blocks of an array's memory and where they begin: all of it or, of a large one, some at random, or as `kept`."""
-    if not (value.is_contiguous() and not value.is_cuda if _is_torch(value) else value.flags.c_contiguous):
-        value = _contiguous(value)
-    memory = _raw(value)
-    if len(memory) <= KEPT_BYTES:
-        return [(0, bytes(memory))]
-    size = KEPT_BLOCK_BYTES
-    starts = [begin for begin, _ in kept or ()] or [_DRAW(len(memory) - size) for _ in range(KEPT_BYTES // size)]
-    return [(begin, bytes(memory[begin : begin + size])) for begin in starts]
-
-
-def poison(value: Any) -> None:
-    """Fill an array with a NaN of the suite's own, of integers with the least one, so that what nobody writes is seen."""
-    if _is_torch(value):
-        torch = sys.modules["torch"]
-        if value.dtype is torch.bool or not value.numel():
-            return
-        with torch.no_grad():
-            plain = _distinct(value.detach())
-            plain = torch.view_as_real(plain) if plain.is_complex() else plain
-            bits = POISON.get(plain.element_size()) if plain.is_floating_point() else None
-            if bits is None:
-                plain.fill_(float("nan") if plain.is_floating_point() else torch.iinfo(plain.dtype).min)
-            else:
-                plain.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]).fill_(bits)
-    elif value.flags.writeable and value.dtype.kind in "iufc":
-        numpy, kind = sys.modules["numpy"], value.dtype.kind
-        parts = [value.real, value.imag] if kind == "c" else [value]
-        for part in parts:
-            if kind in "fc" and part.itemsize in POISON:
-                part.view(f"i{part.itemsize}")[...] = POISON[part.itemsize]
-            else:
-                part[...] = float("nan") if kind in "fc" else numpy.iinfo(part.dtype).min
-
-
-def _arrays(result: Any) -> Iterator[Any]:
-    if _is_array(result):
-        yield result
-    elif isinstance(result, (list, tuple)):
-        for each in result:
-            yield from _arrays(each)
-    elif isinstance(result, dict):
-        for each in result.values():
-            yield from _arrays(each)
-
-
-def write_result(
-    out: Any, path: str, exact_types: bool, where: tuple[str, int], limit_bytes: int = 0, named: str = "the function"
-) -> dict[str, Any]:
-    """Write a result: the arrays to `path`, what they are, and whatever else it is, as JSON to `path`.json.
-
-    Raises Told for what cannot be compared: other objects, and with `exact_types` arrays of a class of their own, which
-    may compute only when they are looked at.
-    """
-    arrays: list[Any] = []
-    end = 0
-
-    def encoded(value: Any) -> Any:
-        nonlocal end
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in NUMPY_KINDS:
-            value = numpy.asarray(value)
-        if not exact_types and _is_torch(value):
-            value = value.detach().as_subclass(sys.modules["torch"].Tensor)
-        if exact_types and _is_lazy(value):
-            raise Told(f"{named} returned {_kind_of(value)}, which may compute only when it is looked at", where, LAZY)
-        if _is_array(value):
-            spec = {"kind": "array", **_array_spec(value), "offset": end}
-            end += -(-spec["bytes"] // ALIGNMENT) * ALIGNMENT
-            arrays.append((spec["offset"], value))
-            return spec
-        if isinstance(value, PLAIN) and not isinstance(value, (bytes, complex)):
-            return {"kind": "plain", "value": value}
-        if type(value) in (bytes, bytearray):
-            return {"kind": "plain", "value": value.hex()}
-        if isinstance(value, (list, tuple)):
-            if value and all(type(each) in (int, float, str, bool) for each in value):
-                return {"kind": "plain", "value": list(value)}
-            return {"kind": "tuple", "items": [encoded(each) for each in value]}
-        if isinstance(value, (set, frozenset)) and _is_plain(value):
-            return {"kind": "plain", "value": sorted(value, key=repr)}
-        if type(value) is dict and all(type(key) is str for key in value):
-            return {"kind": "dict", "items": {key: encoded(each) for key, each in value.items()}}
-        raise Told(f"{named} returned {_kind_of(value)}: return arrays, numbers, text, or tuples of them", where)
-
-    tree = encoded(out)
-    if limit_bytes and end > limit_bytes:
-        raise Told(f"{named} returned {end:,} bytes where the reference has {limit_bytes // 4:,} at most", where)
-    with open(path, "wb") as file:
-        for offset, value in arrays:
-            file.seek(offset)
-            file.write(_raw(_contiguous(value)))
-        file.truncate(end)
-    with open(f"{path}.json", "w") as text:
-        json.dump(tree, text)
-    return {"bytes": end}
-
-
-def read_result(tree: Mapping[str, Any], path: str, library: str) -> Any:
-    """The inverse of `write_result`, for a user's check."""
-    if tree["kind"] == "plain":
-        return tree["value"]
-    if tree["kind"] == "tuple":
-        return tuple(read_result(each, path, library) for each in tree["items"])
-    if tree["kind"] == "dict":
-        return {key: read_result(each, path, library) for key, each in tree["items"].items()}
-    with open(path, "rb") as file:
-        file.seek(tree["offset"])
-        content = bytearray(file.read(tree["bytes"]))
-    if tree["library"] == "torch":
-        torch = importlib.import_module("torch")
-        if not content:
-            return torch.empty(tree["shape"], dtype=getattr(torch, tree["dtype"]))
-        return torch.frombuffer(content, dtype=getattr(torch, tree["dtype"])).reshape(tree["shape"])
-    numpy = importlib.import_module("numpy")
-    return numpy.frombuffer(content, numpy.dtype(tree["dtype"])).reshape(tree["shape"])
-
-
 def _arrays_closed_over(function: Any) -> list[str]:
     """Names of arrays that a function has not been given but sees: they are other ones in the other process."""
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
@@ -923,7 +582,7 @@ def _arrays_closed_over(function: Any) -> list[str]:
             held = cell.cell_contents
         except ValueError:
             continue
-        if any(True for _ in _arrays(held)):
+        if any(True for _ in arrays_in(held)):
             found.append(name)
     return found
 
@@ -948,6 +607,10 @@ def _words_of(error: BaseException) -> str:
 
 def _line_of(value: Any) -> int:
     return getattr(getattr(value, "__code__", None), "co_firstlineno", 0)
+
+
+def _is_any(_: Leaf) -> bool:
+    return True
 
 
 def _is_modified(leaf: Leaf) -> bool:

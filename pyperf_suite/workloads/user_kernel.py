@@ -31,12 +31,12 @@ from pyperf_suite import processes
 from pyperf_suite.errors import Failed, Unsupported, UserError
 from pyperf_suite.guards import recognises
 from pyperf_suite.hardware import memory
+from pyperf_suite.kernel_arrays import POISON, lay_out
 from pyperf_suite.measure.spot_checks import CONFIDENCE, WrongLaunch, excluded_rate
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import compare, refused
 from pyperf_suite.workloads.dtypes import widen
-from pyperf_suite.workloads.kernel_process import POISON, lay_out
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.user_process import UserProcess
 from pyperf_suite.workloads.workload import Kernel, Place, Prepared, Way, Work, Workload
@@ -78,6 +78,9 @@ DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 # Of a part that takes so long, the least share that its samples may make up, with what passes between two samples. A
 # busy machine answers late, so the best of several counts, each twice as long as the last.
 LONG_PART_S, TOLD_SHARE, BETWEEN_SAMPLES_S, CLOCK_TRIES = 5e-3, 0.6, 5e-6, 7
+
+# Threads of the reference process that wait for work take no core from what is timed.
+NO_SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 
 Array = NDArray[Any]
 Scalar = bool | int | float | str
@@ -132,7 +135,7 @@ def describe(target: str) -> tuple[Described, ...]:
     target = canonical(target)
     with _folder() as folder:
         try:
-            process = UserProcess(_python(), folder, "describe", 60.0, _limit_bytes())
+            process = UserProcess(_python(), folder, _split(target)[0], 60.0, _limit_bytes())
             with contextlib.closing(process):
                 process.ask("start", **_start(target, "cpu"))
                 told = process.ask("describe", kernel=_split(target)[1], seed=_seed())["kernels"]
@@ -464,6 +467,16 @@ class UserLaunches(Prepared):
                 )
         return ""
 
+    def cpu_elsewhere_s(self) -> float:
+        return self._cpu_s() - self._cpu_before_s
+
+    def begin(self) -> None:
+        """From now on launches are timed."""
+        self._cpu_before_s = self._cpu_s()
+
+    def _cpu_s(self) -> float:
+        return self._process.cpu_seconds() + self._reference.cpu_seconds()
+
     def references(self) -> dict[str, Any]:
         """Who judged."""
         if self._built["has_reference"]:
@@ -510,8 +523,9 @@ class PartChecks:
         # The same set with other values: a result that was kept is seen.
         verdict = self._launch_and_check(0)
         self._before = 2
+        self._check_s = time.monotonic() - begin_s
+        self._launches.begin()
         self._begun_s = time.monotonic()
-        self._check_s = self._begun_s - begin_s
         return verdict
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
@@ -664,7 +678,8 @@ class ReferenceProcess:
     def __init__(self, name: str, device: str, end_s: float) -> None:
         self._resources = contextlib.ExitStack()
         folder = self._resources.enter_context(_folder())
-        self._process = UserProcess(_python(), folder, "the reference", end_s - time.monotonic(), _limit_bytes())
+        left_s = end_s - time.monotonic()
+        self._process = UserProcess(_python(), folder, "the reference", left_s, _limit_bytes(), NO_SPINNING)
         self._resources.callback(self._process.close)
         try:
             self.library: str = self._process.ask("start", **_start(name, device))["library"]
@@ -688,13 +703,22 @@ class ReferenceProcess:
     def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
         """One request; a process that is lost is not asked again. Raises Failed."""
         self._process.deadline_in(end_s - time.monotonic())
+        self._process.pause(False)
         try:
             return self._process.ask(what, **arguments)
         except Failed:
             _forget_reference()
             raise
+        finally:
+            # While others are timed it takes no core.
+            self._process.pause(True)
+
+    def cpu_seconds(self) -> float:
+        """What it has used so far."""
+        return self._process.cpu_seconds()
 
     def close(self) -> None:
+        self._process.pause(False)
         self._resources.close()
 
 
@@ -747,7 +771,7 @@ def _limit_bytes() -> int:
 @contextlib.contextmanager
 def _folder() -> Any:
     """A folder in memory where there is one, else where temporary files lie; removed at the end."""
-    shared = Path("/dev/shm")
+    shared = Path(processes.SHARED_MEMORY)
     roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 1 << 30
     name = processes.owned_name("kernel", os.getpid())
     with tempfile.TemporaryDirectory(
@@ -763,8 +787,7 @@ def _is_time(value: Any) -> bool:
 def _read_tree(path: str) -> dict[str, Any]:
     """What a process wrote of a result; a Failed where it is none, for the process may write anything."""
     try:
-        with open(f"{path}.json", encoding="utf-8") as file:
-            tree = json.load(file)
+        tree = json.loads(Path(f"{path}.json").read_text("utf-8"))
         _require_tree(tree, Path(path).stat().st_size)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise Failed(f"The kernel process wrote a result that cannot be read ({error!r:.100}).") from None

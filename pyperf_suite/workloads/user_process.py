@@ -52,7 +52,15 @@ class UserProcess:
     `called` is what the sentences of a failure call it; `memory_bytes` is how much it and its children may hold.
     """
 
-    def __init__(self, python: str, folder: Path, called: str, deadline_s: float, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        python: str,
+        folder: Path,
+        called: str,
+        deadline_s: float,
+        memory_bytes: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         _adopt_orphans()
         self._called, self._where, self._memory_bytes = called, "", memory_bytes
         self.deadline_in(deadline_s)
@@ -74,6 +82,7 @@ class UserProcess:
                 stderr=printed,
                 pass_fds=(requests, answers),
                 start_new_session=True,
+                env={**os.environ, **(environment or {})},
             )
         except OSError as error:
             for each in (self._to, self._from, output):
@@ -128,6 +137,11 @@ class UserProcess:
             place = f"{file}:{at}" if file and at else file or self._where
             raise Failed(f"{place}: {str(answer['error'])[:1000]}.", str(answer.get("reason", ""))[:40])
         return answer
+
+    def pause(self, paused: bool) -> None:
+        """Stop the process, threads that wait busily too, or let it go on."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
 
     def cpu_seconds(self) -> float:
         """CPU time that the process and its living children have used, by Linux's own clock of each."""
@@ -213,7 +227,9 @@ class UserProcess:
         except OSError:
             return ""
         ours = str(kernel_process.PACKAGE)
-        theirs = [(file, line) for file, line in frames if not file.startswith((ours, "<")) and "/lib/python" not in file]
+        theirs = [
+            (file, line) for file, line in frames if not file.startswith((ours, "<")) and "/lib/python" not in file
+        ]
         return f"{_short(theirs[0][0])}:{theirs[0][1]}" if theirs else ""
 
     def _ended(self, what: str) -> Failed:
@@ -226,7 +242,7 @@ class UserProcess:
             return self._lost("had its process killed (SIGKILL), by itself or because memory ran out", reason=ENDED)
         if code < 0:
             with contextlib.suppress(ValueError):
-                return self._lost(f"had its process ended by {signal.Signals(-code).name}", reason=ENDED)
+                return self._lost(f"had its process ended by {signal.Signals(-code).name}", self._place_in_stack(), ENDED)
         return self._lost(f"ended its process with exit code {code}", reason=ENDED)
 
     def _lost(self, words: str, place: str = "", reason: str = "") -> Failed:

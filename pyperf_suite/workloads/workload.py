@@ -163,6 +163,10 @@ class Prepared(ABC):
         """What else is told of these launches, measured after they were timed: bytes, shares, counts."""
         return {}
 
+    def cpu_elsewhere_s(self) -> float:
+        """CPU seconds that processes of its own have used since it was checked: no load of others."""
+        return 0.0
+
     def references(self) -> dict[str, Any]:
         """What a record says of who judged."""
         return {}

@@ -1,0 +1,386 @@
+"""What a kernel is given and what it gives back: arrays and plain data, written to files and read from them.
+
+Both processes in which a user's code runs, and the judge, speak of them by these descriptions. Nothing but the standard
+library is imported, and nothing newer than Python 3.9 is used; numpy and torch are used where the user's code does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import json
+import random
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+NUMPY_KINDS = "biufcmMSU"
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PACKED = (bytearray, array, range, set, frozenset)
+ALIGNMENT = 64
+
+# The bits of a NaN that no arithmetic makes, by the size of its type; bfloat16 takes the float16's, which is one too.
+POISON = {2: 0x7FE5, 4: 0x7FC5EEDF, 8: 0x7FF85EED0C0FFEE0}
+
+# Of a result, how much is copied when the clock stops, and in blocks of how many bytes.
+KEPT_BYTES, KEPT_BLOCK_BYTES = 16 << 20, 1 << 20
+
+# What a record calls a result that may not have been computed yet, and the methods by which other objects compute it.
+LAZY = "lazy result"
+LAZY_METHODS = ("__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__", "__torch_function__")
+
+# Taken before any code of a user's runs.
+_DRAW = random.SystemRandom().randrange
+
+
+class Told(Exception):
+    """What is wrong, in words that need no traceback; `where` is the function or file that it is about.
+
+    `reason` is the word group under which a record's verification has it.
+    """
+
+    def __init__(self, message: str, where: tuple[str, int] = ("", 0), reason: str = "") -> None:
+        super().__init__(message)
+        self.where, self.reason = where, reason
+
+
+class Leaf:
+    """One array among the arguments, or one piece of plain data: what it is, and how its values come and go."""
+
+    def __init__(self, kind: str, value: Any, role: str, key: Any) -> None:
+        self.kind, self.value, self.role = kind, value, role
+        self.spec: dict[str, Any] = {"kind": kind, "role": role, "argument": key}
+        if kind == "array":
+            self.spec.update(_array_spec(value))
+
+    def room(self) -> Any:
+        """Memory of the same layout, on the same device, elsewhere; plain data is had from its slot."""
+        return None if self.kind == "plain" else _like(self.value, self.spec)
+
+    def write(self, file: Any, value: Any = None) -> None:
+        """The values, contiguous, at the file's place for them."""
+        if self.kind == "array":
+            file.seek(self.spec["offset"])
+            file.write(_raw(_contiguous(self.value if value is None else value)))
+
+    def read(self, file: Any, into: Any) -> None:
+        """The values from the file's place for them, in place."""
+        file.seek(self.spec["offset"])
+        if is_torch(into):
+            torch = sys.modules["torch"]
+            with torch.no_grad():
+                if into.is_contiguous() and not into.is_cuda:
+                    file.readinto(_raw(into.detach()))
+                else:
+                    host = torch.empty(into.shape, dtype=into.dtype)
+                    file.readinto(_raw(host))
+                    _distinct(into.detach()).copy_(_distinct(host, into.stride()))
+                into.grad = None
+        elif into.flags.c_contiguous:
+            file.readinto(_raw(into))
+        else:
+            host = sys.modules["numpy"].empty(into.shape, into.dtype)
+            file.readinto(_raw(host))
+            into[...] = host
+
+
+def digest(leaves: Sequence[Leaf], values: Sequence[Any]) -> str:
+    """A fingerprint of the plain data that a function has no leave to change."""
+    kept = [value for leaf, value in zip(leaves, values) if leaf.kind == "plain" and leaf.role == "input"]
+    unordered = any(type(each) in (set, frozenset) for each in kept)
+    return "" if unordered else hashlib.sha256(repr(kept).encode()).hexdigest()
+
+
+def walk(value: Any) -> Iterator[tuple[str, Any]]:
+    """("array" | "plain", leaf) of an argument; what is neither belongs to each process itself."""
+    if is_array(value):
+        yield "array", value
+    elif is_plain(value):
+        yield "plain", value
+    elif type(value) in (list, tuple):
+        for each in value:
+            yield from walk(each)
+    elif type(value) is dict:
+        for each in value.values():
+            yield from walk(each)
+
+
+def replaced(value: Any, leaves: Iterator[Any]) -> Any:
+    """The value with other leaves, in the order of `_walk`."""
+    if is_array(value) or is_plain(value):
+        return next(leaves)
+    if type(value) in (list, tuple):
+        return type(value)([replaced(each, leaves) for each in value])
+    if type(value) is dict:
+        return {key: replaced(each, leaves) for key, each in value.items()}
+    return value
+
+
+def is_plain(value: Any) -> bool:
+    """Numbers, text, bytes and containers of them: what pickle carries without running anybody's code."""
+    if isinstance(value, PLAIN):
+        return type(value) in PLAIN
+    if type(value) in (list, tuple):
+        return all(map(is_plain, value))
+    if type(value) is dict:
+        return all(map(is_plain, value)) and all(map(is_plain, value.values()))
+    return type(value) in PACKED
+
+
+def is_torch(value: Any) -> bool:
+    """Whether it is a tensor of torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array whose values can be carried: dense, of numbers, and of no class of its own."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return value.dtype.kind in NUMPY_KINDS and type(value) is numpy.ndarray
+    if not is_torch(value):
+        return False
+    torch = sys.modules["torch"]
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_meta
+
+
+def _array_spec(value: Any) -> dict[str, Any]:
+    if is_torch(value):
+        return {
+            "library": "torch",
+            "dtype": str(value.dtype)[6:],
+            "shape": list(value.shape),
+            "strides": list(value.stride()),
+            "bytes": value.numel() * value.element_size(),
+            "device": str(value.device),
+            "grad": bool(value.requires_grad),
+        }
+    return {
+        "library": "numpy",
+        "dtype": value.dtype.name if value.dtype.kind in "biufc" else value.dtype.str,
+        "shape": list(value.shape),
+        "strides": [stride // max(1, value.itemsize) for stride in value.strides],
+        "bytes": value.nbytes,
+        "device": "cpu",
+        "grad": False,
+    }
+
+
+def comparable(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What has to be equal each time that inputs are made."""
+    return {name: value for name, value in spec.items() if name != "offset"}
+
+
+def lay_out(specs: Sequence[dict[str, Any]]) -> int:
+    """Give each array its offset in a slot; returns the bytes of all."""
+    end = 0
+    for spec in specs:
+        if spec["kind"] == "array":
+            spec["offset"] = end
+            end += -(-spec["bytes"] // ALIGNMENT) * ALIGNMENT
+    return end
+
+
+def _like(value: Any, spec: Mapping[str, Any]) -> Any:
+    """An array of that layout: strides kept, so that a transposed input stays one."""
+    if spec["library"] == "torch":
+        torch = sys.modules["torch"]
+        made = torch.empty_strided(spec["shape"], spec["strides"], dtype=value.dtype, device=value.device)
+        made.zero_() if 0 not in spec["strides"] else None
+        if type(value) is torch.nn.Parameter:
+            return torch.nn.Parameter(made, requires_grad=spec["grad"])
+        return made.requires_grad_(spec["grad"]) if spec["grad"] else made
+    numpy = sys.modules["numpy"]
+    if value.flags.c_contiguous:
+        return numpy.zeros(value.shape, value.dtype)
+    strides, shape = spec["strides"], spec["shape"]
+    reach = [(size - 1) * stride for size, stride in zip(shape, strides)]
+    before = -sum(each for each in reach if each < 0)
+    base = numpy.zeros(before + sum(each for each in reach if each > 0) + 1, value.dtype)
+    steps = [stride * value.itemsize for stride in strides]
+    return numpy.lib.stride_tricks.as_strided(base[before:], shape, steps, writeable=True)
+
+
+def _contiguous(value: Any) -> Any:
+    """The values in order, in the host's memory."""
+    if is_torch(value):
+        return value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return sys.modules["numpy"].ascontiguousarray(value)
+
+
+def _distinct(value: Any, strides: Sequence[int] | None = None) -> Any:
+    """A tensor's elements, each once: of a dimension that is expanded only the first."""
+    for dim, stride in enumerate(strides or value.stride()):
+        if stride == 0 and value.shape[dim] > 1:
+            value = value.narrow(dim, 0, 1)
+    return value
+
+
+def _raw(value: Any) -> memoryview:
+    """The bytes of a contiguous array in the host's memory."""
+    if is_torch(value):
+        address, size = value.data_ptr(), value.numel() * value.element_size()
+    else:
+        address, size = value.ctypes.data, value.nbytes
+    if not size:
+        return memoryview(bytearray())
+    buffer = (ctypes.c_ubyte * size).from_address(address)
+    buffer.owner = value
+    return memoryview(buffer).cast("B")
+
+
+def extent(value: Any) -> tuple[int, int]:
+    """Where an array's memory begins and ends."""
+    if is_torch(value):
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    from numpy.lib.array_utils import byte_bounds
+
+    return byte_bounds(value)
+
+
+def overlaps(value: Any, extents: Sequence[tuple[int, int]]) -> bool:
+    """Whether an array shares memory with what lies there."""
+    begin, end = extent(value)
+    return any(begin < high and low < end for low, high in extents)
+
+
+def keep(value: Any, kept: Sequence[tuple[int, bytes]] = ()) -> list[tuple[int, bytes]]:
+    """Blocks of an array's memory and where they begin: all of it or, of a large one, some at random, or as `kept`."""
+    if not (value.is_contiguous() and not value.is_cuda if is_torch(value) else value.flags.c_contiguous):
+        value = _contiguous(value)
+    memory = _raw(value)
+    if len(memory) <= KEPT_BYTES:
+        return [(0, bytes(memory))]
+    size = KEPT_BLOCK_BYTES
+    starts = [begin for begin, _ in kept] or [_DRAW(len(memory) - size) for _ in range(KEPT_BYTES // size)]
+    return [(begin, bytes(memory[begin : begin + size])) for begin in starts]
+
+
+def poison(value: Any) -> None:
+    """Fill an array with a NaN of the suite's own, of integers with the least one, so that what nobody writes is seen."""
+    if is_torch(value):
+        torch = sys.modules["torch"]
+        if value.dtype is torch.bool or not value.numel():
+            return
+        with torch.no_grad():
+            plain = _distinct(value.detach())
+            plain = torch.view_as_real(plain) if plain.is_complex() else plain
+            bits = POISON.get(plain.element_size()) if plain.is_floating_point() else None
+            if bits is None:
+                plain.fill_(float("nan") if plain.is_floating_point() else torch.iinfo(plain.dtype).min)
+            else:
+                plain.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]).fill_(bits)
+    elif value.flags.writeable and value.dtype.kind in "iufc":
+        kind = value.dtype.kind
+        for part in [value.real, value.imag] if kind == "c" else [value]:
+            if kind in "fc" and part.itemsize in POISON:
+                part.view(f"i{part.itemsize}")[...] = POISON[part.itemsize]
+            else:
+                part[...] = float("nan") if kind in "fc" else sys.modules["numpy"].iinfo(part.dtype).min
+
+
+def _is_lazy(value: Any) -> bool:
+    """Whether a result is an array or a container whose class, or methods put on it, may compute when it is looked at."""
+    if is_array(value):
+        return any(map(callable, getattr(value, "__dict__", {}).values()))
+    for base in (list, tuple, dict):
+        if isinstance(value, base):
+            kind: Any = type(value)
+            return bool(kind.__iter__ is not base.__iter__ or kind.__getitem__ is not base.__getitem__)
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, PLAIN) or (numpy is not None and isinstance(value, numpy.generic)):
+        return False
+    return any(hasattr(type(value), name) for name in LAZY_METHODS)
+
+
+def _kind_of(value: Any) -> str:
+    if is_array(value):
+        return "a tensor with methods of its own"
+    return f"a {type(value).__module__}.{type(value).__name__}"
+
+
+def arrays_in(result: Any) -> Iterator[Any]:
+    """Every array in a result."""
+    if is_array(result):
+        yield result
+    elif isinstance(result, (list, tuple)):
+        for each in result:
+            yield from arrays_in(each)
+    elif isinstance(result, dict):
+        for each in result.values():
+            yield from arrays_in(each)
+
+
+def write_result(
+    out: Any, path: str, exact_types: bool, where: tuple[str, int], limit_bytes: int = 0, named: str = "the function"
+) -> dict[str, Any]:
+    """Write a result: the arrays to `path`, what they are, and whatever else it is, as JSON to `path`.json.
+
+    Raises Told for what cannot be compared: other objects, and with `exact_types` arrays of a class of their own, which
+    may compute only when they are looked at.
+    """
+    arrays: list[Any] = []
+    end = 0
+
+    def encoded(value: Any) -> Any:
+        nonlocal end
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in NUMPY_KINDS:
+            value = numpy.asarray(value)
+        if not exact_types and is_torch(value):
+            value = value.detach().as_subclass(sys.modules["torch"].Tensor)
+        if exact_types and _is_lazy(value):
+            raise Told(f"{named} returned {_kind_of(value)}, which may compute only when it is looked at", where, LAZY)
+        if is_array(value):
+            spec = {"kind": "array", **_array_spec(value), "offset": end}
+            end += -(-spec["bytes"] // ALIGNMENT) * ALIGNMENT
+            arrays.append((spec["offset"], value))
+            return spec
+        if isinstance(value, PLAIN) and not isinstance(value, (bytes, complex)):
+            return {"kind": "plain", "value": value}
+        if type(value) in (bytes, bytearray):
+            return {"kind": "plain", "value": value.hex()}
+        if isinstance(value, (list, tuple)):
+            if value and all(type(each) in (int, float, str, bool) for each in value):
+                return {"kind": "plain", "value": list(value)}
+            return {"kind": "tuple", "items": [encoded(each) for each in value]}
+        if isinstance(value, (set, frozenset)) and is_plain(value):
+            return {"kind": "plain", "value": sorted(value, key=repr)}
+        if type(value) is dict and all(type(key) is str for key in value):
+            return {"kind": "dict", "items": {key: encoded(each) for key, each in value.items()}}
+        raise Told(f"{named} returned {_kind_of(value)}: return arrays, numbers, text, or tuples of them", where)
+
+    tree = encoded(out)
+    if limit_bytes and end > limit_bytes:
+        raise Told(f"{named} returned {end:,} bytes where the reference has {limit_bytes // 4:,} at most", where)
+    with open(path, "wb") as file:
+        for offset, value in arrays:
+            file.seek(offset)
+            file.write(_raw(_contiguous(value)))
+        file.truncate(end)
+    with open(f"{path}.json", "w") as text:
+        json.dump(tree, text)
+    return {"bytes": end}
+
+
+def read_result(tree: Mapping[str, Any], path: str, library: str) -> Any:
+    """The inverse of `write_result`, for a user's check."""
+    if tree["kind"] == "plain":
+        return tree["value"]
+    if tree["kind"] == "tuple":
+        return tuple(read_result(each, path, library) for each in tree["items"])
+    if tree["kind"] == "dict":
+        return {key: read_result(each, path, library) for key, each in tree["items"].items()}
+    with open(path, "rb") as file:
+        file.seek(tree["offset"])
+        content = bytearray(file.read(tree["bytes"]))
+    if tree["library"] == "torch":
+        torch = importlib.import_module("torch")
+        if not content:
+            return torch.empty(tree["shape"], dtype=getattr(torch, tree["dtype"]))
+        return torch.frombuffer(content, dtype=getattr(torch, tree["dtype"])).reshape(tree["shape"])
+    numpy = importlib.import_module("numpy")
+    return numpy.frombuffer(content, numpy.dtype(tree["dtype"])).reshape(tree["shape"])
