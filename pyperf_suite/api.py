@@ -18,7 +18,7 @@ import inspect
 import itertools
 import random as _random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
 Scalar = Union[bool, int, float, str]
@@ -308,7 +308,7 @@ def _three(size: Any) -> tuple[int, int, int]:
 
 
 def _values(name: str, values: Any) -> tuple[Scalar, ...]:
-    found = (values,) if isinstance(values, (bool, int, float, str)) else tuple(values)
+    found = (values,) if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
     if not found:
         raise TypeError(f"the axis {name} holds no value")
     for value in found:

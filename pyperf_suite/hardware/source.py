@@ -21,10 +21,10 @@ def source() -> dict[str, Any]:
     return source_of(PACKAGE)
 
 
-def source_of(package: Path) -> dict[str, Any]:
-    """The same for the package in that folder."""
+def source_of(package: Path, file: str = "__init__.py") -> dict[str, Any]:
+    """The same for the package in that folder, or for whatever has that file there."""
     # A folder in a checkout that does not track the package, as a virtual environment in somebody's project, is not it.
-    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+    if _git(package, "ls-files", "--error-unmatch", file) is None:
         return {}
     commit = _git(package, "rev-parse", "--verify", "HEAD")
     changed = _git(package, "status", "--porcelain", "--untracked-files=no")

@@ -219,7 +219,7 @@ class Session:
             profile=self.plan.profile.name,
             metrics=metrics,
             identity=self._identity,
-            state=self._state,
+            state=self._state | answer.pop("state", {}),
             visit_s=float(f"{seconds:.6g}"),
             **answer,
         )

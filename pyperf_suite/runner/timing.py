@@ -53,6 +53,7 @@ def timed(
             "kernel": dataclasses.asdict(prepared.kernel),
             "work": dataclasses.asdict(prepared.work or work),
             "verification": verdict.to_json() | prepared.references() | checks.report(),
+            **({"state": dict(prepared.state)} if prepared.state else {}),
         }
         if effort is None:
             return result | {"outcome": "ok"}

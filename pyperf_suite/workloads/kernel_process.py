@@ -23,7 +23,7 @@ import inspect
 import json
 import os
 import pickle
-import random
+import platform
 import signal
 import sysconfig
 import time
@@ -179,7 +179,11 @@ class KernelProcess:
             module = importlib.import_module(target)
         self._module = module
         self._library = "torch" if "torch" in sys.modules else "numpy"
-        return {"library": self._library, "versions": _versions(), "python": sys.version.split()[0]}
+        return {
+            "library": self._library,
+            "versions": _versions(),
+            "python": f"{platform.python_implementation()} {platform.python_version()}",
+        }
 
     def _gpu(self) -> Any:
         from pyperf_suite.workloads.cuda import cuda_device
@@ -478,6 +482,17 @@ class KernelProcess:
         self._keep_result()
         clocks = self._stopwatch.clocks_hz(samples) if not self._restored else []
         return {"seconds": seconds, "clocks_hz": [hz if hz == hz else None for hz in clocks]}
+
+    def _enqueue(self, first: int, count: int) -> dict[str, Any]:
+        """Launch so many times on a GPU and wait for nothing."""
+        for index in range(first, first + count):
+            self._last.append(self._called(*self._calls[index % len(self._calls)]))
+        return {}
+
+    def _settle(self) -> dict[str, Any]:
+        """Wait until a GPU has nothing left to do, on whatever stream."""
+        self._gpu().context.synchronize()
+        return {}
 
     def _restore(self, start: int, count: int) -> None:
         """Give modified arguments of these sets their values back."""

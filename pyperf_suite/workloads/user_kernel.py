@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite import processes
+from pyperf_suite import __version__, processes
 from pyperf_suite.errors import Failed, Unsupported, UserError
 from pyperf_suite.guards import recognises
 from pyperf_suite.hardware import memory
+from pyperf_suite.hardware.source import source_of
 from pyperf_suite.kernel_arrays import POISON, lay_out
 from pyperf_suite.measure.spot_checks import CONFIDENCE, WrongLaunch, excluded_rate
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch
@@ -39,7 +40,7 @@ from pyperf_suite.measure.verify_result import compare, refused
 from pyperf_suite.workloads.dtypes import widen
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.user_process import UserProcess
-from pyperf_suite.workloads.workload import Kernel, Place, Prepared, Way, Work, Workload
+from pyperf_suite.workloads.workload import Kernel, Observed, Place, Prepared, Way, Work, Workload
 
 # Which interpreter runs a user's code, what comes first on its path, and what a FILE is relative to.
 PYTHON_VARIABLE, PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PYTHON", "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
@@ -78,6 +79,9 @@ DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 # Of a part that takes so long, the least share that its samples may make up, with what passes between two samples. A
 # busy machine answers late, so the best of several counts, each twice as long as the last.
 LONG_PART_S, TOLD_SHARE, BETWEEN_SAMPLES_S, CLOCK_TRIES = 5e-3, 0.6, 5e-6, 7
+
+# Launches that are queued on a GPU to see how long it works.
+MOST_QUEUED = 500
 
 # Threads of the reference process that wait for work take no core from what is timed.
 NO_SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
@@ -210,6 +214,7 @@ class UserLaunches(Prepared):
     def __init__(self, name: str, axes: dict[str, Any], implementation: str, place: Place) -> None:
         self._end_s = time.monotonic() + DEADLINE_SHARE * place.deadline_s - DEADLINE_SPARE_S
         self._resources = contextlib.ExitStack()
+        self._clocks_hz: list[float] = []
         try:
             self._folder = self._resources.enter_context(_folder())
             self._prepare(name, axes, implementation, place)
@@ -244,6 +249,11 @@ class UserLaunches(Prepared):
         details = {"where": self.where, "doc": mine["doc"], "python": started["python"], "versions": versions}
         details |= {"baseline": mine["baseline"], "implementations": mine["implementations"]}
         self.kernel = Kernel(implementation, self._path, details)
+        self.state = {
+            "python": started["python"],
+            "packages": {"pyperf_suite": __version__, **versions},
+            "source": _source(str(root()), mine["kernel_file"]),
+        }
 
     def _require_same_inputs(self, mine: Mapping[str, Any]) -> None:
         """Raise Failed where the two processes were given inputs of other shapes."""
@@ -309,6 +319,8 @@ class UserLaunches(Prepared):
         seconds = told.get("seconds")
         if not isinstance(seconds, list) or len(seconds) != samples or not all(map(_is_time, seconds)):
             raise WrongLaunch(refused("clock", f"{self.where}: its process told no time of each sample"))
+        clocks = told.get("clocks_hz") or []
+        self._clocks_hz = [*self._clocks_hz, *(hz for hz in clocks if isinstance(hz, float) and 0 < hz < 1e11)]
         return seconds, wall_s
 
     def cpu_seconds(self) -> float:
@@ -316,7 +328,7 @@ class UserLaunches(Prepared):
         return self._process.cpu_seconds()
 
     def _require_left_alone(self, told: Mapping[str, Any]) -> None:
-        """Raise WrongLaunch where the code put other functions in places that are not its own, or looked around there."""
+        """Raise WrongLaunch where the code put others in the place of functions, or looked at what is not its own."""
         for name, reason, words in (
             ("replaced", "replaced function", "it put something else in the place of"),
             ("looked", "harness inspected", "while it was timed it read what is not its own, by"),
@@ -325,6 +337,18 @@ class UserLaunches(Prepared):
             if found:
                 shown = ", ".join(str(each)[:80] for each in found[:4]) if isinstance(found, list) else repr(found)[:80]
                 raise WrongLaunch(refused(reason, f"{self.where}: {words} {shown}"))
+
+    def settling_s(self, launches: int) -> float:
+        """Seconds that a GPU still works after so many launches were queued: the judge's, of all its streams."""
+        self._process.ask("settle")
+        self._process.ask("enqueue", first=0, count=launches)
+        begin = time.perf_counter()
+        self._process.ask("settle")
+        return time.perf_counter() - begin
+
+    def observed(self) -> dict[str, Observed]:
+        """The clock of a GPU's multiprocessors while it was timed."""
+        return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
 
     def refresh(self, index: int) -> None:
         """Give a set inputs that no process has seen, made under a seed drawn now."""
@@ -378,8 +402,8 @@ class UserLaunches(Prepared):
             return None
         return refused(
             "wrong dtype",
-            f"it returned {found['dtype']}, which is narrower than its inputs and the reference's {wanted['dtype']}: if "
-            "that is meant, have the reference return it as well",
+            f"it returned {found['dtype']}, which is narrower than its inputs and than the reference's {wanted['dtype']}: "
+            "if that is meant, have the reference return it as well",
         )
 
     def _changed_late(self, told: Mapping[str, Any]) -> Verification | None:
@@ -472,6 +496,7 @@ class UserLaunches(Prepared):
 
     def begin(self) -> None:
         """From now on launches are timed."""
+        self._clocks_hz = []
         self._cpu_before_s = self._cpu_s()
 
     def _cpu_s(self) -> float:
@@ -514,7 +539,7 @@ class PartChecks:
         self._checked = self._before = self._compared = 0
         self._spent_s = self._begun_s = self._check_s = 0.0
         self._batch = 1
-        self._wall_s = 0.0
+        self._wall_s = self._launch_s = 0.0
 
     def before_timing(self) -> Verification:
         """One launch on fresh inputs, then one on others. Raises WrongLaunch."""
@@ -589,7 +614,7 @@ class PartChecks:
             raise WrongLaunch(
                 refused("clock", f"{self._launches.where}: {told_s:.3g} s were told of a part that took {wall_s:.3g} s")
             )
-        self._wall_s = wall_s / (samples * batch)
+        self._wall_s, self._launch_s = wall_s / (samples * batch), told_s / (samples * batch)
         return seconds
 
     def _require_a_true_clock(self) -> None:
@@ -597,7 +622,10 @@ class PartChecks:
 
         They are taken as those were that count; as many of them as the judge sees take long enough.
         """
-        if self._launches.restores or self._launches.kernel.path == "gpu":
+        if self._launches.restores:
+            return
+        if self._launches.kernel.path == "gpu":
+            self._require_nothing_hidden()
             return
         share = 0.0
         for attempt in range(CLOCK_TRIES):
@@ -648,6 +676,15 @@ class PartChecks:
                 return
         message = f"while nothing is launched, threads or processes of its own use {share:.1f} cores"
         raise WrongLaunch(refused("late work", f"{self._launches.where}: {message}"))
+
+    def _require_nothing_hidden(self) -> None:
+        """Raise WrongLaunch where a GPU works for longer than the events tell, as on a stream that they do not see."""
+        launches = 1 + min(MOST_QUEUED, int(4 * LONG_PART_S / max(self._launch_s, 1e-6)))
+        told_s = launches * self._launch_s
+        seen_s = min(self._launches.settling_s(launches) for _ in range(3))
+        if seen_s > told_s / TOLD_SHARE + LONG_PART_S:
+            words = f"the GPU worked for {seen_s:.3g} s after {launches} launches, whose events tell of {told_s:.3g} s"
+            raise WrongLaunch(refused("late work", f"{self._launches.where}: {words}"))
 
     def _launch_and_check(self, index: int) -> Verification:
         self._launches.refresh(index)
@@ -762,6 +799,13 @@ def _python() -> str:
 def _seed() -> int:
     """63 secret bits."""
     return secrets.randbits(63)
+
+
+@functools.cache
+def _source(top: str, file: str) -> dict[str, Any]:
+    """The commit of the user's repository, where it tracks the file."""
+    path = Path(top) / file
+    return source_of(path.parent, path.name) if file else {}
 
 
 def _limit_bytes() -> int:

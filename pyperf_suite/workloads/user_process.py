@@ -242,7 +242,9 @@ class UserProcess:
             return self._lost("had its process killed (SIGKILL), by itself or because memory ran out", reason=ENDED)
         if code < 0:
             with contextlib.suppress(ValueError):
-                return self._lost(f"had its process ended by {signal.Signals(-code).name}", self._place_in_stack(), ENDED)
+                return self._lost(
+                    f"had its process ended by {signal.Signals(-code).name}", self._place_in_stack(), ENDED
+                )
         return self._lost(f"ended its process with exit code {code}", reason=ENDED)
 
     def _lost(self, words: str, place: str = "", reason: str = "") -> Failed:

@@ -118,6 +118,8 @@ class Prepared(ABC):
     sees_more: bool = False
     # What a record says of how samples were taken beside the usual.
     sampling: Mapping[str, Any] = {}
+    # What of the machine's state is another one for it: the code's commit, the versions that it found.
+    state: Mapping[str, Any] = {}
     # Who looks at what launches leave, where it takes another way than the usual (runner/timing.Checks).
     checks: Any = None
     # Figures that are read and not timed, as records keep metrics; then nothing is launched.

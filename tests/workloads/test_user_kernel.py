@@ -1,4 +1,4 @@
-"""Anybody's kernel, judged from outside: what is right is measured, and what goes wrong costs one case and a sentence."""
+"""Anybody's kernel, judged from outside: what is right is measured, what is wrong costs one case and a sentence."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ RIGHT = {
     "plain Python": "sorted, [3, 1, 2] * 50, reference=sorted",
     "a float of a list": "sum, [0.5, 0.25, 0.1], reference=__import__('math').fsum",
     "text": "lambda words: ' '.join(words), ['a', 'b'], reference=' '.join",
-    "several results": "lambda x: (x + 1, x.sum()), suite.rand(64), reference=lambda x: (x + 1, x.sum(dtype='float64'))",
+    "several results": "lambda x: (x + 1, x.sum()), suite.rand(64), reference=lambda x: (x + 1, x.sum(dtype=float))",
     "results by name": "lambda x: {'more': x + 1}, suite.rand(8), reference=lambda x: {'more': x + 1}",
     "in place, as it says": "np.ndarray.sort, suite.rand(64), modifies=0, reference=np.sort",
     "a list in place, as it says": "lambda x: x.sort(), [3, 1, 2], modifies=0, check=lambda out, x: None",
     "into memory given to it": "lambda out, x: np.add(x, 1, out=out), suite.empty(64), suite.rand(64), "
     "reference=lambda out, x: x + 1.0",
     "by keyword": "lambda *, x, by: x + by, x=suite.rand(64), by=2, reference=lambda *, x, by: x + 2.0",
-    "a transposed input": "lambda x: x @ x.T, suite.rand(8, 4).T, reference=lambda x: x.astype(float) @ x.T.astype(float)",
+    "a transposed input": "lambda x: x @ x.T, suite.rand(8, 4).T, reference=lambda x: np.float64(x) @ np.float64(x.T)",
     "a strided input": "lambda x: x + 1, suite.rand(64)[::-2], reference=lambda x: x + 1.0",
     "a strided result": "lambda x: np.repeat(x + 1, 2)[::2], suite.rand(64), reference=lambda x: x + 1.0",
     "arrays in a list": "np.concatenate, [suite.rand(4), suite.rand(5)], reference=np.concatenate",
