@@ -260,7 +260,7 @@ def keep(value: Any, kept: Sequence[tuple[int, bytes]] = ()) -> list[tuple[int, 
 
 
 def poison(value: Any) -> None:
-    """Fill an array with a NaN of the suite's own, of integers with the least one, so that what nobody writes is seen."""
+    """Fill an array with a NaN of the suite's own, or the least integer, so that what nobody writes is seen."""
     if is_torch(value):
         torch = sys.modules["torch"]
         if value.dtype is torch.bool or not value.numel():
@@ -283,7 +283,7 @@ def poison(value: Any) -> None:
 
 
 def _is_lazy(value: Any) -> bool:
-    """Whether a result is an array or a container whose class, or methods put on it, may compute when it is looked at."""
+    """Whether a result is of a class, or has methods put on it, that may compute when it is looked at."""
     if is_array(value):
         return any(map(callable, getattr(value, "__dict__", {}).values()))
     for base in (list, tuple, dict):

@@ -58,7 +58,7 @@ LEAST_CHECKS, CHECKING_S = 8, 0.25
 LEAST_COMPARED, MOST_COMPARED, ALIKE, SUSPECTED_S = 6, 32, 1.1, 5.0
 
 # After launches, threads of libraries spin for a while; then the process may use this share of a core, over so long.
-SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.03, 0.25
+SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.03, 0.05
 
 # Of a result, as much more than its reference as a kernel may write before it is stopped.
 LARGEST_RESULT = 4
@@ -402,7 +402,7 @@ class UserLaunches(Prepared):
             return None
         return refused(
             "wrong dtype",
-            f"it returned {found['dtype']}, which is narrower than its inputs and than the reference's {wanted['dtype']}: "
+            f"it returned {found['dtype']}, which is narrower than its inputs and the reference's {wanted['dtype']}; "
             "if that is meant, have the reference return it as well",
         )
 
@@ -669,12 +669,12 @@ class PartChecks:
         """Raise WrongLaunch where threads or children of the process go on working while nothing is launched."""
         for pause_s in (0.0, SPIN_S, 0.0):
             time.sleep(pause_s)
-            begin_s, used_s = time.monotonic(), self._launches.cpu_seconds()
+            used_s, begin_s = self._launches.cpu_seconds(), time.monotonic()
             time.sleep(REST_S)
             share = (self._launches.cpu_seconds() - used_s) / (time.monotonic() - begin_s)
             if share < BUSY_SHARE:
                 return
-        message = f"while nothing is launched, threads or processes of its own use {share:.1f} cores"
+        message = f"while nothing is launched, threads or processes of its own use {share:.2f} cores"
         raise WrongLaunch(refused("late work", f"{self._launches.where}: {message}"))
 
     def _require_nothing_hidden(self) -> None:
