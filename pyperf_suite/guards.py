@@ -15,7 +15,8 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any
 
-# Modules whose functions and classes' methods must stay what they were, by name; () stands for all that they have.
+# Modules whose functions and classes' methods must stay what they were, by name; () stands for all that they have. The
+# suite and references are made of them.
 GUARDED: Mapping[str, tuple[str, ...]] = {
     "builtins": (),
     "time": (),
@@ -24,19 +25,26 @@ GUARDED: Mapping[str, tuple[str, ...]] = {
     "os": ("read", "write", "fork", "getppid", "kill", "dup", "close"),
     "signal": ("signal", "setitimer"),
     "threading": ("Thread.start", "active_count", "enumerate"),
-    "numpy": (
-        *("abs", "all", "allclose", "any", "array", "array_equal", "asarray", "ascontiguousarray", "copyto", "empty"),
-        *("frombuffer", "isclose", "isfinite", "isnan", "max", "shares_memory"),
-    ),
-    "numpy.linalg": ("norm",),
-    "numpy.testing": ("assert_allclose", "assert_array_equal", "assert_array_almost_equal"),
-    "torch": ("allclose", "equal", "from_numpy", "frombuffer", "isclose", "isfinite", "isnan", "all", "any"),
-    "torch.testing": ("assert_close",),
+    "random": (),
+    "statistics": (),
+    "math": (),
+    "numpy": (),
+    "numpy.fft": (),
+    "numpy.linalg": (),
+    "numpy.random": (),
+    "numpy.testing": (),
+    "scipy.linalg": (),
+    "scipy.special": (),
+    "torch": (),
     "torch.cuda": (
         *("synchronize", "current_stream", "default_stream", "stream", "Event.record", "Event.elapsed_time"),
         *("Event.synchronize", "Event.__new__", "Stream.synchronize"),
     ),
-    "torch._tensor": ("Tensor.__torch_function__", "Tensor.__array__", "Tensor.__repr__"),
+    "torch.fft": (),
+    "torch.linalg": (),
+    "torch.nn.functional": (),
+    "torch.special": (),
+    "torch.testing": (),
 }
 
 # What is no constant of its module, or belongs to whoever reads it.
@@ -53,7 +61,8 @@ class Guards:
         self, guarded: Mapping[str, tuple[str, ...]] = GUARDED, own: Sequence[str] = ("pyperf_suite", "__main__")
     ) -> None:
         self._guarded, self._own = guarded, tuple(own)
-        self._kept: dict[str, tuple[Any, Any]] = {}
+        self._kept: list[tuple[str, Mapping[str, Any], str, Any, Any]] = []
+        self._methods: list[tuple[type, frozenset[str]]] = []
         self._modules: dict[str, ModuleType] = {}
         for name, module in list(sys.modules.items()):
             self._remember(name, module)
@@ -75,15 +84,17 @@ class Guards:
 
     def replaced(self) -> list[str]:
         """The functions that are others than they were, or run other code."""
-        found = []
-        for module, remembered in self._modules.items():
-            if sys.modules.get(module) is not remembered:
-                found.append(module)
-        for name, (value, code) in self._kept.items():
-            module, _, attribute = name.partition(":")
-            now = _look_up(self._modules[module], attribute)
-            if now is not value or getattr(now, "__code__", None) is not code:
-                found.append(f"{module}.{attribute}")
+        found = [name for name, module in self._modules.items() if sys.modules.get(name) is not module]
+        for name, holder, attribute, value, code in self._kept:
+            now = holder.get(attribute)
+            if now is not value or (code is not None and now.__code__ is not code):
+                found.append(f"{name}.{attribute}")
+        for kind, names in self._methods:
+            found += [
+                f"{kind.__module__}.{kind.__qualname__}.{name}"
+                for name in vars(kind).keys() - names
+                if _inherited(kind, name)
+            ]
         return found
 
     def _is_guarded(self, name: str) -> bool:
@@ -105,9 +116,22 @@ class Guards:
         if not self._is_guarded(name) or not isinstance(module, ModuleType):
             return
         self._modules[name] = module
-        for attribute in self._guarded.get(name) or _callables(module):
-            value = _look_up(module, attribute)
-            self._kept[f"{name}:{attribute}"] = (value, getattr(value, "__code__", None))
+        for path in self._guarded.get(name) or _callables(module):
+            *outer, attribute = path.split(".")
+            holder: Any = module
+            for each in outer:
+                holder = getattr(holder, each, None)
+            if holder is not None and attribute in vars(holder):
+                value = vars(holder)[attribute]
+                shown = ".".join([name, *outer])
+                self._kept.append((shown, vars(holder), attribute, value, getattr(value, "__code__", None)))
+        # Methods of a tensor are its base's: one that is put on the class itself hides it.
+        if name == "torch" and hasattr(module, "Tensor"):
+            self._methods.append((module.Tensor, frozenset(vars(module.Tensor))))
+
+
+def _inherited(kind: type, name: str) -> bool:
+    return any(name in vars(base) for base in kind.__mro__[1:])
 
 
 def _callables(module: ModuleType) -> Iterator[str]:
@@ -118,17 +142,6 @@ def _callables(module: ModuleType) -> Iterator[str]:
         yield name
         if isinstance(value, type) and value.__module__ == module.__name__ != "builtins":
             yield from (f"{name}.{each}" for each, method in vars(value).items() if isinstance(method, FunctionType))
-
-
-def _look_up(holder: Any, path: str) -> Any:
-    """What an attribute of an attribute is now; None where there is none."""
-    for name in path.split("."):
-        holder = (
-            vars(holder).get(name)
-            if isinstance(holder, (type, ModuleType)) and name in vars(holder)
-            else (getattr(holder, name, None))
-        )
-    return holder
 
 
 # What reads the frames of callers, or searches all objects of a process: as CPython's audit hooks name it.

@@ -343,7 +343,8 @@ class KernelProcess:
         if launch.reference is not None and out is None:
             raise Told("the reference returned nothing", self._api._where(launch.reference))
         write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
-        return {"overlaps": any(overlaps(each, owned) for each in arrays_in(out))}
+        shared = any(overlaps(each, owned) for each in arrays_in(out))
+        return {"overlaps": shared, "replaced": self._guards.replaced()}
 
     def _check(self, result: str) -> dict[str, Any]:
         """Ask the user's own check about a result, with the inputs made last."""

@@ -73,6 +73,11 @@ class Entry:
     reason: str
     lines: str
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its inputs lie on a GPU."""
+        return '"cuda"' in self.lines
+
     def text(self, function: str) -> str:
         """The bench file, with `measured` under that name."""
         body, _, launched = self.lines.partition("\n# launched as\n")
@@ -103,7 +108,9 @@ NAMES = ("measured", "softmax_v2", "kernel")
 def visit(entry: Entry, folder: Path, function: str) -> dict[str, Any]:
     """What a worker answers to a visit of the kernel under that name."""
     (folder / "bench.py").write_text(entry.text(function))
-    return measure_case(Case("bench.py:case", parameters_of(())(), function), EFFORT, Device("cpu"))
+    return measure_case(
+        Case("bench.py:case", parameters_of(())(), function), EFFORT, Device("cuda" if entry.on_gpu else "cpu")
+    )
 
 
 def name_of(entry: Entry) -> str:
@@ -113,8 +120,7 @@ def name_of(entry: Entry) -> str:
 
 def marks(entry: Entry) -> Any:
     """The kernel as a parameter, with what it needs."""
-    on_gpu = [pytest.mark.gpu] if ".cuda" in entry.lines or '"cuda"' in entry.lines else []
-    return pytest.param(entry, id=entry.name, marks=on_gpu)
+    return pytest.param(entry, id=entry.name, marks=[pytest.mark.gpu] if entry.on_gpu else [])
 
 
 @pytest.fixture
@@ -132,7 +138,7 @@ def require(entry: Entry) -> None:
             pytest.importorskip(module)
 
 
-@pytest.mark.parametrize("entry", map(marks, CHEATS))
+@pytest.mark.parametrize("entry", list(map(marks, CHEATS)))
 def test_a_kernel_that_cheats_fails_for_what_it_does(entry: Entry, folder: Path) -> None:
     require(entry)
     answer = visit(entry, folder, name_of(entry))
@@ -142,7 +148,7 @@ def test_a_kernel_that_cheats_fails_for_what_it_does(entry: Entry, folder: Path)
     assert "metrics" not in answer or answer["verification"]["message"]
 
 
-@pytest.mark.parametrize("entry", map(marks, HONEST))
+@pytest.mark.parametrize("entry", list(map(marks, HONEST)))
 def test_a_kernel_that_does_its_work_passes(entry: Entry, folder: Path) -> None:
     require(entry)
     answer = visit(entry, folder, name_of(entry))
