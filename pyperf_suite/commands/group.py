@@ -48,6 +48,7 @@ You accept a cluster
   pyperf-suite run topology                                        what is connected to what, and as it should be?
   torchrun --nproc-per-node=8 -m pyperf_suite collectives --profile standard          busbw, stragglers, verdicts
 You own kernels
+  pyperf-suite run bench_softmax.py                                kernels of your own: docs/your_kernel.md
   pyperf-suite ab --old main --new . baseline                      is the new version slower? live pairs decide
   pyperf-suite track --confirm                                     each night: what got slower since when
 

@@ -189,9 +189,9 @@ def _figure(name: str, rows: Rows, axes: Sequence[str], work: dict[str, Any]) ->
     others = [axis for axis in axes if axis != along]
     panels = [
         Panel(
-            ", ".join(f"{axis}={_parameter(axis, group[0])}" for axis in others) or name,
+            ", ".join(f"{axis}={_parameter(axis, group[0])}" for axis in others) or name.rpartition(":")[2],
             along,
-            unit if amount else "time in ms",
+            "rate" if amount else "time",
             tuple(
                 series(
                     implementation,

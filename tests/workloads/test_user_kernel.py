@@ -351,6 +351,14 @@ def test_torch_functions_are_measured_as_the_issue_writes_them(bench):
     assert (lowered["outcome"], lowered["verification"]["reason"]) == ("failed", "precision")
 
 
+def test_the_example_of_the_docs_is_the_file_and_ten_lines_at_most():
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "your_kernel.md").read_text()
+    example = text.split("```python\n")[1].split("```")[0]
+    assert example == (root / "examples" / "your_kernel" / "bench_softmax.py").read_text()
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+
+
 def test_a_triton_kernel_is_interpreted_where_there_is_no_gpu(bench, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
