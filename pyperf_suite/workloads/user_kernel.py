@@ -71,8 +71,8 @@ MEMORY_SHARE = 0.8
 # So long after a wrong result was seen, it is looked at again: work that goes on by itself is seen to end.
 LATE_S = 0.05
 
-# Of inputs made before, how many are tried for what a wrong result may be right for.
-REMEMBERED_SEEDS = 4
+# Of inputs made before, how many are tried for what a wrong result may be right for, and for how long.
+REMEMBERED_SEEDS, STALE_S = 4, 3.0
 
 # Before the runner gives up on this process, so that it can say which line hung.
 DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
@@ -427,7 +427,10 @@ class UserLaunches(Prepared):
             return replace(verdict, reason="stale result", message=words)
         if verdict.reason != "wrong values" or self._built["has_check"]:
             return verdict
+        end_s = time.monotonic() + STALE_S
         for seed in list(self._seeds)[-2::-1] + self._slot_seeds:
+            if time.monotonic() > end_s:
+                break
             self._reference.make(self._unseen, self._end_s, seed)
             self._reference.expect(expected, self._end_s)
             if self._compared(found, result, _read_tree(expected), expected).passed:
