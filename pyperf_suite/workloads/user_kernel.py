@@ -55,8 +55,8 @@ CHECKING_SHARE = 0.1
 # Launches that are checked at the end, where that takes no longer than so long, or the share of a longer case.
 LAST_CHECKS, CHECKING_S = 8, 0.25
 
-# Launches on fresh inputs that are compared with as many on seen ones: so many first, in so long, and more of them where
-# they look slower.
+# Launches on fresh inputs that are compared with as many on seen ones: so many first, in so long; more where they look
+# slower.
 LEAST_COMPARED, MOST_COMPARED, COMPARING_S = 6, 60, 2.0
 ALIKE, SUSPECTED_S = 1.1, 8.0
 
