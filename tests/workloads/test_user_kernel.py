@@ -132,7 +132,7 @@ WRONG = {
     "modifies its input": ("x += 1; return x", "say modifies=0"),
     "returns what it returned before": (
         "global KEPT\n    KEPT = globals().get('KEPT', x + 1)\n    return KEPT",
-        "is right",
+        "were not written by the launch",
     ),
 }
 
