@@ -121,15 +121,11 @@ class UserProcess:
 
     def finish(self, what: str) -> dict[str, Any]:
         """The answer to what was begun. Raises as `ask` does."""
-        line = self._read_line(what)
-        try:
-            answer = json.loads(line)
-        except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict) or answer.get("token") != self._token or self._unread:
-            raise self._lost("wrote to the suite's own descriptors", reason="forged answer")
-        if answer.get("forked"):
+        answer, *others = map(_parsed, [self._read_line(what), *self._unread.splitlines()])
+        if any(each.get("forked") and each.get("token") == self._token for each in (answer, *others)):
             raise self._lost("forked, and the copy of the process went on beside the one that is measured")
+        if others or answer.get("token") != self._token:
+            raise self._lost("wrote to the suite's own descriptors", reason="forged answer")
         if "unsupported" in answer:
             raise Unsupported(str(answer["unsupported"])[:1000])
         if "error" in answer:
@@ -271,6 +267,15 @@ class UserProcess:
                 kept += len(part)
                 while kept - len(self._log[0]) > KEPT_LOG_BYTES:
                     kept -= len(self._log.popleft())
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """An answer; an empty one where the line is none."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def _short(file: str) -> str:
