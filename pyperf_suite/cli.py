@@ -111,7 +111,7 @@ def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any)
     \b
     Examples:
       pyperf-suite run tile_wave
-      pyperf-suite run bench_softmax.py -a n=8192
+      pyperf-suite run bench_softmax.py --profile standard
       pyperf-suite run tile_wave -a tile=64x64x256 -a schedule=data_parallel,stream_k --profile standard
     """  # noqa: D301 - click keeps the lines below \b as they are
     if list_probes:

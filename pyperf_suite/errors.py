@@ -17,7 +17,14 @@ class Interrupted(UserError):
 
 
 class Failed(Exception):
-    """The case failed for a reason that the message says in whole; it is kept in its record as it stands."""
+    """The case failed for a reason that the message says in whole; it is kept in its record as it stands.
+
+    `reason` is the word group under which a record's verification has it, where what was launched is to blame.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Unsupported(Exception):

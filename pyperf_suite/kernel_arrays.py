@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import importlib
 import json
+import random
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +21,29 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 PACKED = (bytearray, array, range, set, frozenset)
 ALIGNMENT = 64
 
+# The bits of a NaN that no arithmetic makes, by the size of its type; bfloat16 takes the float16's, which is one too.
+POISON = {2: 0x7FE5, 4: 0x7FC5EEDF, 8: 0x7FF85EED0C0FFEE0}
+
+# Of a result, how much is copied when the clock stops, and in blocks of how many bytes.
+KEPT_BYTES, KEPT_BLOCK_BYTES = 16 << 20, 1 << 20
+
+# What a record calls a result that may not have been computed yet, and the methods by which other objects compute it.
+LAZY = "lazy result"
+LAZY_METHODS = ("__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__", "__torch_function__")
+
+# Taken before any code of a user's runs.
+_DRAW = random.SystemRandom().randrange
+
 
 class Told(Exception):
-    """What is wrong, in words that need no traceback; `where` is the function or file that it is about."""
+    """What is wrong, in words that need no traceback; `where` is the function or file that it is about.
 
-    def __init__(self, message: str, where: tuple[str, int] = ("", 0)) -> None:
+    `reason` is the word group under which a record's verification has it.
+    """
+
+    def __init__(self, message: str, where: tuple[str, int] = ("", 0), reason: str = "") -> None:
         super().__init__(message)
-        self.where = where
+        self.where, self.reason = where, reason
 
 
 class Leaf:
@@ -208,7 +225,7 @@ def _raw(value: Any) -> memoryview:
     else:
         address, size = value.ctypes.data, value.nbytes
     if not size:
-        return memoryview(b"")
+        return memoryview(bytearray())
     buffer = (ctypes.c_ubyte * size).from_address(address)
     buffer.owner = value
     return memoryview(buffer).cast("B")
@@ -219,24 +236,72 @@ def extent(value: Any) -> tuple[int, int]:
     if is_torch(value):
         storage = value.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    from numpy.lib.array_utils import byte_bounds
+    import numpy
 
-    return byte_bounds(value)
+    # numpy 2 moved it.
+    of_array: Any = getattr(numpy, "byte_bounds", None) or numpy.lib.array_utils.byte_bounds
+    return of_array(value)
+
+
+def overlaps(value: Any, extents: Sequence[tuple[int, int]]) -> bool:
+    """Whether an array shares memory with what lies there."""
+    begin, end = extent(value)
+    return any(begin < high and low < end for low, high in extents)
+
+
+def keep(value: Any, kept: Sequence[tuple[int, bytes]] = ()) -> list[tuple[int, bytes]]:
+    """Blocks of an array's memory and where they begin: all of it or, of a large one, some at random, or as `kept`."""
+    if not (value.is_contiguous() and not value.is_cuda if is_torch(value) else value.flags.c_contiguous):
+        value = _contiguous(value)
+    memory = _raw(value)
+    if len(memory) <= KEPT_BYTES:
+        return [(0, bytes(memory))]
+    size = KEPT_BLOCK_BYTES
+    starts = [begin for begin, _ in kept] or [_DRAW(len(memory) - size) for _ in range(KEPT_BYTES // size)]
+    return [(begin, bytes(memory[begin : begin + size])) for begin in starts]
 
 
 def poison(value: Any) -> None:
-    """Fill an array with NaN, of integers with the least one, so that what nobody writes is seen."""
+    """Fill an array with a NaN of the suite's own, or the least integer, so that what nobody writes is seen."""
     if is_torch(value):
         torch = sys.modules["torch"]
-        if value.dtype is torch.bool:
+        if value.dtype is torch.bool or not value.numel():
             return
         with torch.no_grad():
-            if value.is_floating_point() or value.is_complex():
-                _distinct(value.detach()).fill_(float("nan"))
+            plain = _distinct(value.detach())
+            plain = torch.view_as_real(plain) if plain.is_complex() else plain
+            bits = POISON.get(plain.element_size()) if plain.is_floating_point() else None
+            if bits is None:
+                plain.fill_(float("nan") if plain.is_floating_point() else torch.iinfo(plain.dtype).min)
             else:
-                _distinct(value.detach()).fill_(torch.iinfo(value.dtype).min)
+                plain.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]).fill_(bits)
     elif value.flags.writeable and value.dtype.kind in "iufc":
-        value.fill(float("nan") if value.dtype.kind in "fc" else sys.modules["numpy"].iinfo(value.dtype).min)
+        kind = value.dtype.kind
+        for part in [value.real, value.imag] if kind == "c" else [value]:
+            if kind in "fc" and part.itemsize in POISON:
+                part.view(f"i{part.itemsize}")[...] = POISON[part.itemsize]
+            else:
+                part[...] = float("nan") if kind in "fc" else sys.modules["numpy"].iinfo(part.dtype).min
+
+
+def _is_lazy(value: Any) -> bool:
+    """Whether a result is of a class, or has methods put on it, that may compute when it is looked at."""
+    if is_array(value):
+        return any(map(callable, getattr(value, "__dict__", {}).values()))
+    for base in (list, tuple, dict):
+        if isinstance(value, base):
+            kind: Any = type(value)
+            return bool(kind.__iter__ is not base.__iter__ or kind.__getitem__ is not base.__getitem__)
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, PLAIN) or (numpy is not None and isinstance(value, numpy.generic)):
+        return False
+    return any(hasattr(type(value), name) for name in LAZY_METHODS)
+
+
+def _kind_of(value: Any) -> str:
+    if is_array(value):
+        return "a tensor with methods of its own"
+    return f"a {type(value).__module__}.{type(value).__name__}"
 
 
 def arrays_in(result: Any) -> Iterator[Any]:
@@ -269,6 +334,8 @@ def write_result(
             value = numpy.asarray(value)
         if not exact_types and is_torch(value):
             value = value.detach().as_subclass(sys.modules["torch"].Tensor)
+        if exact_types and _is_lazy(value):
+            raise Told(f"{named} returned {_kind_of(value)}, which may compute only when it is looked at", where, LAZY)
         if is_array(value):
             spec = {"kind": "array", **_array_spec(value), "offset": end}
             end += -(-spec["bytes"] // ALIGNMENT) * ALIGNMENT
@@ -286,9 +353,7 @@ def write_result(
             return {"kind": "plain", "value": sorted(value, key=repr)}
         if type(value) is dict and all(type(key) is str for key in value):
             return {"kind": "dict", "items": {key: encoded(each) for key, each in value.items()}}
-        name = f"{type(value).__module__}.{type(value).__name__}"
-        lazy = ", which may compute only when it is looked at" if is_torch(value) else ""
-        raise Told(f"{named} returned a {name}{lazy}: return arrays, numbers, text, or tuples of them", where)
+        raise Told(f"{named} returned {_kind_of(value)}: return arrays, numbers, text, or tuples of them", where)
 
     tree = encoded(out)
     if limit_bytes and end > limit_bytes:

@@ -15,7 +15,7 @@ PACKAGE = Path(pyperf_suite.__file__).parent
 # Lowest first. A part imports from parts below its own layer, never from beside or above.
 LAYERS = (
     ("errors",),
-    ("files", "limits", "nearest", "printable", "processes", "_native", "kernels"),
+    ("files", "guards", "limits", "nearest", "printable", "processes", "_native", "kernels"),
     ("api", "kernel_arrays"),
     ("hardware",),
     ("laws",),
@@ -36,6 +36,7 @@ LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 MEASURING_PATH = (
     "errors",
     "files",
+    "guards",
     "limits",
     "nearest",
     "printable",

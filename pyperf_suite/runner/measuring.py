@@ -43,8 +43,10 @@ def measure_case(
         raise
     except (Unsupported, UserError) as reason:
         result, together = {"outcome": "unsupported", "reason": str(reason)}, False
-    except Failed as reason:
-        result = {"outcome": "failed", "reason": str(reason)}
+    except Failed as failed:
+        result = {"outcome": "failed", "reason": str(failed)}
+        if failed.reason:
+            result["verification"] = {"passed": False, "reason": failed.reason, "message": str(failed)}
     except MemoryError:
         result = {"outcome": "failed", "reason": "Out of memory while the case was prepared or verified."}
         together = False

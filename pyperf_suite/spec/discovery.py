@@ -65,9 +65,9 @@ def find_probe(name: str) -> Probe:
     if name in REPLACED:
         return REPLACED[name]
     if is_users(name):
-        from pyperf_suite.spec.user_probe import user_name, user_probe
+        from pyperf_suite.spec.user_probe import user_probe
 
-        return user_probe(user_name(name))
+        return user_probe(name)
     if name not in probe_names():
         raise UserError(f"Unknown probe {name[:80]!r}: {offer(name, probe_names())}")
     return _load(name)

@@ -38,6 +38,9 @@ from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
+# Requests to launch, of which a kernel may look at frames and objects that are not its own.
+LOOKS_ALLOWED = 2
+
 
 class SuiteFinder:
     """Finds `pyperf_suite`, and nothing else, where this file lies: first of all, and in any interpreter."""
@@ -63,7 +66,9 @@ from pyperf_suite.kernel_arrays import (  # noqa: E402 - found by the finder
     comparable,
     digest,
     extent,
+    keep,
     lay_out,
+    overlaps,
     poison,
     read_result,
     replaced,
@@ -93,12 +98,14 @@ def main() -> None:
     process, pid = KernelProcess(), os.getpid()
     with os.fdopen(requests, "rb") as lines:
         for line in lines:
-            answer = process.answer(_LOADS(line))
+            request = _LOADS(line)
+            token = request.pop("token")
+            answer = process.answer(request)
             if _GETPID() != pid:
                 # A child that the user's code forked and let go on.
-                _WRITE(answers, b'{"forked": true}\n')
+                _WRITE(answers, _DUMPS({"forked": True, "token": token}).encode() + b"\n")
                 _EXIT(0)
-            sent = memoryview(_DUMPS(answer).encode() + b"\n")
+            sent = memoryview(_DUMPS({**answer, "token": token}).encode() + b"\n")
             while sent:
                 sent = sent[_WRITE(answers, sent) :]
     _EXIT(0)
@@ -116,6 +123,9 @@ class KernelProcess:
         self._calls: list[tuple[Any, ...]] = []
         self._last: deque[Any] = deque(maxlen=1)
         self._last_set = 0
+        self._kept: list[tuple[Any, Any]] = []
+        self._fetched: list[Any] = []
+        self._times_called = 0
         self._called: Callable[..., Any] = _nothing
         self._stopwatch: Any = None
         self._subject = "the file"
@@ -127,7 +137,8 @@ class KernelProcess:
             found: dict[str, Any] = getattr(self, f"_{request.pop('do')}")(**request)
             return found
         except Told as told:
-            return {"error": str(told), "file": self._shown(told.where[0]), "line": told.where[1]}
+            place = {"file": self._shown(told.where[0]), "line": told.where[1]}
+            return {"error": str(told), "reason": told.reason, **place}
         except BaseException as error:  # whatever a user's code raises, SystemExit too
             if type(error).__name__ == "Unsupported":
                 return {"unsupported": str(error)}
@@ -151,6 +162,10 @@ class KernelProcess:
         api._device = device
         if device.startswith("cuda"):
             api._gpu = self._gpu
+        from pyperf_suite.guards import Guards, Lookout
+
+        self._guards, self._lookout = Guards(), Lookout()
+        self._guards.watch_imports()
         if is_file:
             if not file.is_file():
                 raise Told(f"there is no file {target}")
@@ -295,8 +310,8 @@ class KernelProcess:
 
     # -- the reference process -----------------------------------------------------------------------------------
 
-    def _make(self, seed: int, slot: str, expected: str, of: str = "") -> dict[str, Any]:
-        """Make inputs under a seed and write them to `slot`, and what the reference makes of them to `expected`."""
+    def _make(self, seed: int, slot: str) -> dict[str, Any]:
+        """Make inputs under a seed and write them to `slot`."""
         self._subject = self._kernel.name
         launch = self._launch = self._built(seed)
         leaves = self._find_leaves(launch)
@@ -314,18 +329,22 @@ class KernelProcess:
         plain = [leaf.value for leaf in leaves if leaf.kind == "plain"]
         with open(f"{slot}.plain", "wb") as file:
             pickle.dump(plain, file)
-        fingerprint = digest(leaves, [leaf.value for leaf in leaves])
-        if expected:
-            self._subject = "the reference"
-            reference = launch.reference or launch.functions[of or launch.baseline]
-            out = reference(*launch.args, **launch.kwargs)
-            if out is None:
-                written = [leaf.value for leaf in leaves if leaf.role != "input" and leaf.kind == "array"]
-                out = written[0] if len(written) == 1 else tuple(written) if written else None
-            if launch.reference is not None and out is None:
-                raise Told("the reference returned nothing", self._api._where(launch.reference))
-            write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
-        return {"plain": fingerprint}
+        return {"plain": digest(leaves, [leaf.value for leaf in leaves])}
+
+    def _expect(self, expected: str, of: str = "") -> dict[str, Any]:
+        """Write what the reference makes of the inputs made last. Nothing of it is anywhere before the judge asks."""
+        self._subject, launch = "the reference", self._launch
+        reference = launch.reference or launch.functions[of or launch.baseline]
+        owned = [extent(leaf.value) for leaf in self._leaves if leaf.kind == "array" and leaf.role == "input"]
+        out = reference(*launch.args, **launch.kwargs)
+        if out is None:
+            written = [leaf.value for leaf in self._leaves if leaf.role != "input" and leaf.kind == "array"]
+            out = written[0] if len(written) == 1 else tuple(written) if written else None
+        if launch.reference is not None and out is None:
+            raise Told("the reference returned nothing", self._api._where(launch.reference))
+        write_result(out, expected, exact_types=False, where=self._api._where(reference), named="the reference")
+        shared = any(overlaps(each, owned) for each in arrays_in(out))
+        return {"overlaps": shared, "replaced": self._guards.replaced()}
 
     def _check(self, result: str) -> dict[str, Any]:
         """Ask the user's own check about a result, with the inputs made last."""
@@ -404,32 +423,41 @@ class KernelProcess:
         return (partial(self._function, *args, **keywords),)
 
     def _time(self, first: int, samples: int, batch: int) -> dict[str, Any]:
-        """Seconds of each sample of `batch` launches, on the sets from `first` on in turn."""
-        if self._stopwatch is not None:
-            return self._time_on_gpu(first, samples, batch)
+        """Seconds of each sample of `batch` launches, on the sets from `first` on in turn; and what is against them."""
+        self._poison_result()
+        self._times_called += 1
+        timed = self._time_on_gpu if self._stopwatch is not None else self._time_on_cpu
+        _GC_DISABLE()
+        # What compiles itself may look around at its first launches.
+        self._lookout.on = self._times_called > LOOKS_ALLOWED
+        try:
+            told = timed(first, samples, batch)
+        finally:
+            self._lookout.on = False
+            _GC_ENABLE()
+        return {**told, "replaced": self._guards.replaced(), "looked": self._lookout.noted()}
+
+    def _time_on_cpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
         called, last, calls, chunk = self._called, self._last, self._calls, batch
         if self._restored:
             chunk = min(batch, len(calls))
         seconds = []
-        _GC_DISABLE()
-        try:
-            for _ in range(samples):
-                spent, left = 0, batch
-                while left:
-                    count = min(left, chunk)
-                    start = first % len(calls)
-                    if self._restored:
-                        self._restore(start, count)
-                    series = _ISLICE(chain(calls[start:], cycle(calls)), count)
-                    last.clear()
-                    begin = _CLOCK()
-                    last.extend(_STARMAP(called, series))
-                    spent += _CLOCK() - begin
-                    first, left = first + count, left - count
-                seconds.append(spent * 1e-9)
-        finally:
-            _GC_ENABLE()
+        for _ in range(samples):
+            spent, left = 0, batch
+            while left:
+                count = min(left, chunk)
+                start = first % len(calls)
+                if self._restored:
+                    self._restore(start, count)
+                series = _ISLICE(chain(calls[start:], cycle(calls)), count)
+                last.clear()
+                begin = _CLOCK()
+                last.extend(_STARMAP(called, series))
+                spent += _CLOCK() - begin
+                first, left = first + count, left - count
+            seconds.append(spent * 1e-9)
         self._last_set = (first - 1) % len(calls)
+        self._keep_result()
         return {"seconds": seconds}
 
     def _time_on_gpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
@@ -452,6 +480,7 @@ class KernelProcess:
                     done += count
                 seconds.append(spent)
         self._last_set = (first + samples * batch - 1) % len(calls)
+        self._keep_result()
         clocks = self._stopwatch.clocks_hz(samples) if not self._restored else []
         return {"seconds": seconds, "clocks_hz": [hz if hz == hz else None for hz in clocks]}
 
@@ -481,15 +510,32 @@ class KernelProcess:
             found.append(_CLOCK() - begin)
         return max(sorted(found)[50] * 1e-9, time.get_clock_info("perf_counter").resolution)
 
-    def _fetch(self, result: str, inputs: str, limit_bytes: int) -> dict[str, Any]:
-        """Write what the last launch left, and its inputs as they are now; then poison the result's memory."""
+    def _result(self) -> Any:
+        """What the last launch returned, or wrote into its arguments where it returned nothing."""
+        if self._last and self._last[-1] is not None:
+            return self._last[-1]
         values = self._sets[self._last_set] if self._sets else []
-        out = self._last[-1] if self._last else None
-        if out is None:
-            written = [
-                value for leaf, value in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"
-            ]
-            out = written[0] if len(written) == 1 else tuple(written) if written else None
+        written = [value for leaf, value in zip(self._leaves, values) if leaf.role != "input" and leaf.kind == "array"]
+        return written[0] if len(written) == 1 else tuple(written) if written else None
+
+    def _keep_result(self) -> None:
+        """Copy the result, or blocks of it, at once when the clock has stopped: what comes later is seen."""
+        self._kept = [(each, keep(each)) for each in arrays_in(self._result())]
+
+    def _changed(self, after_s: float) -> dict[str, Any]:
+        """Whether the result is another than when the clock stopped, so long after now."""
+        time.sleep(after_s)
+        return {"changed": any(keep(each, kept) != kept for each, kept in self._kept)}
+
+    def _poison_result(self) -> None:
+        """So that the next result is nothing that was there: of memory that is no input."""
+        for each in self._fetched:
+            poison(each)
+        self._fetched, self._kept = [], []
+
+    def _fetch(self, result: str, inputs: str, limit_bytes: int) -> dict[str, Any]:
+        """Write what the last launch left, and its inputs as they are now. Before the next launch it is poisoned."""
+        values, out = self._sets[self._last_set] if self._sets else [], self._result()
         told = write_result(out, result, exact_types=True, where=self._shown_where, limit_bytes=limit_bytes)
         if inputs:
             with open(inputs, "r+b") as file:
@@ -500,15 +546,10 @@ class KernelProcess:
         owned = [
             extent(value) for leaf, value in zip(self._leaves, values) if leaf.kind == "array" and leaf.role == "input"
         ]
-        shared = False
-        for each in arrays_in(out):
-            begin, end = extent(each)
-            if any(begin < high and low < end for low, high in owned):
-                shared = True
-            else:
-                poison(each)
+        self._fetched = [each for each in arrays_in(out) if not overlaps(each, owned)]
+        shared = len(self._fetched) < sum(1 for _ in arrays_in(out))
         self._last.clear()
-        return {**told, "set": self._last_set, "overlaps": shared, "plain": plain}
+        return {**told, **self._changed(0.0), "set": self._last_set, "overlaps": shared, "plain": plain}
 
     def _others(self, result: str, limit_bytes: int) -> dict[str, Any]:
         """What the other implementations make of the set that was launched last, each written to `result`.NAME."""

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import filecmp
 import functools
 import json
 import math
 import os
+import random
 import secrets
 import shutil
+import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, make_dataclass, replace
 from pathlib import Path
@@ -27,9 +31,10 @@ from numpy.typing import NDArray
 
 from pyperf_suite import __version__, processes
 from pyperf_suite.errors import Failed, Unsupported, UserError
+from pyperf_suite.guards import recognises
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.source import source_of
-from pyperf_suite.kernel_arrays import lay_out
+from pyperf_suite.kernel_arrays import POISON, lay_out
 from pyperf_suite.measure.spot_checks import CONFIDENCE, WrongLaunch, excluded_rate
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 from pyperf_suite.measure.verify import Verification
@@ -48,6 +53,17 @@ DISTINCT_SETS = 3
 # Of the time since timing began, what fresh inputs, references and verdicts may take.
 CHECKING_SHARE = 0.1
 
+# Launches that are checked at the end, where that takes no longer than so long, or the share of a longer case.
+LAST_CHECKS, CHECKING_S = 8, 0.25
+
+# Launches on fresh inputs that are compared with as many on seen ones: so many first, in so long; more where they look
+# slower.
+LEAST_COMPARED, MOST_COMPARED, COMPARING_S = 6, 60, 2.0
+ALIKE, SUSPECTED_S = 1.1, 8.0
+
+# After launches, threads of libraries spin for a while; then the process may use this share of a core, over so long.
+SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.03, 0.05
+
 # Of a result, as much more than its reference as a kernel may write before it is stopped.
 LARGEST_RESULT = 4
 SMALLEST_LIMIT_BYTES = 64 << 20
@@ -55,13 +71,20 @@ SMALLEST_LIMIT_BYTES = 64 << 20
 # Of the memory that is free, what a kernel process may take.
 MEMORY_SHARE = 0.8
 
+# So long after a wrong result was seen, it is looked at again: work that goes on by itself is seen to end.
+LATE_S = 0.05
+
+# Of inputs made before, how many are tried for what a wrong result may be right for, and for how long.
+REMEMBERED_SEEDS, STALE_S = 4, 3.0
+
 # Before the runner gives up on this process, so that it can say which line hung.
 DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 
-# Of a part that the judge sees take so long, samples' own time makes up at least this share. A busy machine answers
-# late, so the part with the largest share counts, and longer ones are tried.
-LONG_PART_S, TOLD_SHARE, CLOCK_TRIES = 5e-3, 0.5, 7
-MOST_LAUNCHES = 1 << 20
+# Of a part that takes so long, the least share that its samples may make up, with what passes between two samples. A
+# busy machine answers late, so the best of several counts, each twice as long as the last.
+LONG_PART_S, TOLD_SHARE, BETWEEN_SAMPLES_S, CLOCK_TRIES = 5e-3, 0.6, 5e-6, 7
+
+# Launches that are queued on a GPU to see how long it works.
 MOST_QUEUED = 500
 
 # Threads of the reference process that wait for work take no core from what is timed.
@@ -91,7 +114,8 @@ def canonical(name: str) -> str:
     if not source.endswith(".py"):
         return name
     top = root()
-    for path in (Path(source), top / source):
+    places = (Path(source), top / source)
+    for path in reversed(places) if ROOT_VARIABLE in os.environ else places:
         if path.is_file():
             relative = Path(os.path.relpath(path.resolve(), top.resolve())).as_posix()
             return f"{relative}:{function}" if function else relative
@@ -216,7 +240,8 @@ class UserLaunches(Prepared):
         self._built = self._reference.build(asked, self._end_s)
         started = self._process.finish(began)
         self._process.about(self._built)
-        mine = self._process.ask("build", **asked, seed=_seed(), library=self._reference.library)
+        self._given = None if place.inputs is None else random.Random(place.inputs)
+        mine = self._process.ask("build", **asked, seed=self._drawn(), library=self._reference.library)
         self._process.about(mine)
         self._require_same_inputs(mine)
         self.longest = max([1, *(size for leaf in self._arrays for size in leaf["shape"])])
@@ -260,17 +285,23 @@ class UserLaunches(Prepared):
         if place.sets is not None:
             self.sets = place.sets
         distinct = min(self.sets, DISTINCT_SETS)
+        # Inputs of each, those that are looked at, a result and its reference in float64.
+        self._files = self._resources.enter_context(_folder((distinct + 2 + 1 + 8) * slot_bytes))
         self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 1)]
         self._inputs = self._path_of("inputs", slot_bytes)
-        for slot in self._slots:
-            self._reference.make(slot, "", self._end_s)
+        self._unseen = self._path_of("unseen", slot_bytes)
+        drawn = [self._drawn() for _ in self._slots]
+        made = [self._reference.make(slot, self._end_s, seed) for slot, seed in zip(self._slots, drawn, strict=True)]
+        self._slot_seeds = [each["seed"] for each in made]
+        self._seeds: deque[int] = deque(maxlen=REMEMBERED_SEEDS)
+        self._expected_bytes = _limit_bytes() // LARGEST_RESULT
         placed = self._process.ask("place", sets=self.sets, slots=self._slots[:-1], spare=self._slots[-1])
         self._path = placed["path"]
         self._clock_name, self._resolution_s = placed["stopwatch"], placed["resolution_s"]
         self.sampling = {"cache": cache, "operand_sets": self.sets}
 
     def _path_of(self, name: str, size_bytes: int) -> str:
-        path = self._folder / name
+        path = self._files / name
         with path.open("wb") as file:
             file.truncate(size_bytes)
         return str(path)
@@ -285,6 +316,11 @@ class UserLaunches(Prepared):
         """Its name and resolution in seconds."""
         return self._clock_name, self._resolution_s
 
+    @property
+    def pid(self) -> int:
+        """Of the process that launches."""
+        return self._process.pid
+
     def launch(self, index: int) -> None:
         """Once, untimed."""
         self.time(index, 1, 1)
@@ -294,12 +330,28 @@ class UserLaunches(Prepared):
         begin = time.perf_counter()
         told = self._process.ask("time", first=first, samples=samples, batch=batch)
         wall_s = time.perf_counter() - begin
+        self._require_left_alone(told)
         seconds = told.get("seconds")
         if not isinstance(seconds, list) or len(seconds) != samples or not all(map(_is_time, seconds)):
             raise WrongLaunch(refused("clock", f"{self.where}: its process told no time of each sample"))
         clocks = told.get("clocks_hz") or []
         self._clocks_hz = [*self._clocks_hz, *(hz for hz in clocks if isinstance(hz, float) and 0 < hz < 1e11)]
         return seconds, wall_s
+
+    def cpu_seconds(self) -> float:
+        """CPU time that the kernel process and its children have used."""
+        return self._process.cpu_seconds()
+
+    def _require_left_alone(self, told: Mapping[str, Any]) -> None:
+        """Raise WrongLaunch where the code put others in the place of functions, or looked at what is not its own."""
+        for name, reason, words in (
+            ("replaced", "replaced function", "it put something else in the place of"),
+            ("looked", "harness inspected", "while it was timed it read what is not its own, by"),
+        ):
+            found = told.get(name)
+            if found:
+                shown = ", ".join(str(each)[:80] for each in found[:4]) if isinstance(found, list) else repr(found)[:80]
+                raise WrongLaunch(refused(reason, f"{self.where}: {words} {shown}"))
 
     def settling_s(self, launches: int) -> float:
         """Seconds that a GPU still works after so many launches were queued: the judge's, of all its streams."""
@@ -314,23 +366,101 @@ class UserLaunches(Prepared):
         return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
 
     def refresh(self, index: int) -> None:
-        """Give a set inputs that no process has seen, made under a seed drawn now, and compute what is right."""
-        spare = self._slots[-1]
-        self._made = self._reference.make(spare, str(self._folder / "expected"), self._end_s)
+        """Give a set inputs that no process has seen, made under a seed drawn now."""
+        self._made = self._reference.make(self._slots[-1], self._end_s)
+        self._seeds.append(self._made["seed"])
         self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
 
+    def fresh(self) -> bool:
+        """Whether inputs differ from seed to seed; where they do not, what a kernel remembers of them is right."""
+        slots = (self._slots[0], self._slots[-1]), (f"{self._slots[0]}.plain", f"{self._slots[-1]}.plain")
+        return not all(filecmp.cmp(*pair, shallow=False) for pair in slots)
+
+    def repeat(self, index: int) -> None:
+        """Give a set the inputs that were made last once more, by as much work as `refresh` does."""
+        self._reference.make(self._unseen, self._end_s)
+        self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
+
+    def give_back(self, index: int) -> None:
+        """Give a set the inputs that it had before `refresh`, where they are to be those of another process."""
+        if self._given is not None:
+            index %= self.sets
+            self._process.ask("load", sets=[[index, index % (len(self._slots) - 1)]])
+
+    def _drawn(self) -> int:
+        """The seed of inputs that are timed."""
+        return _seed() if self._given is None else self._given.getrandbits(63)
+
     def left(self, index: int) -> Verification:
-        """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`."""
-        result, expected = str(self._folder / "result"), self._folder / "expected"
-        limit = max(SMALLEST_LIMIT_BYTES, LARGEST_RESULT * (expected.stat().st_size if expected.exists() else 0))
+        """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`.
+
+        The reference is computed only now: what the kernel process could have found of it did not exist.
+        """
+        result, expected = str(self._files / "result"), str(self._files / "expected")
+        limit = max(SMALLEST_LIMIT_BYTES, LARGEST_RESULT * self._expected_bytes)
         fetched = self._process.ask("fetch", result=result, inputs=self._inputs, limit_bytes=limit)
         found = _read_tree(result)
-        verdict = self._unchanged(fetched)
+        verdict = self._changed_late(fetched) or self._unchanged(fetched)
         if verdict is None and self._built["has_check"]:
             verdict = self._by_the_users_check(result)
         if verdict is None:
+            expectation = self._reference.expect(expected, self._end_s)
+            self._require_left_alone(expectation)
+            self._expected_bytes = Path(expected).stat().st_size
             verdict = self._by_the_reference(found, result)
+            if verdict.passed and self._built["tolerance"] is None:
+                verdict = self._narrowed(found, _read_tree(expected)) or verdict
+            if verdict.passed and fetched["overlaps"] and not expectation["overlaps"]:
+                verdict = refused(
+                    "aliased output",
+                    "it returned memory of its input: if that is meant, have the reference return a view as well",
+                )
+        if not verdict.passed and verdict.reason != "inputs modified":
+            verdict = self._changed_late(self._process.ask("changed", after_s=LATE_S)) or self._stale(verdict, found)
         return verdict if verdict.passed else replace(verdict, message=f"{self.where}: {verdict.message}")
+
+    def _narrowed(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Verification | None:
+        """A verdict where a result is of a narrower type than both the reference's and any input."""
+        if found["kind"] in ("tuple", "dict"):
+            keys = range(len(found["items"])) if found["kind"] == "tuple" else found["items"]
+            pairs = ((found["items"][key], wanted["items"][key]) for key in keys)
+            return next((each for pair in pairs if (each := self._narrowed(*pair)) is not None), None)
+        if found["kind"] != "array" or wanted["kind"] != "array":
+            return None
+        widths = [_float_bytes(leaf["dtype"]) for leaf in self._arrays]
+        allowed = min([_float_bytes(wanted["dtype"]), *(width for width in widths if width)])
+        if not widths or not 0 < _float_bytes(found["dtype"]) < allowed:
+            return None
+        return refused(
+            "wrong dtype",
+            f"it returned {found['dtype']}, which is narrower than its inputs and the reference's {wanted['dtype']}; "
+            "if that is meant, have the reference return it as well",
+        )
+
+    def _changed_late(self, told: Mapping[str, Any]) -> Verification | None:
+        """A verdict where the result changed after the clock had stopped."""
+        if not told.get("changed"):
+            return None
+        return refused("late work", "its result was written after the launch had returned and the clock had stopped")
+
+    def _stale(self, verdict: Verification, found: Mapping[str, Any]) -> Verification:
+        """The verdict on a wrong result, which may be what was right for other inputs, or memory that nobody wrote."""
+        result, expected = str(self._files / "result"), str(self._files / "other")
+        if verdict.reason == "not finite" and _holds_poison(found, result):
+            words = "parts of its result were not written by the launch: they hold what the suite had put there"
+            return replace(verdict, reason="stale result", message=words)
+        if verdict.reason != "wrong values" or self._built["has_check"]:
+            return verdict
+        end_s = time.monotonic() + STALE_S
+        for seed in list(self._seeds)[-2::-1] + self._slot_seeds:
+            if time.monotonic() > end_s:
+                break
+            self._reference.make(self._unseen, self._end_s, seed)
+            self._reference.expect(expected, self._end_s)
+            if self._compared(found, result, _read_tree(expected), expected).passed:
+                words = "its result is right for other inputs, which it was given before"
+                return replace(verdict, reason="stale result", message=words)
+        return verdict
 
     def _unchanged(self, fetched: Mapping[str, Any]) -> Verification | None:
         """A verdict where inputs were modified that the launch does not say it modifies."""
@@ -359,7 +489,7 @@ class UserLaunches(Prepared):
         return Verification(True, "full", 0.0, 0.0, 0.0, (), "correct: by the file's own check")
 
     def _by_the_reference(self, found: Mapping[str, Any], result: str) -> Verification:
-        expected = str(self._folder / "expected")
+        expected = str(self._files / "expected")
         wanted = _read_tree(expected)
         verdict = self._compared(found, result, wanted, expected)
         if verdict.passed:
@@ -440,13 +570,15 @@ class PartChecks:
 
     def __init__(self, launches: UserLaunches) -> None:
         self._launches = launches
-        self._checked = self._before = 0
+        self._checked = self._before = self._compared = 0
         self._spent_s = self._begun_s = self._check_s = 0.0
-        self._largest_share, self._launch_s = 0.0, 0.0
+        self._fresh, self._batch = False, 1
+        self._wall_s = self._launch_s = 0.0
 
     def before_timing(self) -> Verification:
         """One launch on fresh inputs, then one on others. Raises WrongLaunch."""
         verdict = self._launch_and_check(0)
+        self._fresh = self._launches.fresh()
         begin_s = time.monotonic()
         # The same set with other values: a result that was kept is seen.
         verdict = self._launch_and_check(0)
@@ -462,6 +594,7 @@ class PartChecks:
 
     def time(self, first: int, samples: int, batch: int) -> list[float]:
         """Samples of one block: now and then a part of them ends where chance has it, to be checked."""
+        self._batch = batch
         if self._spent_s + self._check_s > CHECKING_SHARE * (time.monotonic() - self._begun_s):
             return self._part(first, samples, batch)
         drawn = 1 + secrets.randbelow(samples)
@@ -474,10 +607,16 @@ class PartChecks:
         """Checks are made within blocks."""
 
     def after_timing(self) -> None:
-        """One check at least of a timed launch, and of the clock. Raises WrongLaunch."""
-        if self._checked == 0:
-            self._checked_part(secrets.randbelow(max(1, self._launches.sets)), 1, 1 + secrets.randbelow(16))
+        """As many checks of timed launches as are due, and of what is seen in times alone. Raises WrongLaunch."""
+        self._require_that_it_rests()
         self._require_a_true_clock()
+        self._require_that_it_computes()
+        # At the end: what stops to work after some launches has stopped by now.
+        end_s = time.monotonic() + max(CHECKING_S, CHECKING_SHARE * (time.monotonic() - self._begun_s))
+        for _ in range(LAST_CHECKS):
+            self._checked_part(secrets.randbelow(self._launches.sets), 1, 1 + secrets.randbelow(16))
+            if time.monotonic() > end_s:
+                break
 
     def report(self) -> dict[str, Any]:
         """What a record says of it."""
@@ -488,7 +627,8 @@ class PartChecks:
             "timed_launches_checked": self._checked,
             "excludes_errors_in_one_of": math.floor(1 / excluded_rate(checked)),
             "confidence": CONFIDENCE,
-            "fresh_inputs": True,
+            "fresh_inputs": self._fresh,
+            "fresh_compared_with_seen": self._compared,
         }
 
     def _checked_part(self, first: int, samples: int, batch: int) -> list[float]:
@@ -512,29 +652,68 @@ class PartChecks:
             raise WrongLaunch(
                 refused("clock", f"{self._launches.where}: {told_s:.3g} s were told of a part that took {wall_s:.3g} s")
             )
-        if wall_s >= LONG_PART_S:
-            self._largest_share = max(self._largest_share, told_s / wall_s)
-        self._launch_s = told_s / (samples * batch)
+        self._wall_s, self._launch_s = wall_s / (samples * batch), told_s / (samples * batch)
         return seconds
 
     def _require_a_true_clock(self) -> None:
-        """Raise WrongLaunch where samples make up too little of the time that the judge sees pass."""
+        """Raise WrongLaunch where samples make up too little of the time that the judge sees pass.
+
+        They are taken as those were that count; as many of them as the judge sees take long enough.
+        """
         if self._launches.restores:
             return
         if self._launches.kernel.path == "gpu":
             self._require_nothing_hidden()
             return
+        share = 0.0
         for attempt in range(CLOCK_TRIES):
-            if self._largest_share >= TOLD_SHARE:
+            samples = 1 + int(2**attempt * LONG_PART_S / (self._wall_s * self._batch))
+            seconds, wall_s = self._launches.time(secrets.randbelow(self._launches.sets), samples, self._batch)
+            self._wall_s = wall_s / (samples * self._batch)
+            share = max(share, (math.fsum(seconds) + samples * BETWEEN_SAMPLES_S) / wall_s)
+            if share >= TOLD_SHARE:
                 return
-            # In few samples: short ones hold less of what passes than is between them.
-            launches = min(2**attempt * LONG_PART_S / max(self._launch_s, 1e-9), MOST_LAUNCHES)
-            samples = 1 + secrets.randbelow(8)
-            self._part(secrets.randbelow(self._launches.sets), samples, 1 + int(launches / samples))
-        if self._largest_share < TOLD_SHARE:
-            share = f"{100 * self._largest_share:.0f} %"
-            told = f"the times that were told make up {share} of the time that passed at most"
-            raise WrongLaunch(refused("clock", f"{self._launches.where}: {told}"))
+        told = f"the times that were told make up {100 * share:.0f} % of the time that passed at most"
+        raise WrongLaunch(refused("clock", f"{self._launches.where}: {told}"))
+
+    def _require_that_it_computes(self) -> None:
+        """Raise WrongLaunch where launches are faster on inputs that were seen before than on fresh ones.
+
+        Both are written to the same set in the same way, and the launch on them comes after others without a pause.
+        """
+        fresh: list[float] = []
+        seen: list[float] = []
+        allowed_s = max(COMPARING_S, CHECKING_SHARE * (time.monotonic() - self._begun_s))
+        begin_s = time.monotonic()
+        while len(fresh) < MOST_COMPARED and time.monotonic() - begin_s < allowed_s:
+            index = self._launches.sets + secrets.randbelow(self._launches.sets)
+            before = secrets.randbelow(min(4, self._launches.sets))
+            for seconds, write in ((fresh, self._launches.refresh), (seen, self._launches.repeat)):
+                write(index)
+                seconds.append(self._launches.time(index - before, before + 1, 1)[0][-1])
+            enough = len(fresh) >= LEAST_COMPARED
+            if enough and statistics.median(fresh) < ALIKE * statistics.median(seen):
+                break
+            if enough:
+                # What looks as if it remembered is given the time to show it.
+                allowed_s = SUSPECTED_S
+            if len(fresh) % LEAST_COMPARED == 0 and recognises(fresh, seen):
+                ratio = statistics.median(fresh) / statistics.median(seen)
+                message = f"on inputs that it was given before it is {ratio:.1f} times as fast as on fresh ones"
+                raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
+        self._compared = len(fresh)
+
+    def _require_that_it_rests(self) -> None:
+        """Raise WrongLaunch where threads or children of the process go on working while nothing is launched."""
+        for pause_s in (0.0, SPIN_S, 0.0):
+            time.sleep(pause_s)
+            used_s, begin_s = self._launches.cpu_seconds(), time.monotonic()
+            time.sleep(REST_S)
+            share = (self._launches.cpu_seconds() - used_s) / (time.monotonic() - begin_s)
+            if share < BUSY_SHARE:
+                return
+        message = f"while nothing is launched, threads or processes of its own use {share:.2f} cores"
+        raise WrongLaunch(refused("late work", f"{self._launches.where}: {message}"))
 
     def _require_nothing_hidden(self) -> None:
         """Raise WrongLaunch where a GPU works for longer than the events tell, as on a stream that they do not see."""
@@ -554,6 +733,7 @@ class PartChecks:
         verdict = self._launches.left(index)
         if not verdict.passed:
             raise WrongLaunch(verdict)
+        self._launches.give_back(index)
         return verdict
 
 
@@ -587,9 +767,14 @@ class ReferenceProcess:
         """What the case launches."""
         return self.ask("build", end_s, **asked, seed=_seed(), library=self.library)
 
-    def make(self, slot: str, expected: str, end_s: float) -> dict[str, Any]:
-        """Inputs under a seed that is drawn now, and what the reference makes of them."""
-        return self.ask("make", end_s, seed=_seed(), slot=slot, expected=expected)
+    def make(self, slot: str, end_s: float, seed: int | None = None) -> dict[str, Any]:
+        """Inputs under a seed that is drawn now, or under one that was, written to a slot."""
+        seed = _seed() if seed is None else seed
+        return {**self.ask("make", end_s, seed=seed, slot=slot), "seed": seed}
+
+    def expect(self, expected: str, end_s: float) -> dict[str, Any]:
+        """What the reference makes of the inputs made last; whether that shares memory with them."""
+        return self.ask("expect", end_s, expected=expected)
 
     def ask(self, what: str, end_s: float, **arguments: Any) -> dict[str, Any]:
         """One request; a process that is lost is not asked again. Raises Failed."""
@@ -598,7 +783,7 @@ class ReferenceProcess:
         try:
             return self._process.ask(what, **arguments)
         except Failed:
-            _forget_reference()
+            forget_reference()
             raise
         finally:
             # While others are timed it takes no core.
@@ -620,13 +805,14 @@ def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess
     """The one that is kept, where it has the same code; else a new one."""
     key = (_split(name)[0], device, _python(), os.environ.get(PATH_VARIABLE, ""), str(root()))
     if key not in _kept:
-        _forget_reference()
+        forget_reference()
         _kept[key] = ReferenceProcess(name, device, end_s)
     return _kept[key]
 
 
 @atexit.register
-def _forget_reference() -> None:
+def forget_reference() -> None:
+    """End the reference process that is kept, as this process does when it ends in order."""
     while _kept:
         _kept.popitem()[1].close()
 
@@ -667,10 +853,10 @@ def _limit_bytes() -> int:
 
 
 @contextlib.contextmanager
-def _folder() -> Any:
-    """A folder in memory where there is one, else where temporary files lie; removed at the end."""
+def _folder(size_bytes: int = 0) -> Any:
+    """A folder in memory where there is room, else where temporary files lie; removed at the end."""
     shared = Path(processes.SHARED_MEMORY)
-    roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 1 << 30
+    roomy = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > size_bytes + (1 << 26)
     name = processes.owned_name("kernel", os.getpid())
     with tempfile.TemporaryDirectory(
         prefix=name, dir=str(shared) if roomy else None, ignore_cleanup_errors=True
@@ -706,6 +892,13 @@ def _require_tree(tree: Any, size_bytes: int) -> None:
         raise ValueError("no result")
 
 
+def _float_bytes(dtype: str) -> int:
+    """The size of a real or complex floating-point type's real part; 0 for other types."""
+    if not dtype.startswith(("float", "bfloat", "complex")):
+        return 0
+    return _storage(dtype).itemsize // (2 if dtype.startswith("complex") else 1)
+
+
 _BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
 
 
@@ -723,6 +916,21 @@ def _read_array(path: str, spec: Mapping[str, Any]) -> Array:
     if spec["dtype"] == "float8_e5m2":  # the upper half of a float16
         return (values.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
     return widen(values, spec["dtype"]) if spec["dtype"] in _BITS else values
+
+
+def _holds_poison(tree: Mapping[str, Any], path: str) -> bool:
+    """Whether a result holds a NaN that the suite put in its place."""
+    if tree["kind"] in ("tuple", "dict"):
+        items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
+        return any(_holds_poison(each, path) for each in items)
+    if tree["kind"] != "array":
+        return False
+    storage = _storage(tree["dtype"])
+    size = storage.itemsize // (2 if storage.kind == "c" else 1)
+    if size not in POISON or not ("float" in tree["dtype"] or storage.kind == "c"):
+        return False
+    bits = _read_bytes(path, tree["offset"], tree["bytes"]).view(f"i{size}")
+    return bool((bits == POISON[size]).any())
 
 
 def _read_bytes(path: str, offset: int, size_bytes: int) -> Array:

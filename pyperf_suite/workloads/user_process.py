@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import selectors
 import signal
 import subprocess
@@ -34,10 +35,14 @@ KEPT_LOG_BYTES = 64 << 10
 
 LARGEST_ANSWER_BYTES = 64 << 20
 
+# The reason in a record where the process ended while it was asked something.
+ENDED = "process ended"
+
 # After this much of silence a process that was told to end is killed.
 POLITE_S = 0.3
 
 _PR_SET_CHILD_SUBREAPER = 36
+_CPU_CLOCK_OF_A_PROCESS = 2
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -89,6 +94,11 @@ class UserProcess:
         self._reader = threading.Thread(target=self._read_log, args=(output,), daemon=True)
         self._reader.start()
 
+    @property
+    def pid(self) -> int:
+        """Of the process itself."""
+        return self._process.pid
+
     def about(self, built: Mapping[str, Any]) -> None:
         """From now on a failure is told of the function at that place."""
         self._where = f"{built['file']}:{built['line']}" if built["file"] else ""
@@ -105,7 +115,8 @@ class UserProcess:
         """Send a request; `finish` waits for its answer."""
         if what == "start":
             self._where = arguments["target"].rpartition(":")[0] or arguments["target"]
-        line = memoryview(json.dumps({"do": what, **arguments}).encode() + b"\n")
+        self._token = secrets.token_hex(8)
+        line = memoryview(json.dumps({"do": what, "token": self._token, **arguments}).encode() + b"\n")
         try:
             while line:
                 line = line[os.write(self._to, line) :]
@@ -115,21 +126,17 @@ class UserProcess:
 
     def finish(self, what: str) -> dict[str, Any]:
         """The answer to what was begun. Raises as `ask` does."""
-        line = self._read_line(what)
-        try:
-            answer = json.loads(line)
-        except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict):
-            raise self._lost("sent something else than an answer to the suite")
-        if answer.get("forked"):
+        answer, *others = map(_parsed, [self._read_line(what), *self._unread.splitlines()])
+        if any(each.get("forked") and each.get("token") == self._token for each in (answer, *others)):
             raise self._lost("forked, and the copy of the process went on beside the one that is measured")
+        if others or answer.get("token") != self._token:
+            raise self._lost("wrote to the suite's own descriptors", reason="forged answer")
         if "unsupported" in answer:
             raise Unsupported(str(answer["unsupported"])[:1000])
         if "error" in answer:
             file, at = answer.get("file"), answer.get("line")
             place = f"{file}:{at}" if file and at else file or self._where
-            raise Failed(f"{place}: {str(answer['error'])[:1000]}.")
+            raise Failed(f"{place}: {str(answer['error'])[:1000]}.", str(answer.get("reason", ""))[:40])
         return answer
 
     def pause(self, paused: bool) -> None:
@@ -138,12 +145,11 @@ class UserProcess:
             self._process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
 
     def cpu_seconds(self) -> float:
-        """CPU time that the process and its living children have used."""
+        """CPU time that the process and its living children have used, by Linux's own clock of each."""
         total = 0.0
         for each in self._family():
-            with contextlib.suppress(psutil.Error):
-                times = each.cpu_times()
-                total += times.user + times.system
+            with contextlib.suppress(OSError):
+                total += time.clock_gettime((~each.pid << 3) | _CPU_CLOCK_OF_A_PROCESS)
         return total
 
     def last_words(self) -> str:
@@ -232,18 +238,22 @@ class UserProcess:
             self._process.wait(timeout=1.0)
         code = self._process.returncode
         if code is None:
-            return self._lost("closed what it is asked through")
+            return self._lost("closed what it is asked through", reason=ENDED)
         if code == -signal.SIGKILL:
-            return self._lost("had its process killed (SIGKILL), by itself or because memory ran out")
+            return self._lost("had its process killed (SIGKILL), by itself or because memory ran out", reason=ENDED)
         if code < 0:
             with contextlib.suppress(ValueError):
-                return self._lost(f"had its process ended by {signal.Signals(-code).name}", self._place_in_stack())
-        return self._lost(f"ended its process with exit code {code}")
+                return self._lost(
+                    f"had its process ended by {signal.Signals(-code).name}", self._place_in_stack(), ENDED
+                )
+        return self._lost(f"ended its process with exit code {code}", reason=ENDED)
 
-    def _lost(self, words: str, place: str = "") -> Failed:
+    def _lost(self, words: str, place: str = "", reason: str = "") -> Failed:
         self.close()
         said = self.last_words()
-        return Failed(f"{place or self._where}: {self._called} {words}{f' (it last printed: {said})' if said else ''}.")
+        return Failed(
+            f"{place or self._where}: {self._called} {words}{f' (it last printed: {said})' if said else ''}.", reason
+        )
 
     def _kill(self, family: list[psutil.Process]) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -262,6 +272,15 @@ class UserProcess:
                 kept += len(part)
                 while kept - len(self._log[0]) > KEPT_LOG_BYTES:
                     kept -= len(self._log.popleft())
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """An answer; an empty one where the line is none."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def _short(file: str) -> str:

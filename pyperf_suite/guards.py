@@ -1,0 +1,220 @@
+"""What code that is measured must leave alone, and what tells a kernel that computes from one that remembers.
+
+Used by the process that runs the kernel, in whatever interpreter, and by the one that judges it: so only the standard
+library is imported, and nothing newer than Python 3.9 is used.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+from typing import Any
+
+# Modules whose functions and classes' methods must stay what they were, by name; () stands for all that they have. The
+# suite and references are made of them.
+GUARDED: Mapping[str, tuple[str, ...]] = {
+    "builtins": (),
+    "time": (),
+    "gc": (),
+    "json": ("dumps", "loads"),
+    "os": ("read", "write", "fork", "getppid", "kill", "dup", "close"),
+    "signal": ("signal", "setitimer"),
+    "threading": ("Thread.start", "active_count", "enumerate"),
+    "random": (),
+    "statistics": (),
+    "math": (),
+    "numpy": (),
+    "numpy.fft": (),
+    "numpy.linalg": (),
+    "numpy.random": (),
+    "numpy.testing": (),
+    "scipy.linalg": (),
+    "scipy.special": (),
+    "torch": (),
+    "torch.cuda": (
+        *("synchronize", "current_stream", "default_stream", "stream", "Event.record", "Event.elapsed_time"),
+        *("Event.synchronize", "Event.__new__", "Stream.synchronize"),
+    ),
+    "torch.fft": (),
+    "torch.linalg": (),
+    "torch.nn.functional": (),
+    "torch.special": (),
+    "torch.testing": (),
+}
+
+# What is no constant of its module, or belongs to whoever reads it.
+_VARIABLE = {"__doc__", "__spec__", "__loader__", "__name__", "__package__", "__file__", "_"}
+
+
+class Guards:
+    """Functions as they were before any code of the user's ran; `replaced` names those that are others now.
+
+    A module that is imported later is remembered as it is when its import ends, before whoever imports it sees it.
+    """
+
+    def __init__(
+        self, guarded: Mapping[str, tuple[str, ...]] = GUARDED, own: Sequence[str] = ("pyperf_suite", "__main__")
+    ) -> None:
+        self._guarded, self._own = guarded, tuple(own)
+        self._kept: list[tuple[str, Mapping[str, Any], str, Any, Any]] = []
+        self._methods: list[tuple[type, frozenset[str]]] = []
+        self._modules: dict[str, ModuleType] = {}
+        for name, module in list(sys.modules.items()):
+            self._remember(name, module)
+
+    def watch_imports(self) -> None:
+        """Remember guarded modules that are imported from now on."""
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """As a finder of modules: what the others find, remembered when it has been executed."""
+        if not self._is_guarded(name):
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                self._remember_when_executed(spec)
+                return spec
+        return None
+
+    def replaced(self) -> list[str]:
+        """The functions that are others than they were, or run other code."""
+        found = [name for name, module in self._modules.items() if sys.modules.get(name) is not module]
+        for name, holder, attribute, value, code in self._kept:
+            now = holder.get(attribute)
+            if now is not value or (code is not None and now.__code__ is not code):
+                found.append(f"{name}.{attribute}")
+        for kind, names in self._methods:
+            found += [
+                f"{kind.__module__}.{kind.__qualname__}.{name}"
+                for name in vars(kind).keys() - names
+                if _inherited(kind, name)
+            ]
+        return found
+
+    def _is_guarded(self, name: str) -> bool:
+        return name in self._guarded or name.partition(".")[0] in self._own
+
+    def _remember_when_executed(self, spec: ModuleSpec) -> None:
+        loader = spec.loader
+        if loader is None or not hasattr(loader, "exec_module"):
+            return
+        execute = loader.exec_module
+
+        def then_remember(module: ModuleType) -> None:
+            execute(module)
+            self._remember(module.__name__, module)
+
+        loader.exec_module = then_remember  # type: ignore[method-assign]
+
+    def _remember(self, name: str, module: Any) -> None:
+        if not self._is_guarded(name) or not isinstance(module, ModuleType):
+            return
+        self._modules[name] = module
+        for path in self._guarded.get(name) or _callables(module):
+            *outer, attribute = path.split(".")
+            holder: Any = module
+            for each in outer:
+                holder = getattr(holder, each, None)
+            if holder is not None and attribute in vars(holder):
+                value = vars(holder)[attribute]
+                shown = ".".join([name, *outer])
+                self._kept.append((shown, vars(holder), attribute, value, getattr(value, "__code__", None)))
+        # Methods of a tensor are its base's: one that is put on the class itself hides it.
+        if name == "torch" and hasattr(module, "Tensor"):
+            self._methods.append((module.Tensor, frozenset(vars(module.Tensor))))
+
+
+def _inherited(kind: type, name: str) -> bool:
+    return any(name in vars(base) for base in kind.__mro__[1:])
+
+
+def _callables(module: ModuleType) -> Iterator[str]:
+    """The functions of a module and the methods of its own classes; neither is its to exchange while it runs."""
+    for name, value in list(vars(module).items()):
+        if name in _VARIABLE or not callable(value):
+            continue
+        yield name
+        if isinstance(value, type) and value.__module__ == module.__name__ != "builtins":
+            yield from (f"{name}.{each}" for each, method in vars(value).items() if isinstance(method, FunctionType))
+
+
+# What reads the frames of callers, or searches all objects of a process: as CPython's audit hooks name it.
+_LOOKS = {
+    *("sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace", "sys.setprofile"),
+    *("gc.get_objects", "gc.get_referrers", "gc.get_referents"),
+}
+_LOOKING_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
+
+
+class Lookout:
+    """Notes who reads frames or searches objects while it is `on`; libraries do so too, and are not noted.
+
+    A kernel has no use for it; one that does looks for the loop that times it. The hook cannot be taken out again.
+    """
+
+    def __init__(self) -> None:
+        self.on = False
+        self._noted: set[str] = set()
+        self._libraries = (*{sysconfig.get_path(name) for name in _LIBRARIES}, "<frozen")
+        self._frame_of_caller = sys._getframe
+        sys.addaudithook(self._hear)
+
+    def noted(self) -> list[str]:
+        """What was noted since this was last asked."""
+        found, self._noted = sorted(self._noted), set()
+        return found
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.on or (event not in _LOOKS and event != "object.__getattr__"):
+            return
+        if event == "object.__getattr__" and arguments[1] not in _LOOKING_ATTRIBUTES:
+            return
+        self.on = False  # what follows is heard as well
+        caller = self._frame_of_caller(1)
+        while caller is not None and caller.f_code.co_filename.endswith("/inspect.py"):
+            caller = caller.f_back  # type: ignore[assignment]
+        if caller is None or not caller.f_code.co_filename.startswith(self._libraries):
+            self._noted.add(event if event in _LOOKS else arguments[1])
+        self.on = True
+
+
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+
+# A kernel that recognises its inputs must be this much faster on those that it has seen, with this much certainty.
+SEEN_FASTER = 1.25
+SEEN_CHANCE = 1e-5
+
+
+def recognises(fresh: Sequence[float], seen: Sequence[float]) -> bool:
+    """Whether launches on values that were seen before are faster than on fresh ones, by their seconds.
+
+    The values were drawn alike and written to the same memory in random order, so a kernel that computes takes the
+    same time for both: the ranks of the two samples are compared (Mann and Whitney, one-sided, exact but for ties).
+    """
+    if not fresh or not seen or statistics.median(fresh) < SEEN_FASTER * statistics.median(seen):
+        return False
+    slower = sum(one > other for one in fresh for other in seen)
+    return _chance_of(len(fresh) * len(seen) - slower, len(fresh), len(seen)) < SEEN_CHANCE
+
+
+def launches_to_tell() -> int:
+    """How many launches of each kind suffice where every one of the first is slower than any of the second."""
+    return next(count for count in range(2, 100) if 1 / math.comb(2 * count, count) < SEEN_CHANCE)
+
+
+def _chance_of(inversions: int, one: int, other: int) -> float:
+    """The share of all orders of two samples of these sizes that have at most so many inversions."""
+    ways = [1] + [0] * (one * other)
+    # The number of orders by inversions is a Gaussian binomial coefficient: a product of (1 - q^(other+i)) / (1 - q^i).
+    for i in range(1, one + 1):
+        for at in range(len(ways) - 1, other + i - 1, -1):
+            ways[at] -= ways[at - other - i]
+        for at in range(i, len(ways)):
+            ways[at] += ways[at - i]
+    return sum(ways[: inversions + 1]) / math.comb(one + other, one)
