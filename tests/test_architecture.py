@@ -76,9 +76,8 @@ OF_TORCH = {
     "pyperf_suite.workloads.training.gpt",
     "pyperf_suite.workloads.training.parallel.allocations",
     "pyperf_suite.workloads.training.parallel.part",
-    "pyperf_suite.workloads.training.peak_bytes",
+    "pyperf_suite.workloads.training.held_bytes",
     "pyperf_suite.workloads.training.rounding",
-    "pyperf_suite.workloads.training.saved_bytes",
 }
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))

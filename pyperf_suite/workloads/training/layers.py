@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
+from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.workloads.dtypes import element_type
 from pyperf_suite.workloads.workload import Work
 
@@ -26,6 +27,7 @@ KERNEL = 3
 EPSILON = 1e-5
 
 Shape = tuple[int, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,15 @@ class LayerPassParameters:
     the input, "wgrad" those of the weights. Nothing has a bias but layer_norm.
     """
 
-    layer: str = "linear"
-    phase: str = "forward"
-    batch: int = 1
-    seq: int = 1024
-    hidden: int = 512
-    out: int = 0
-    heads: int = 1
-    dtype: str = "float32"
-    workers: int = 1
+    layer: Annotated[str, OneOf(LAYERS)] = "linear"
+    phase: Annotated[str, OneOf(PASSES)] = "forward"
+    batch: Annotated[int, Within(1)] = 1
+    seq: Annotated[int, Within(1)] = 1024
+    hidden: Annotated[int, Within(1)] = 512
+    out: Annotated[int, Within(0)] = 0
+    heads: Annotated[int, Within(1)] = 1
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
+    workers: Annotated[int, Within(1)] = 1
 
     @property
     def tokens(self) -> int:
@@ -62,11 +64,6 @@ class LayerPassParameters:
     def side(self) -> int:
         """Of an image."""
         return math.isqrt(self.seq)
-
-    @property
-    def element_bytes(self) -> int:
-        """Of one element in memory."""
-        return element_type(self.dtype).size_bytes
 
     @property
     def inputs(self) -> tuple[Shape, ...]:
@@ -88,26 +85,26 @@ class LayerPassParameters:
     @property
     def output(self) -> Shape:
         """Shape of the result."""
-        first, *_ = self.inputs
         if self.layer == "conv":
             return (self.batch, self.features, self.side, self.side)
-        return (self.tokens, self.features) if self.layer == "linear" else first
+        return (self.tokens, self.features) if self.layer == "linear" else self.inputs[0]
 
     @property
     def elements(self) -> int:
         """Of what comes in, weights and result."""
         return sum(math.prod(shape) for shape in (*self.inputs, *self.weights, self.output))
 
+    @property
+    def element_bytes(self) -> int:
+        """Of one element in memory."""
+        return element_type(self.dtype).size_bytes
+
+    def of_phase(self, inputs: Sequence[T], weights: Sequence[T]) -> tuple[T, ...]:
+        """Of what belongs to inputs and to weights, that whose gradients the pass computes."""
+        return (*(inputs if self.phase != "wgrad" else ()), *(weights if self.phase != "dgrad" else ()))
+
     def validate(self) -> None:
         """Raise UserError for a layer or pass that cannot be."""
-        for name, allowed in (("layer", LAYERS), ("phase", PASSES), ("dtype", DTYPES)):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"Unknown {name} {getattr(self, name)!r}: choose from {', '.join(allowed)}.")
-        for name in ("batch", "seq", "hidden", "heads", "workers"):
-            if getattr(self, name) < 1:
-                raise UserError(f"A layer needs {name} of at least 1, but {getattr(self, name)} was asked for.")
-        if self.out < 0:
-            raise UserError(f"out cannot be {self.out}: give at least 0.")
         if self.out and self.layer not in WITH_PRODUCT:
             raise UserError(f"{self.layer} has as many features as it is given: leave out={self.out} out.")
         if self.layer == "conv" and self.side**2 != self.seq:

@@ -14,8 +14,9 @@ from pyperf_suite.workloads.workload import Checked
 # Of float64, torch's or numpy's.
 Array = Any
 State = Mapping[str, Array]
-# weight, gradient, state before, the number of this step from 1, learning rate and decay, to weight and state after.
-Update = Callable[[Array, Array, State, int, float, float], tuple[Array, dict[str, Array]]]
+After = tuple[Array, dict[str, Array]]  # weight and state
+# weight, gradient, state before, the number of this step from 1, learning rate and decay, to what is there after.
+Update = Callable[[Array, Array, State, int, float, float], After]
 
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.1
@@ -32,14 +33,7 @@ SHARE = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
-def adamw(
-    weight: Array,
-    gradient: Array,
-    state: State,
-    step: int,
-    rate: float = LEARNING_RATE,
-    decay: float = WEIGHT_DECAY,
-) -> tuple[Array, dict[str, Array]]:
+def adamw(weight: Array, gradient: Array, state: State, step: int, rate: float, decay: float) -> After:
     """Loshchilov and Hutter 2019, Decoupled Weight Decay Regularization, algorithm 2."""
     first, second = BETAS
     mean = first * state.get("exp_avg", 0.0) + (1 - first) * gradient
@@ -49,27 +43,13 @@ def adamw(
     return after, {"exp_avg": mean, "exp_avg_sq": square}
 
 
-def sgd(
-    weight: Array,
-    gradient: Array,
-    state: State,
-    _step: int,
-    rate: float = LEARNING_RATE,
-    decay: float = WEIGHT_DECAY,
-) -> tuple[Array, dict[str, Array]]:
+def sgd(weight: Array, gradient: Array, state: State, _step: int, rate: float, decay: float) -> After:
     """Momentum as Sutskever et al. 2013 have it but for the learning rate, which torch applies last; decay as L2."""
     velocity = MOMENTUM * state.get("momentum_buffer", 0.0) + gradient + decay * weight
     return weight - rate * velocity, {"momentum_buffer": velocity}
 
 
-def adafactor(
-    weight: Array,
-    gradient: Array,
-    state: State,
-    step: int,
-    rate: float = LEARNING_RATE,
-    decay: float = WEIGHT_DECAY,
-) -> tuple[Array, dict[str, Array]]:
+def adafactor(weight: Array, gradient: Array, state: State, step: int, rate: float, decay: float) -> After:
     """Shazeer and Stern 2018, algorithm 4: the second moment of a matrix by the means of its rows and columns."""
     fresh = step**BETA2_DECAY
     rows = _moved(state.get("row_var", 0.0), (gradient**2).mean(axis=-1, keepdims=True), fresh)
@@ -120,9 +100,8 @@ def compared(
     state = {name: value.double() for name, value in before.state.items()}
     right, right_state = UPDATES[optimizer](weight, before.gradient.double(), state, step, rate, decay)
     change = right - weight
-    pairs = {
-        "weight": (right, after.weight, 2 * epsilon * abs(right) + share * (abs(change) + _root_mean_square(change)))
-    }
+    allowed = 2 * epsilon * abs(right) + share * (abs(change) + _root_mean_square(change))
+    pairs = {"weight": (right, after.weight, allowed)}
     for name, values in right_state.items() if with_state else ():
         pairs[name] = (values, after.state.get(name), share * (abs(values) + _root_mean_square(values)))
     wrong, count, first = 0, 0, ""

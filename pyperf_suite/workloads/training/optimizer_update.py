@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.limits import OneOf
 from pyperf_suite.measure.stopwatch import Stopwatch
-from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training import optimizer_reference as reference
-from pyperf_suite.workloads.workload import (
-    Checked,
-    Implementation,
-    Kernel,
-    Observed,
-    Place,
-    Prepared,
-    Work,
-    Workload,
-    together,
-)
+from pyperf_suite.workloads.training.torch_steps import ByTorch
+from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Prepared, Work, Workload, by_name, together
 
 OPTIMIZERS = tuple(reference.UPDATES)
 # Bytes of an element.
@@ -39,6 +30,8 @@ TOUCHES = {"AdamW": 7, "SGD": 5, "Adafactor": 3}
 # States as large as the weight.
 STATES = {"AdamW": 2, "SGD": 1, "Adafactor": 0}
 MOST_ELEMENTS = 1 << 33
+
+Make = Callable[[list[Any]], Any]  # an optimizer of these tensors
 
 
 @dataclass(frozen=True)
@@ -76,102 +69,20 @@ class OptimizerUpdateParameters:
     """The optimizer, the tensors that it updates, their type, and the CPU cores it may use."""
 
     tensors: TensorSet
-    optimizer: str = "AdamW"
-    dtype: str = "float32"
+    optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "AdamW"
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
     workers: int = 1
 
-
-class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
-    """An optimizer's step, gradients given."""
-
-    name = "optimizer_update"
-    parameters_type = OptimizerUpdateParameters
-
-    def __init__(self) -> None:
-        ways = (TorchUpdate("loop"), TorchUpdate("foreach"), TorchUpdate("fused"))
-        low_memory = (LowMemoryUpdate("bitsandbytes"), LowMemoryUpdate("torchao"))
-        self.implementations: Mapping[str, Implementation[OptimizerUpdateParameters]] = {
-            way.name: way for way in (*ways, *low_memory)
-        }
-
-    def validate(self, parameters: OptimizerUpdateParameters) -> None:
-        """Raise UserError for an optimizer or a type there is not, and for more elements than any memory has."""
-        for name, allowed in (("optimizer", OPTIMIZERS), ("dtype", tuple(DTYPES))):
-            if getattr(parameters, name) not in allowed:
-                raise UserError(f"Unknown {name} {getattr(parameters, name)!r}: choose from {', '.join(allowed)}.")
-        if parameters.tensors.elements > MOST_ELEMENTS:
-            raise UserError(f"{parameters.tensors} are more than {MOST_ELEMENTS} elements: take fewer or smaller ones.")
-
-    def footprint_bytes(self, parameters: OptimizerUpdateParameters) -> int:
-        """Weights, gradients and states, and all of them as they were before the update that is checked."""
-        states = STATES[parameters.optimizer]
-        return (2 + states + 2 + states) * DTYPES[parameters.dtype] * parameters.tensors.elements
-
-    def work(self, parameters: OptimizerUpdateParameters) -> Work:
-        """Bytes that have to be read and written once; arithmetic is beside that nothing, and not counted."""
-        return Work(0, TOUCHES[parameters.optimizer] * DTYPES[parameters.dtype] * parameters.tensors.elements)
-
-
-class TorchUpdate(Implementation[OptimizerUpdateParameters]):
-    """torch.optim's own, told which way to take."""
-
-    device_kind = "any"
-
-    def __init__(self, way: str) -> None:
-        self.name = way  # type: ignore[misc]
-
-    def validate(self, parameters: OptimizerUpdateParameters) -> None:
-        """Raise UserError for more workers than there are cores, and for Adafactor fused, which torch has not."""
-        require_cores(parameters.workers)
-        if parameters.optimizer == "Adafactor" and self.name == "fused":
-            raise UserError("torch has no fused Adafactor: choose loop or foreach.")
-
-    def prepare(self, parameters: OptimizerUpdateParameters, place: Place) -> Prepared:
-        """Make tensors and gradients there. Raises Unsupported where this torch has no such optimizer or way."""
-        where = TorchDevice(place.device, parameters.workers, queueing="open")
-        kind = getattr(where.torch.optim, parameters.optimizer, None)
-        if kind is None:
-            raise Unsupported(f"This torch ({where.torch.__version__}) has no {parameters.optimizer}.")
-        flags = {"foreach": self.name == "foreach"} | ({"fused": True} if self.name == "fused" else {})
-
-        def make(tensors: list[Any]) -> Any:
-            return kind(tensors, **flags, **_settings(parameters.optimizer))
-
-        return UpdateSteps(parameters, self.name, place.seed, where, make)
-
-
-class LowMemoryUpdate(Implementation[OptimizerUpdateParameters]):
-    """AdamW whose moments are kept in 8 bits, by a package that may be installed."""
-
-    device_kind = "any"
-
-    def __init__(self, package: str) -> None:
-        self.package, self.name = package, f"{package}_8bit"  # type: ignore[misc]
-
-    def validate(self, parameters: OptimizerUpdateParameters) -> None:
-        """Raise UserError for more workers than there are cores, and for all but AdamW."""
-        require_cores(parameters.workers)
-        if parameters.optimizer != "AdamW":
-            raise UserError(f"{self.name} is measured with AdamW alone, but {parameters.optimizer} was asked for.")
-
-    def prepare(self, parameters: OptimizerUpdateParameters, place: Place) -> Prepared:
-        """As torch's own. Raises Unsupported where the package is absent or cannot work on the device."""
-        where = TorchDevice(place.device, parameters.workers, queueing="open")
-        if importlib.util.find_spec(self.package) is None:
-            raise Unsupported(f"{self.package} is not installed.")
-        try:
-            optim = importlib.import_module(f"{self.package}.optim")
-
-            def make(tensors: list[Any]) -> Any:
-                return optim.AdamW8bit(tensors, **_settings("AdamW"))
-
-            return UpdateSteps(parameters, self.name, place.seed, where, make, low_memory=True)
-        except Exception as error:  # a package of others, in whatever way it tells that it cannot
-            raise Unsupported(f"{self.package} cannot do this here: {type(error).__name__}: {error}") from None
+    def validate(self) -> None:
+        """Raise UserError for more elements than any memory has."""
+        if self.tensors.elements > MOST_ELEMENTS:
+            raise UserError(f"{self.tensors} are more than {MOST_ELEMENTS} elements: take fewer or smaller ones.")
 
 
 class UpdateSteps(Prepared):
     """Updates by gradients that stay the same; state lives on from one to the next, as in training."""
+
+    unchecked = "Each step starts from what the last one left."
 
     def __init__(
         self,
@@ -179,7 +90,7 @@ class UpdateSteps(Prepared):
         way: str,
         seed: int,
         where: TorchDevice,
-        make: Any,
+        make: Make,
         low_memory: bool = False,
     ) -> None:
         self._parameters, self._where, self._make, self._low_memory = parameters, where, make, low_memory
@@ -212,21 +123,18 @@ class UpdateSteps(Prepared):
             self._make(after).step()
         else:
             self.launch(0)
-        step, number, checks = 1 if self._low_memory else self._taken, 0, []
-        optimizer, dtype = self._parameters.optimizer, self._parameters.dtype
+        p, step, number, checks = self._parameters, 1 if self._low_memory else self._taken, 0, []
         for start, group in zip(before, self._groups(after), strict=True):
-            end = self._standing(group)
+            end, with_state = self._standing(group), not self._low_memory
             checks.append(
-                reference.compared(
-                    optimizer, start, end, step, dtype, with_state=not self._low_memory, first_number=number
-                )
+                reference.compared(p.optimizer, start, end, step, p.dtype, with_state=with_state, first_number=number)
             )
             number += len(group)
         return together(checks)
 
     def observed(self) -> Mapping[str, Observed]:
         """Bytes: `state` that stays, and `passing`, the most an update takes beside it, where that can be watched."""
-        from pyperf_suite.workloads.training.peak_bytes import bytes_of, peak_bytes
+        from pyperf_suite.workloads.training.held_bytes import bytes_of, peak_bytes
 
         kept = [reference.states(self.optimizer.state[each]) for each in self.tensors]
         found = {"state": float(bytes_of(kept))}
@@ -258,6 +166,73 @@ class UpdateSteps(Prepared):
         made = self._where.torch.nn.Parameter(values.to(self._where.device, self._dtype))
         made.grad = gradient.to(self._where.device, self._dtype)
         return made
+
+
+class TorchUpdate(ByTorch):
+    """torch.optim's own, told which way to take."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__(self._steps)
+        self.name = way  # type: ignore[misc]
+
+    def validate(self, parameters: OptimizerUpdateParameters) -> None:
+        """Raise UserError for more workers than there are cores, and for Adafactor fused, which torch has not."""
+        super().validate(parameters)
+        if parameters.optimizer == "Adafactor" and self.name == "fused":
+            raise UserError("torch has no fused Adafactor: choose loop or foreach.")
+
+    def _steps(self, parameters: OptimizerUpdateParameters, seed: int, where: TorchDevice) -> UpdateSteps:
+        kind = getattr(where.torch.optim, parameters.optimizer, None)
+        if kind is None:
+            raise Unsupported(f"This torch ({where.torch.__version__}) has no {parameters.optimizer}.")
+        flags = {"foreach": self.name == "foreach"} | ({"fused": True} if self.name == "fused" else {})
+        flags |= _settings(parameters.optimizer)
+        return UpdateSteps(parameters, self.name, seed, where, lambda tensors: kind(tensors, **flags))
+
+
+class LowMemoryUpdate(ByTorch):
+    """AdamW whose moments are kept in 8 bits, by a package that may be installed."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__(self._steps)
+        self.package, self.name = package, f"{package}_8bit"  # type: ignore[misc]
+
+    def validate(self, parameters: OptimizerUpdateParameters) -> None:
+        """Raise UserError for more workers than there are cores, and for all but AdamW."""
+        super().validate(parameters)
+        if parameters.optimizer != "AdamW":
+            raise UserError(f"{self.name} is measured with AdamW alone, but {parameters.optimizer} was asked for.")
+
+    def _steps(self, parameters: OptimizerUpdateParameters, seed: int, where: TorchDevice) -> UpdateSteps:
+        if importlib.util.find_spec(self.package) is None:
+            raise Unsupported(f"{self.package} is not installed.")
+        try:
+            kind, settings = importlib.import_module(f"{self.package}.optim").AdamW8bit, _settings("AdamW")
+            return UpdateSteps(
+                parameters, self.name, seed, where, lambda tensors: kind(tensors, **settings), low_memory=True
+            )
+        except Exception as error:  # a package of others, in whatever way it tells that it cannot
+            raise Unsupported(f"{self.package} cannot do this here: {type(error).__name__}: {error}") from None
+
+
+class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
+    """An optimizer's step, gradients given."""
+
+    name = "optimizer_update"
+    parameters_type = OptimizerUpdateParameters
+    implementations = by_name(
+        *(TorchUpdate(way) for way in ("loop", "foreach", "fused")),
+        *(LowMemoryUpdate(package) for package in ("bitsandbytes", "torchao")),
+    )
+
+    def footprint_bytes(self, parameters: OptimizerUpdateParameters) -> int:
+        """Weights, gradients and states, and all of them as they were before the update that is checked."""
+        states = STATES[parameters.optimizer]
+        return (2 + states + 2 + states) * DTYPES[parameters.dtype] * parameters.tensors.elements
+
+    def work(self, parameters: OptimizerUpdateParameters) -> Work:
+        """Bytes that have to be read and written once; arithmetic is beside that nothing, and not counted."""
+        return Work(0, TOUCHES[parameters.optimizer] * DTYPES[parameters.dtype] * parameters.tensors.elements)
 
 
 def _settings(optimizer: str) -> dict[str, Any]:

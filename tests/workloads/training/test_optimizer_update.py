@@ -148,7 +148,7 @@ def test_states_in_8_bits_are_checked_by_a_first_update(monkeypatch):
 
 def test_adafactor_leaves_a_matrix_of_equal_gradients_with_one_scale():
     gradient, weight = np.full((3, 4), 0.5), np.full((3, 4), 2.0)
-    after, state = optimizer_reference.adafactor(weight, gradient, {}, 1)
+    after, state = optimizer_reference.adafactor(weight, gradient, {}, 1, 1e-3, 0.1)
     assert state["row_var"] == pytest.approx(np.full((3, 1), 0.25))
     assert weight * (1 - 1e-4) - after == pytest.approx(np.full((3, 4), 2.0 * 1e-3))
 

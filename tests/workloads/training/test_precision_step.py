@@ -10,7 +10,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.workloads.training.precision_step import CAST_CACHES, PrecisionStep, PrecisionStepParameters
+from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStep, PrecisionStepParameters
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
@@ -91,7 +91,7 @@ def test_a_step_of_several_micro_batches_is_measured_like_any_other():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"micro_batches": 0}, "at least 1 micro-batch"),
+        ({"micro_batches": 0}, "micro_batches=0"),
         ({"cast_cache": "always"}, "choose from iteration, nested, off"),
         ({"cast_cache": "off"}, "float32 casts no weights"),
         ({"part": "train"}, "its part is step"),

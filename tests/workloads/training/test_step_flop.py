@@ -6,8 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.workloads.training.shape import Checkpointing, TransformerShape
-from pyperf_suite.workloads.training.step_flop import asked_flop, computed_flop, guides_flop
+from pyperf_suite.workloads.training.shape import (
+    Checkpointing,
+    TransformerShape,
+    asked_flop,
+    computed_flop,
+    guides_flop,
+)
 
 torch = pytest.importorskip("torch")
 

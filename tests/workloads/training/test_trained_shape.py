@@ -18,7 +18,7 @@ from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training.block_part import BlockPartParameters
 from pyperf_suite.workloads.training.layers import LayerPassParameters
 from pyperf_suite.workloads.training.optimizer_update import OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.saved_memory import TrainingMemory, TrainingMemoryParameters
+from pyperf_suite.workloads.training.step_memory import TrainingMemory, TrainingMemoryParameters
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 from pyperf_suite.workloads.workload import Place
 

@@ -15,8 +15,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.workloads.training import training_step
-from pyperf_suite.workloads.training.shape import Checkpointing, TransformerShape
-from pyperf_suite.workloads.training.trained_shape import PRECISIONS
+from pyperf_suite.workloads.training.shape import PRECISIONS, Checkpointing, TransformerShape
 from pyperf_suite.workloads.training.training_step import TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import Place
 
@@ -219,8 +218,8 @@ def test_a_case_of_a_step_is_measured_like_any_other():
         ({"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
         ({"precision": "int3"}, "choose from float32"),
         ({"part": "half"}, "choose from forward"),
-        ({"layers": 0}, "layers of at least 1"),
-        ({"ffn": -1}, "ffn cannot be -1"),
+        ({"layers": 0}, "layers=0"),
+        ({"ffn": -1}, "ffn=-1"),
         ({"workers": 4096}, "4096 workers"),
     ],
 )
