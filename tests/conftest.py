@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from pyperf_suite.hardware.shared_library import Unavailable
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.workloads import find_workload
+
+# Tools of the repository are imported from its root, which comes last: the package is the one that is installed.
+sys.path.append(str(Path(__file__).parents[1]))
 
 # The same examples in each run: a change is judged by what it changes. HYPOTHESIS_PROFILE=default searches on.
 hypothesis.settings.register_profile("same_each_time", derandomize=True, deadline=None)

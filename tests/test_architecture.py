@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from importlib.util import resolve_name
 from pathlib import Path
 
-import pytest
-
 import pyperf_suite
 
 PACKAGE = Path(pyperf_suite.__file__).parent
@@ -123,37 +121,45 @@ def without_functions(tree: ast.Module) -> ast.Module:
     return Remover().visit(tree)
 
 
-def label(path: Path) -> str:
-    """A source file's path within the package, to name its test."""
-    return str(path.relative_to(PACKAGE))
+TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=label)
-def test_a_module_imports_only_from_layers_below_its_own(path):
-    own = part_of(module_of(path))
-    reached = {
-        part_of(name)
-        for name in imported_modules(path, ast.parse(path.read_text()))
-        if name.split(".")[0] == "pyperf_suite"
-    }
-    beside_or_above = {part for part in reached - {own, "__version__"} if LAYER[part] >= LAYER[own]}
-    assert not beside_or_above, f"{own} must not import from {beside_or_above}"
+def own_imports(path: Path) -> set[str]:
+    """What a source file imports of the package, as dotted names of modules or of what is in them."""
+    return {name for name in imported_modules(path, TREES[path]) if name.split(".")[0] == "pyperf_suite"}
 
 
-@pytest.mark.parametrize("path", list(filter(on_measuring_path, SOURCES)), ids=label)
-def test_the_measuring_path_imports_no_other_third_party_than_those_agreed(path):
-    roots = {name.split(".")[0] for name in imported_modules(path, ast.parse(path.read_text()))}
-    others = roots - set(sys.stdlib_module_names) - MEASURING_PATH_MAY_IMPORT - {"pyperf_suite"}
-    assert not others
+def test_a_module_imports_only_from_layers_below_its_own():
+    wrong = []
+    for path in SOURCES:
+        own = part_of(module_of(path))
+        reached = {part_of(name) for name in own_imports(path)} - {own, "__version__"}
+        wrong += [f"{module_of(path)} imports from {part}" for part in reached if LAYER[part] >= LAYER[own]]
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=label)
-def test_heavy_or_optional_packages_are_imported_where_they_are_used(path):
-    names = set(imported_modules(path, without_functions(ast.parse(path.read_text()))))
-    roots = {name.split(".")[0] for name in names} - ({"torch"} if module_of(path) in OF_TORCH else set())
-    assert not roots & ONLY_INSIDE_FUNCTIONS
-    lazy = OF_TORCH if module_of(path) not in OF_TORCH else set()
-    assert not {name for name in names for module in lazy if name == module or name.startswith(f"{module}.")}
+def test_the_measuring_path_imports_no_other_third_party_than_those_agreed():
+    allowed = set(sys.stdlib_module_names) | MEASURING_PATH_MAY_IMPORT | {"pyperf_suite"}
+    wrong = []
+    for path in filter(on_measuring_path, SOURCES):
+        roots = {name.split(".")[0] for name in imported_modules(path, TREES[path])}
+        wrong += [f"{module_of(path)} imports {root}" for root in roots - allowed]
+    assert not wrong
+
+
+def test_heavy_or_optional_packages_are_imported_where_they_are_used():
+    wrong = []
+    for path in SOURCES:
+        of_torch = module_of(path) in OF_TORCH
+        names = set(imported_modules(path, without_functions(ast.parse(path.read_text()))))
+        heavy = {name.split(".")[0] for name in names} & ONLY_INSIDE_FUNCTIONS - ({"torch"} if of_torch else set())
+        lazy = (
+            set()
+            if of_torch
+            else {name for name in names for module in OF_TORCH if f"{name}.".startswith(f"{module}.")}
+        )
+        wrong += [f"{module_of(path)} imports {name}" for name in heavy | lazy]
+    assert not wrong
 
 
 def test_every_part_of_the_package_has_its_layer():

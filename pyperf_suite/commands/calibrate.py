@@ -1,4 +1,4 @@
-"""`pyperf-suite calibrate`: fit the laws to this machine's own run, or to the published tables that ship with them."""
+"""`pyperf-suite calibrate`: fit the laws to this machine's own run."""
 
 from __future__ import annotations
 
@@ -15,33 +15,21 @@ if TYPE_CHECKING:
 
     from pyperf_suite.advise.calibrate.results import Corrected
     from pyperf_suite.hardware.catalogue import GpuSpec
-    from pyperf_suite.laws.calibration import Calibration
     from pyperf_suite.runner.results import RunFolder
 
 
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
-@path_option("--tables", metavar="FOLDER", help="Fit to the published tables there.")
-@click.option(
-    "--law",
-    "laws",
-    multiple=True,
-    metavar="LAW",
-    help="Of the tables only gemm, attention, memory, collectives or step.",
-)
 @click.option("--gpu", metavar="NAME", help="What the run's GPU is like, where the catalogue does not know it.")
 @path_option(
     "--output",
     metavar="PATH",
-    help="The file to write for a run, by default beside the machine's runs; the folder for tables, by default the "
-    "package's own.",
+    help="The file to write, by default beside the machine's runs.",
 )
 @results_option()
 @device_option("Whose newest run: auto, cpu or cuda:N.")
 def calibrate(
     run: Path | None,
-    tables: Path | None,
-    laws: tuple[str, ...],
     gpu: str | None,
     output: Path | None,
     results: Path,
@@ -55,19 +43,10 @@ def calibrate(
     Examples:
       pyperf-suite run calibration && pyperf-suite calibrate
       pyperf-suite run step_calibration --device cpu && pyperf-suite calibrate --device cpu
-      pyperf-suite calibrate --tables published_tables
     """  # noqa: D301 - click keeps the lines below \b as they are
     from rich.console import Console
 
-    console = Console()
-    if tables is not None:
-        if run is not None or gpu is not None:
-            raise UserError("--tables fits the laws of every GPU to its table: leave out the run and --gpu.")
-        _from_tables(console, tables, laws, output)
-        return
-    if laws:
-        raise UserError("--law chooses among the laws of --tables; a run's records decide by themselves: leave it out.")
-    _from_run(console, _run_folder(run, results, device), gpu, output)
+    _from_run(Console(), _run_folder(run, results, device), gpu, output)
 
 
 def _run_folder(run: Path | None, results: Path, device: str) -> RunFolder:
@@ -146,19 +125,6 @@ def _sentence(corrected: Corrected) -> str:
         f"{corrected.law}: an error of {after} on this machine, where the law alone has "
         f"{corrected.before.mape:.1f} % (median {corrected.before.median:.1f} %)."
     )
-
-
-def _from_tables(console: Console, tables: Path, laws: tuple[str, ...], output: Path | None) -> None:
-    """Fit law by law, each block told as soon as it is done; then write a file a GPU."""
-    from pyperf_suite.advise.calibrate.cross_validation import described
-    from pyperf_suite.advise.calibrate.tables import calibrate_tables, is_as_shipped, save
-
-    fitted: dict[str, Calibration] = {}
-    for gpu, name, block, fitted[gpu] in calibrate_tables(tables, laws):
-        known = ", as shipped" if is_as_shipped(gpu, name, block) else ""
-        _say(console, f"{gpu}  {name}: held-out error {described(block.held_out)}{known}")
-    for path in save(fitted, output):
-        _say(console, f"{path.stat().st_size / 1e3:6.1f} KB  {path}")
 
 
 def _say(console: Console, line: str) -> None:

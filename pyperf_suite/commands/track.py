@@ -62,7 +62,6 @@ def track(
       pyperf-suite track 'matmul*' --since 2026-01-31 --fail-on nominated
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.history.changes.tracking import track as search
-    from pyperf_suite.history.changes.tracking import watch_shapes
     from pyperf_suite.history.stored.store import Store
 
     with Store(results) as store:
@@ -71,15 +70,13 @@ def track(
         if not wanted:
             raise UserError(store.why_nothing(benchmark, machine))
         found = search(store, wanted, since.isoformat() if since else None)
-        if benchmark is None:
-            watch_shapes(store, found, machine)
         notes = [*found.notes, *store.notes, *store.damage]
         findings = [nomination.finding() for nomination in found.current]
         if rerun:
             findings, extra_notes = _confirmed(store, found, results, device, budget, margin, seed)
             notes += extra_notes
     finish(
-        [*findings, *found.alarms],
+        findings,
         outcome,
         "Changes in history" + (f" of {benchmark}" if benchmark else ""),
         notes,

@@ -156,43 +156,6 @@ def test_a_benchmark_there_is_not_is_one_sentence(told, write_history):
         told("softmax")
 
 
-def test_a_damaged_manifest_costs_the_shapes_of_its_run_only(told, write_history, results):
-    write_history([1.0] * 20 + [1.1] * 6)
-    (results / MACHINE / run_ids(1)[0] / "run.json").write_text('{"probes": ["tile_wave"')
-    (results / MACHINE / run_ids(2)[1] / "run.json").write_text('{"probes": 7, "profile": "quick"}')
-    assert len(told()[0]["findings"]) == 1
-
-
-def test_shapes_are_watched_over_the_newest_four_runs_of_a_probe_and_profile(told, write_run, results, monkeypatch):
-    seen = []
-    alarm = Finding("tile_wave: x", "tile_wave", "", "undecided", None, 0.0, "A cliff moved.", {})
-
-    def alarms(probe, runs):
-        seen.append((probe, [[record.run_id for record in run] for run in runs]))
-        return [alarm] if len(runs) == 4 else []
-
-    monkeypatch.setattr(tracking, "shape_alarms", alarms)
-    ids = run_ids(7)
-    for index, run_id in enumerate(ids):
-        path = write_run(run_id, [1e-3], case={"operator": "gone"})
-        manifest = {"probes": ["tile_wave"], "profile": "standard" if index == 5 else "quick"}
-        path.with_name("run.json").write_text(json.dumps(manifest))
-    data, code = told()
-    assert sorted(seen) == [("tile_wave", [[one] for one in (*ids[2:5], ids[6])]), ("tile_wave", [[ids[5]]])]
-    assert [finding["sentence"] for finding in data["findings"]] == ["A cliff moved."]
-    assert code == 3
-
-
-def test_a_run_whose_records_cannot_be_read_for_their_shapes_is_named(told, write_run):
-    for run_id in run_ids(3):
-        path = write_run(run_id, [1e-3])
-        path.with_name("run.json").write_text('{"probes": ["tile_wave"], "profile": "quick"}')
-    with path.open("a") as file:
-        file.write('{"no": "record"}\n{}\n')
-    data, _ = told()
-    assert any(f"Shapes of run {run_ids(3)[-1]} were not compared" in note for note in data["notes"])
-
-
 @pytest.fixture
 def rerun(monkeypatch):
     """Stands for the machine, the checkout and the pairs; `verdict` is what every rerun comes to."""

@@ -1,27 +1,14 @@
-"""All series of a store searched for changes, and the newest runs for shapes that changed: what `track` tells."""
+"""All series of a store searched for changes: what `track` tells."""
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from pyperf_suite import files
-from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.history.changes.nominations import Nomination, nominations
-from pyperf_suite.history.changes.shapes import MOST_BEFORE, shape_alarms
 from pyperf_suite.history.changes.step_detector import FEWEST_POINTS
-from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.stored.series import Benchmark, Series
-from pyperf_suite.history.stored.store import Run, Store
-from pyperf_suite.runner.journal import read_journal
-from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
-
-# Larger journals are not read again for their shapes: a probe's sweep is far smaller.
-MOST_BYTES = 256 << 20
+from pyperf_suite.history.stored.store import Store
 
 # So many notes of a kind are told one by one.
 TOLD = 10
@@ -29,16 +16,14 @@ TOLD = 10
 
 @dataclass
 class Tracked:
-    """What was found: changes that stand, the most recent first; alarms about shapes; and the rest, for notes."""
+    """What was found: changes that stand, the most recent first, and the rest, for notes."""
 
     current: list[Nomination] = field(default_factory=list)
     earlier: list[Nomination] = field(default_factory=list)
     of_the_machine: list[Nomination] = field(default_factory=list)
-    alarms: list[Finding] = field(default_factory=list)
     searched: int = 0
     too_short: int = 0
     breaks: list[tuple[str, str]] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
 
     @property
     def notes(self) -> list[str]:
@@ -62,7 +47,7 @@ class Tracked:
                 f"{undone} made good again" if undone else "",
             ]
             told.append(f"Changes not told: {'; '.join(filter(None, kinds))}.")
-        return told + _some(self.unread, "runs")
+        return told
 
 
 def track(store: Store, benchmarks: Sequence[Benchmark], since: str | None = None) -> Tracked:
@@ -91,23 +76,6 @@ def track(store: Store, benchmarks: Sequence[Benchmark], since: str | None = Non
     return found
 
 
-def watch_shapes(store: Store, tracked: Tracked, machine: str | None = None) -> None:
-    """Add the alarms about the newest run of each probe on each machine."""
-    members: dict[tuple[str, str, str], list[Run]] = {}
-    for run in store.runs():
-        if machine in (None, run.machine):
-            for probe, profile in _probes(run.path):
-                members.setdefault((run.machine, probe, profile), []).append(run)
-    for (_, probe, _), runs in sorted(members.items()):
-        read = []
-        for run in runs[-MOST_BEFORE - 1 :]:
-            try:
-                read.append([record for record in _records(run.path) if record.probe == probe])
-            except UserError as reason:
-                tracked.unread.append(f"Shapes of run {run.run_id} were not compared: {reason}")
-        tracked.alarms += shape_alarms(probe, [records for records in read if records])
-
-
 def _longest_stretch(series: Series) -> int:
     """Points of one GPU between breaks, at most."""
     broken = {each.index for each in series.breaks}
@@ -126,27 +94,6 @@ def _sort_in(found: Tracked, nomination: Nomination, since: str | None) -> None:
         found.of_the_machine.append(nomination)
     else:
         found.current.append(nomination)
-
-
-def _probes(records: Path) -> list[tuple[str, str]]:
-    """The probes of the run whose journal that is, each with the run's profile; none where its manifest is damaged."""
-    try:
-        manifest = json.loads(files.read_text(records.with_name("run.json"), LARGEST_MANIFEST_BYTES))
-        return [(str(probe), str(manifest["profile"])) for probe in manifest["probes"]]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return []
-
-
-def _records(path: Path) -> list[Record]:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
-    if size > MOST_BYTES:
-        raise UserError(f"{path} holds {size / 1e6:.0f} MB, and more than {MOST_BYTES / 1e6:.0f} are not read again.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DamagedJournal)  # the run may still be writing
-        return read_journal(path)
 
 
 def _some(sentences: Sequence[str], what: str) -> list[str]:

@@ -12,6 +12,7 @@ if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     # A script's folder comes first on the path: its modules must not be found in the place of others.
     del sys.path[0]
 
+import importlib.util
 import json
 import math
 import os
@@ -73,10 +74,10 @@ class Bench:
         from pyperf_suite.hardware.devices import resolve
         from pyperf_suite.runner.case import Case
 
-        try:
+        if importlib.util.find_spec("pyperf_suite.workloads"):
             from pyperf_suite.workloads import find_workload
-        except ImportError:  # a revision in which they were called operators
-            from pyperf_suite.operators import find_operator as find_workload  # type: ignore[no-redef,import-not-found]
+        else:  # a revision in which they were called operators
+            find_workload = importlib.import_module("pyperf_suite.operators").find_operator
 
         package = {"package": str(Path(pyperf_suite.__file__).parent)}
         where, parsed = resolve(device), Case.from_json(case)

@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 from pyperf_suite.advise.calibrate import results
 from pyperf_suite.advise.calibrate.cross_validation import error_percent
-from pyperf_suite.advise.calibrate.gemm_tables import gemm_tables
 from pyperf_suite.advise.calibrate.results import FILE, calibrated, corrections
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
@@ -29,6 +28,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.record import Record
 from pyperf_suite.workloads import find_workload
+from tools.fit.gemm_tables import gemm_tables
 
 H200 = find_gpu("H200")
 IDENTITY = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}
@@ -139,8 +139,6 @@ def test_the_command_keeps_a_calibration_beside_the_machines_runs_and_states_its
         ({"model": "a CPU", "cores": 2}, [], "`pyperf-suite run step_calibration`"),
         ({"model": "something else"}, [], "are of GPUs"),
         (IDENTITY | {"model": "Abacus 9000"}, [], "say with --gpu which known one it is like"),
-        (IDENTITY, ["--tables", "x"], "leave out the run"),
-        (IDENTITY, ["--law", "gemm"], "leave it out"),
         (IDENTITY, ["--output", "/dev/null/x"], "cannot be written"),
     ],
 )

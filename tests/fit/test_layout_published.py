@@ -8,13 +8,6 @@ import numpy as np
 import pytest
 
 from pyperf_suite.advise.calibrate.cross_validation import folds, site_numbers
-from pyperf_suite.advise.calibrate.step import (
-    MULTI_NODE,
-    Iteration,
-    Remembered,
-    fit_constants,
-    read_iterations,
-)
 from pyperf_suite.advise.layout.grid import Cluster, Grid, Training, layouts
 from pyperf_suite.advise.layout.planned import Planned, evaluated
 from pyperf_suite.advise.layout.report import SELENE_ERROR_PERCENT
@@ -24,6 +17,13 @@ from pyperf_suite.laws.kernel_prices import LawPrices
 from pyperf_suite.laws.model_flops import RECOMPUTES, Recompute
 from pyperf_suite.laws.training.micro_batch import StepConstants
 from pyperf_suite.laws.training.step_time import step_time
+from tools.fit.step import (
+    MULTI_NODE,
+    Iteration,
+    Remembered,
+    fit_constants,
+    read_iterations,
+)
 
 A100 = find_gpu("A100")
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.advise.calibrate.cross_validation import folds, site_numbers
-from pyperf_suite.advise.calibrate.gemm_tables import GemmTable
-from pyperf_suite.advise.calibrate.site_kriging import Alike, Likeness, SiteKriging
 from pyperf_suite.laws.matmul.residual_grid import ResidualGrid
+from tools.fit.gemm_tables import GemmTable
+from tools.fit.site_kriging import Alike, Likeness, SiteKriging
 
 Floats = NDArray[np.float64]
 

@@ -7,21 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyperf_suite.advise.calibrate.gemm import (
+from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import find_gpu
+from pyperf_suite.laws.matmul.gemm import gemm_law
+from pyperf_suite.laws.matmul.gemm_menu import MenuCoefficients, Rates, menu_seconds
+from pyperf_suite.laws.matmul.residual_grid import ResidualGrid
+from tools.fit.gemm import (
     fit_coefficients,
     fit_gemm,
     fit_law,
     held_out_rows,
     predict,
 )
-from pyperf_suite.advise.calibrate.gemm_residual import LIBRARY, library_residual
-from pyperf_suite.advise.calibrate.gemm_tables import GemmTable, gemm_tables, read_gemm_table
-from pyperf_suite.advise.calibrate.site_kriging import SiteKriging
-from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.matmul.gemm import gemm_law
-from pyperf_suite.laws.matmul.gemm_menu import MenuCoefficients, Rates, menu_seconds
-from pyperf_suite.laws.matmul.residual_grid import ResidualGrid
+from tools.fit.gemm_residual import LIBRARY, library_residual
+from tools.fit.gemm_tables import GemmTable, gemm_tables, read_gemm_table
+from tools.fit.site_kriging import SiteKriging
 
 M = np.array([1.0, 16.0, 128.0, 129.0, 1024.0, 8192.0])
 EDGES = 2.0 ** np.arange(6, 15)

@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyperf_suite.advise.calibrate.step import (
+from pyperf_suite.errors import UserError
+from pyperf_suite.laws.calibration import load_calibration, shipped_path
+from pyperf_suite.laws.kernel_prices import LawPrices
+from pyperf_suite.laws.training import step_time as law
+from pyperf_suite.laws.training.micro_batch import StepConstants
+from tools.fit.step import (
     MULTI_NODE,
     Remembered,
     fit_constants,
@@ -17,11 +22,6 @@ from pyperf_suite.advise.calibrate.step import (
     read_iterations,
     relative_errors,
 )
-from pyperf_suite.errors import UserError
-from pyperf_suite.laws.calibration import load_calibration, shipped_path
-from pyperf_suite.laws.kernel_prices import LawPrices
-from pyperf_suite.laws.training import step_time as law
-from pyperf_suite.laws.training.micro_batch import StepConstants
 
 
 @pytest.fixture(scope="module")

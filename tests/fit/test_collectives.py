@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyperf_suite.advise.calibrate import collectives
-from pyperf_suite.advise.calibrate.collectives import Curve, fit_collectives, infer_logs, left_out_logs, read_curves
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws import collective_time, load_calibration
 from pyperf_suite.laws.calibration import Block, shipped_path
 from pyperf_suite.laws.network.collectives import BLOCK
+from tools.fit import collectives
+from tools.fit.collectives import Curve, fit_collectives, infer_logs, left_out_logs, read_curves
 
 GPUS = ("A100 SXM", "B200 SXM", "H100 SXM", "H200 SXM")
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from pyperf_suite.advise.calibrate.attention import fit_attention
-from pyperf_suite.advise.calibrate.collectives import fit_collectives
-from pyperf_suite.advise.calibrate.gemm import fit_gemm
-from pyperf_suite.advise.calibrate.memory import fit_memory
-from pyperf_suite.advise.calibrate.step import fit_step
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import Block, Calibration, shipped_calibration, shipped_path
 from pyperf_suite.laws.kernel_prices import LawPrices
+from tools.fit.attention import fit_attention
+from tools.fit.collectives import fit_collectives
+from tools.fit.gemm import fit_gemm
+from tools.fit.memory import fit_memory
+from tools.fit.step import fit_step
 
 # A calibration is downloaded with the package by everybody, for every GPU.
 LARGEST_BYTES = 200_000

@@ -5,17 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyperf_suite.advise.calibrate.attention import (
-    GPU_OF_TABLE,
-    fit_attention,
-    fit_block,
-    fit_kernels,
-    held_out_error,
-    left_out_error,
-    predicted_by,
-    read_prefill,
-    truth,
-)
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.attention.kernel import SOFTMAX_COLUMNS
@@ -26,6 +15,17 @@ from pyperf_suite.laws.attention.library import (
     unpack_attention,
 )
 from pyperf_suite.laws.calibration import shipped_calibration
+from tools.fit.attention import (
+    GPU_OF_TABLE,
+    fit_attention,
+    fit_block,
+    fit_kernels,
+    held_out_error,
+    left_out_error,
+    predicted_by,
+    read_prefill,
+    truth,
+)
 
 WORST_PERCENT = 8.0
 

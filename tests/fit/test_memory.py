@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pyperf_suite.advise.calibrate.cross_validation import error_percent
-from pyperf_suite.advise.calibrate.memory import fit_memory, read_streams
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import shipped_calibration
@@ -17,6 +16,7 @@ from pyperf_suite.laws.roofline import (
     transferred_law,
     unpack_law,
 )
+from tools.fit.memory import fit_memory, read_streams
 
 
 @pytest.fixture(scope="module")
