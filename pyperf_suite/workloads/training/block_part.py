@@ -11,6 +11,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.limits import OneOf
 from pyperf_suite.workloads.dtypes import element_type
 from pyperf_suite.workloads.torch_device import TorchDevice
+from pyperf_suite.workloads.training import layers
 from pyperf_suite.workloads.training.shape import TransformerShape, require_for_reference
 from pyperf_suite.workloads.training.torch_steps import RESULT, ByTorch, Due, Passes
 from pyperf_suite.workloads.workload import Kernel, Work, Workload, by_name
@@ -31,45 +32,39 @@ class BlockPartParameters(TransformerShape):
     workers: int = 1
 
     @property
-    def product(self) -> tuple[int, int] | None:
-        """Inputs and outputs of the linear layer that the part is, None where it is something else."""
-        into = 2 if self.gated else 1
-        return {
-            "qkv": (self.hidden, sum(self.projected)),
-            "projection": (self.hidden, self.hidden),
-            "up": (self.hidden, into * self.width),
-            "down": (self.width, self.hidden),
-        }.get(self.part)
+    def layer(self) -> str:
+        """Which of layers.apply the part is."""
+        others = {
+            "norm": "rms_norm" if self.gated else "layer_norm",
+            "scores": "attention",
+            "activation": "swiglu" if self.gated else "gelu",
+            "residual": "add",
+        }
+        return others.get(self.part, "linear")
 
     @property
     def inputs(self) -> tuple[int, ...]:
         """Elements a token of each input."""
-        if self.product:
-            return self.product[:1]
-        if self.part == "activation":
-            return (self.width,) * (2 if self.gated else 1)
         return {
-            "norm": (self.hidden,),
             "scores": (sum(self.projected),),
+            "activation": (self.width,) * (2 if self.gated else 1),
+            "down": (self.width,),
             "residual": (self.hidden, self.hidden),
-        }[self.part]
+        }.get(self.part, (self.hidden,))
 
     @property
     def output(self) -> int:
         """Elements a token of the result."""
-        if self.product:
-            return self.product[1]
-        return self.width if self.part == "activation" else self.hidden
+        widths = {"qkv": sum(self.projected), "up": (2 if self.gated else 1) * self.width, "activation": self.width}
+        return widths.get(self.part, self.hidden)
 
     @property
     def weights(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of a matrix, or of a norm's scale, and of a bias where there is one."""
-        if self.product:
-            matrix = self.product[::-1]
-            return (matrix,) if self.gated else (matrix, matrix[:1])
-        if self.part == "norm":
-            return ((self.hidden,),) * (1 if self.gated else 2)
-        return ()
+        if self.part != "norm" and self.layer != "linear":
+            return ()
+        first = (self.hidden,) if self.part == "norm" else (self.output, *self.inputs)
+        return (first,) if self.gated else (first, first[:1])
 
 
 class PartSteps(Passes):
@@ -81,6 +76,7 @@ class PartSteps(Passes):
         if parameters.attention != "sdpa" and parameters.part == "scores":
             raise Unsupported("A part is timed with torch's fused attention alone.")
         self._p, self._seed, self._gpt, torch, p = parameters, seed, gpt, where.torch, parameters
+        self._layer = p.layer
         generator = torch.Generator().manual_seed(seed)
 
         def drawn(*shape: int) -> Any:
@@ -109,24 +105,14 @@ class PartSteps(Passes):
         p = self._p
         inputs, weights = ([each.to(device).double() for each in group] for group in self._sets[0])
         run = self._attention_written_out if p.part == "scores" else self._forward
-        rounding = Rounding.of(p.dtype, max(p.product or (p.hidden, p.seq)))
+        rounding = Rounding.of(p.dtype, max(*p.inputs, p.output) if p.layer == "linear" else max(p.hidden, p.seq))
         with self._where.torch.no_grad():
             operations = RoundedOperations(rounding, self._seed + 1, device)
             return exact_and_limits(lambda: {RESULT: run(inputs, weights)}, rounding, operations)
 
     def _forward(self, inputs: list[Any], weights: list[Any]) -> Any:
-        functional, p = self._where.torch.nn.functional, self._p
-        if p.product:
-            return functional.linear(inputs[0], *weights)
-        if p.part == "norm":
-            norm = functional.rms_norm if p.gated else functional.layer_norm
-            return norm(inputs[0], (p.hidden,), *weights, eps=1e-5)
-        if p.part == "residual":
-            return inputs[0] + inputs[1]
-        if p.part == "activation":
-            return functional.silu(inputs[0]) * inputs[1] if p.gated else functional.gelu(inputs[0])
-        shared = p.key_value_heads != p.heads
-        return functional.scaled_dot_product_attention(*self._heads(inputs), is_causal=True, enable_gqa=shared)
+        operands = self._heads(inputs) if self._p.part == "scores" else inputs
+        return layers.apply(self._where.torch, self._layer, operands, weights)
 
     def _attention_written_out(self, inputs: list[Any], _weights: list[Any]) -> Any:
         p, device = self._p, inputs[0].device
@@ -149,14 +135,13 @@ class BlockPart(Workload[BlockPartParameters]):
     implementations = by_name(ByTorch(PartSteps))
 
     def footprint_bytes(self, parameters: BlockPartParameters) -> int:
-        """Operands and results."""
         return self.work(parameters).bytes
 
     def work(self, parameters: BlockPartParameters) -> Work:
         """FLOPs of products, causal pairs alone; bytes of operands and results once each."""
         p, flop = parameters, 0
-        if p.product:
-            flop = 2 * p.tokens * p.product[0] * p.product[1]
+        if p.layer == "linear":
+            flop = 2 * p.tokens * p.inputs[0] * p.output
         elif p.part == "scores":
             flop = 4 * p.batch * p.hidden * (p.seq * (p.seq + 1) // 2)
         weights = sum(math.prod(shape) for shape in p.weights)

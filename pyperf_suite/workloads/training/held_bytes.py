@@ -31,7 +31,6 @@ class Kept:
 
     @property
     def total(self) -> int:
-        """Both together."""
         return self.activations + self.weight_copies
 
 

@@ -76,13 +76,12 @@ class LayerSteps(Passes):
         inputs = tuple(drawn(shape).requires_grad_() for shape in p.inputs)
         weights = tuple(torch.nn.Parameter(drawn(shape, math.prod(shape[1:]) ** -0.5)) for shape in p.weights)
         upstream = drawn(p.output)
-        result = layers.apply(torch, p, inputs, weights) if p.phase != "forward" else None
+        result = layers.apply(torch, p.layer, inputs, weights) if p.phase != "forward" else None
         return Operands(inputs, weights, upstream, result)
 
     def _run(self, operands: Operands) -> tuple[Any, ...]:
-        """The result, or the gradients that the pass is about."""
         if operands.result is None:
-            return (layers.apply(self._where.torch, self._p, operands.inputs, operands.weights),)
+            return (layers.apply(self._where.torch, self._p.layer, operands.inputs, operands.weights),)
         return self._gradients(operands, again=True)
 
     def _gradients(self, of: Operands, again: bool) -> tuple[Any, ...]:
@@ -101,7 +100,7 @@ class LayerSteps(Passes):
         inputs, weights = (
             tuple(each.detach().double().requires_grad_() for each in group) for group in (own.inputs, own.weights)
         )
-        result = layers.written_out(torch, p, inputs, weights)
+        result = layers.written_out(torch, p.layer, inputs, weights)
         wide = Operands(inputs, weights, own.upstream.double(), result)
         found = (result.detach(),) if p.phase == "forward" else self._gradients(wide, again=False)
         exact = dict(zip(self._names, found, strict=True))
@@ -129,7 +128,7 @@ class LayerSteps(Passes):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(saw, lambda tensor: tensor):
-            result = layers.apply(torch, self._p, own.inputs, own.weights)
+            result = layers.apply(torch, self._p.layer, own.inputs, own.weights)
         for weight in own.weights:
             kept.pop(weight.untyped_storage()._cdata, None)
         del result  # which has held what was saved, so that no address was taken twice
@@ -144,9 +143,7 @@ class LayerPass(Workload[LayerPassParameters]):
     implementations = by_name(ByTorch(LayerSteps, queueing="held"))
 
     def footprint_bytes(self, parameters: LayerPassParameters) -> int:
-        """One set of operands and results, with gradients where they are asked for."""
         return parameters.elements * parameters.element_bytes * (1 if parameters.phase == "forward" else 2)
 
     def work(self, parameters: LayerPassParameters) -> Work:
-        """FLOPs of the products and compulsory bytes (see layers.work)."""
         return layers.work(parameters)

@@ -52,7 +52,6 @@ class LayerPassParameters:
 
     @property
     def tokens(self) -> int:
-        """In all sequences."""
         return self.batch * self.seq
 
     @property
@@ -62,7 +61,6 @@ class LayerPassParameters:
 
     @property
     def side(self) -> int:
-        """Of an image."""
         return math.isqrt(self.seq)
 
     @property
@@ -76,7 +74,6 @@ class LayerPassParameters:
 
     @property
     def weights(self) -> tuple[Shape, ...]:
-        """Shapes of the weights."""
         kernel = (KERNEL, KERNEL) if self.layer == "conv" else ()
         if self.layer in WITH_PRODUCT:
             return ((self.features, self.hidden, *kernel),)
@@ -84,7 +81,6 @@ class LayerPassParameters:
 
     @property
     def output(self) -> Shape:
-        """Shape of the result."""
         if self.layer == "conv":
             return (self.batch, self.features, self.side, self.side)
         return (self.tokens, self.features) if self.layer == "linear" else self.inputs[0]
@@ -96,7 +92,6 @@ class LayerPassParameters:
 
     @property
     def element_bytes(self) -> int:
-        """Of one element in memory."""
         return element_type(self.dtype).size_bytes
 
     def of_phase(self, inputs: Sequence[T], weights: Sequence[T]) -> tuple[T, ...]:
@@ -104,7 +99,6 @@ class LayerPassParameters:
         return (*(inputs if self.phase != "wgrad" else ()), *(weights if self.phase != "dgrad" else ()))
 
     def validate(self) -> None:
-        """Raise UserError for a layer or pass that cannot be."""
         if self.out and self.layer not in WITH_PRODUCT:
             raise UserError(f"{self.layer} has as many features as it is given: leave out={self.out} out.")
         if self.layer == "conv" and self.side**2 != self.seq:
@@ -145,43 +139,44 @@ def work(p: LayerPassParameters) -> Work:
     return Work(_flop(p), sum(read_and_written[p.phase]) * p.element_bytes)
 
 
-def apply(torch: Any, p: LayerPassParameters, inputs: Sequence[Any], weights: Sequence[Any]) -> Any:
-    """The layer as people call it."""
-    functional = torch.nn.functional
-    if p.layer == "linear":
-        return functional.linear(inputs[0], weights[0])
-    if p.layer == "conv":
-        return functional.conv2d(inputs[0], weights[0], padding=KERNEL // 2)
-    if p.layer == "layer_norm":
-        return functional.layer_norm(inputs[0], (p.hidden,), weights[0], weights[1], EPSILON)
-    if p.layer == "rms_norm":
-        return functional.rms_norm(inputs[0], (p.hidden,), weights[0], EPSILON)
-    if p.layer == "attention":
-        return functional.scaled_dot_product_attention(*inputs, is_causal=True)
-    return inputs[0].clone() if p.layer == "copy" else getattr(functional, p.layer)(inputs[0])
+def apply(torch: Any, layer: str, inputs: Sequence[Any], weights: Sequence[Any]) -> Any:
+    """The layer as people call it; with two inputs "add" is a residual sum and "swiglu" the gate and what it gates."""
+    functional, x = torch.nn.functional, inputs[0]
+    if layer == "linear":
+        return functional.linear(x, *weights)
+    if layer == "conv":
+        return functional.conv2d(x, *weights, padding=KERNEL // 2)
+    if layer in NORMS:
+        return getattr(functional, layer)(x, x.shape[-1:], *weights, eps=EPSILON)
+    if layer == "attention":
+        shared = inputs[1].shape[1] != x.shape[1]
+        return functional.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=shared)
+    if layer == "add":
+        return x + inputs[1]
+    if layer == "swiglu":
+        return functional.silu(x) * inputs[1]
+    return x.clone() if layer == "copy" else getattr(functional, layer)(x)
 
 
-def written_out(torch: Any, p: LayerPassParameters, inputs: Sequence[Any], weights: Sequence[Any]) -> Any:
+def written_out(torch: Any, layer: str, inputs: Sequence[Any], weights: Sequence[Any]) -> Any:
     """The layer by its formula, for operands in float64; convolution alone is torch's own (im2col and a product)."""
     x = inputs[0]
-    if p.layer == "linear":
+    if layer == "linear":
         return x @ weights[0].T
-    if p.layer == "conv":
-        return torch.nn.functional.conv2d(x, weights[0], padding=KERNEL // 2)
-    if p.layer == "layer_norm":
+    if layer == "conv":
+        return apply(torch, layer, inputs, weights)
+    if layer == "layer_norm":
         centred = x - x.mean(-1, keepdim=True)
         return centred / (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weights[0] + weights[1]
-    if p.layer == "rms_norm":
+    if layer == "rms_norm":
         return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weights[0]
-    if p.layer == "gelu":
+    if layer == "gelu":
         return x * (1 + torch.erf(x / math.sqrt(2))) / 2
-    if p.layer == "silu":
+    if layer == "silu":
         return x / (1 + torch.exp(-x))
-    if p.layer == "relu":
+    if layer == "relu":
         return torch.where(x > 0, x, 0)
-    if p.layer == "attention":
-        return _attention(torch, *inputs)
-    return x * 1
+    return _attention(torch, *inputs) if layer == "attention" else x * 1
 
 
 def _attention(torch: Any, q: Any, k: Any, v: Any) -> Any:

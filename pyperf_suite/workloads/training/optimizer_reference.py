@@ -5,6 +5,7 @@ State is by the names that torch gives it, so that a running optimizer's own can
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,23 @@ def adafactor(weight: Array, gradient: Array, state: State, step: int, rate: flo
     return after, {"row_var": rows, "col_var": columns}
 
 
-UPDATES: Mapping[str, Update] = {"AdamW": adamw, "SGD": sgd, "Adafactor": adafactor}
+@dataclass(frozen=True)
+class Rule:
+    """An optimizer: its update, how many states are as large as the weight, and its settings as torch.optim names them.
+
+    Learning rate and weight decay, which all have, are not among the settings.
+    """
+
+    update: Update
+    states: int
+    settings: Mapping[str, Any]
+
+
+RULES = {
+    "AdamW": Rule(adamw, 2, {"betas": BETAS, "eps": ADAM_EPSILON}),
+    "SGD": Rule(sgd, 1, {"momentum": MOMENTUM}),
+    "Adafactor": Rule(adafactor, 0, {"beta2_decay": BETA2_DECAY, "eps": (None, LEAST_SCALE), "d": CLIP}),
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +87,7 @@ class Standing:
 
     weight: Any
     gradient: Any
-    state: Mapping[str, Any]
+    state: State
 
 
 def states(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,35 +106,24 @@ def compared(
     with_state: bool = True,
     first_number: int = 0,
 ) -> Checked:
-    """Each element of weight and state after an update against float64; the first that is wrong in words.
+    """Each element of weight and state after an update against float64.
 
     An element of a weight may be off by rounding of itself, twice, and by a share of its update and of their root mean
     square; one of a state by that share of itself and of their root mean square: some roundings each. Of matrices that
     are stacked the first has number `first_number`.
     """
+    from pyperf_suite.workloads.training import rounding
+
     share, epsilon = SHARE[dtype], EPSILON[dtype]
     weight = before.weight.double()
     state = {name: value.double() for name, value in before.state.items()}
-    right, right_state = UPDATES[optimizer](weight, before.gradient.double(), state, step, rate, decay)
+    right, right_state = RULES[optimizer].update(weight, before.gradient.double(), state, step, rate, decay)
     change = right - weight
-    allowed = 2 * epsilon * abs(right) + share * (abs(change) + _root_mean_square(change))
-    pairs = {"weight": (right, after.weight, allowed)}
-    for name, values in right_state.items() if with_state else ():
-        pairs[name] = (values, after.state.get(name), share * (abs(values) + _root_mean_square(values)))
-    wrong, count, first = 0, 0, ""
-    for name, (should, found, allowed) in pairs.items():
-        count += should.numel()
-        if found is None:
-            wrong, first = wrong + should.numel(), first or f"{name} is missing"
-            continue
-        off = ~(abs(found.double() - should) <= allowed)  # NaN is off
-        here = int(off.sum())
-        if here and not first:
-            place = tuple(int(index) for index in off.nonzero()[0])
-            told = (first_number + place[0], *place[1:])
-            first = f"{name} is {float(found[place]):.7g} at {told} after step {step}, not {float(should[place]):.7g}"
-        wrong += here
-    return Checked(wrong, count, first)
+    exact = {"weight": right, **(right_state if with_state else {})}
+    allowed = {name: share * (abs(values) + _root_mean_square(values)) for name, values in exact.items()}
+    allowed["weight"] = 2 * epsilon * abs(right) + share * (abs(change) + _root_mean_square(change))
+    found = {"weight": after.weight, **after.state}
+    return rounding.compared(found, exact, allowed, in_norm=math.inf, first_number=first_number)
 
 
 def _moved(average: Array | float, value: Array, share: float) -> Array:

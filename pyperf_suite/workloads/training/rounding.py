@@ -137,10 +137,12 @@ def compared(
     exact: Mapping[str, Tensor],
     allowed: Mapping[str, Tensor],
     in_norm: float | None = None,
+    first_number: int = 0,
 ) -> Checked:
     """Every element against its limit, and each tensor in norm; the first that is wrong in words.
 
-    `in_norm` is a share of the exact tensor's norm; by default one of what its elements may be off by together.
+    `in_norm` is a share of the exact tensor's norm; by default one of what its elements may be off by together. The
+    first row has number `first_number`.
     """
     wrong, count, first = 0, 0, ""
     for name, right in exact.items():
@@ -157,7 +159,8 @@ def compared(
         if here:
             at = tuple(int(each) for each in bad.nonzero()[0])
             due = f"{float(right[at]):.6g} ± {float(limit[at]):.1g}"
-            said = f"{name} at {at} is {float(values[at]):.6g} where {due} is right"
+            told = (first_number + at[0], *at[1:]) if first_number else at
+            said = f"{name} at {told} is {float(values[at]):.6g} where {due} is right"
         elif off.norm() > whole:
             here = right.numel()
             said = f"{name} is {float(off.norm() / right.norm()):.2g} off in norm"

@@ -89,7 +89,6 @@ class TransformerShape:
 
     @property
     def head_dim(self) -> int:
-        """Elements of one head."""
         return self.hidden // self.heads
 
     @property
@@ -107,7 +106,6 @@ class TransformerShape:
 
     @property
     def tokens(self) -> int:
-        """In one step."""
         return self.batch * self.seq
 
     @property
@@ -127,7 +125,6 @@ class TransformerShape:
         )
 
     def validate(self) -> None:
-        """Raise UserError for a transformer that cannot be."""
         check_limits(self)
         if self.hidden % self.heads:
             raise UserError(f"hidden = {self.hidden} cannot be divided into {self.heads} heads: choose a divisor.")

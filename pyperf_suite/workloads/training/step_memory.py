@@ -139,7 +139,6 @@ class TrainingMemory(Workload[TrainingMemoryParameters]):
     is_exact = True
 
     def footprint_bytes(self, parameters: TrainingMemoryParameters) -> int:
-        """Weights, gradients, moments, and what forward keeps."""
         return parameters.step_bytes(updated=True)
 
 

@@ -28,7 +28,6 @@ class ByTorch(Implementation[Any]):
         self._launches, self._queueing = launches, queueing
 
     def validate(self, parameters: Any) -> None:
-        """Raise UserError for more workers than there are cores."""
         require_cores(parameters.workers)
 
     def prepare(self, parameters: Any, place: Place) -> Prepared:

@@ -57,7 +57,6 @@ class TrainingStepParameters(TrainedShape):
 
     @property
     def cast_cache(self) -> str:
-        """One of CAST_CACHES."""
         return CAST_CACHES[0]
 
     @property
@@ -67,7 +66,6 @@ class TrainingStepParameters(TrainedShape):
 
     @property
     def goes_back(self) -> bool:
-        """Whether gradients are computed."""
         return self.part != "forward"
 
 
@@ -158,7 +156,6 @@ class TorchSteps(ComparedLaunches):
         self.model.zero_grad(set_to_none=True)
 
     def results(self, index: int) -> Mapping[str, Any]:
-        """The result and each parameter's gradient."""
         found = {RESULT: self._result}
         if self._p.goes_back:
             found |= {f"the gradient of {name}": each.grad for name, each in self.model.named_parameters()}
@@ -181,14 +178,11 @@ class TorchSteps(ComparedLaunches):
             with warnings.catch_warnings():
                 # What other processes map as well is not writable, and nobody writes here.
                 warnings.simplefilter("ignore", UserWarning)
-                found = {
-                    name: self._where.torch.from_numpy(np.asarray(array))
-                    for name, array in keep("expected", self._reference).items()
+                pairs = {
+                    name: self._where.torch.from_numpy(np.asarray(pair))
+                    for name, pair in keep("exact and limits", self._reference).items()
                 }
-            exact, allowed = (
-                {name.removeprefix(kind): each for name, each in found.items() if name.startswith(kind)}
-                for kind in ("exact ", "limit ")
-            )
+            exact, allowed = ({name: pair[part] for name, pair in pairs.items()} for part in (0, 1))
             self._due[sequences] = Due(exact, allowed)
         return self._due[sequences]
 
@@ -209,7 +203,7 @@ class TorchSteps(ComparedLaunches):
         return self._gpt.build(self._plain(), self._seed).to(getattr(self._where.torch, self._p.weights))
 
     def _reference(self) -> dict[str, Any]:
-        """The exact result and gradients, and limits, in host memory."""
+        """The exact result or gradient and its limits, as pairs by name, in host memory."""
         return dict(self._where_there_is_room(self._computed_on))
 
     def _computed_on(self, device: Any) -> dict[str, Any]:
@@ -232,7 +226,7 @@ class TorchSteps(ComparedLaunches):
             if times > 1:
                 # Each addition to what is there rounds the sum.
                 limit += times * rounding.stored * right.abs()
-            found[f"exact {name}"], found[f"limit {name}"] = right.cpu().numpy(), limit.cpu().numpy()
+            found[name] = self._where.torch.stack((right, limit)).cpu().numpy()
         return found
 
     def _by_formula(self, model: Any, device: Any, dtype: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Kept bytes are those of the storages that autograd keeps, the peak is what lives at once; nothing outlives a count."""
+"""Kept bytes are those of the storages that autograd keeps, the peak is what lives at once, each storage once."""
 
 from __future__ import annotations
 

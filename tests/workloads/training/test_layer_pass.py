@@ -140,7 +140,7 @@ def test_what_is_told_of_kept_bytes_is_what_lives_on(layer):
 
     steps = prepared(layer)
     own, held = steps._sets[0], torch.nn.ParameterList(steps._sets[0].weights)
-    counted = kept(held, lambda: layers.apply(torch, steps._p, own.inputs, own.weights)).total
+    counted = kept(held, lambda: layers.apply(torch, layer, own.inputs, own.weights)).total
     assert list(steps.observed()["saved"].samples) == [counted]
 
 
