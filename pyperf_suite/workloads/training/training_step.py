@@ -307,8 +307,11 @@ class PrecisionSteps(TorchSteps):
     """Steps that tell what they keep in memory, and how often autocast casts their weights."""
 
     def observed(self) -> Mapping[str, Observed]:
-        """Bytes between forward and backward and of the model, casts of weights in a step; a GPU's peak of a step."""
-        from pyperf_suite.workloads.training.held_bytes import casts, kept
+        """Bytes between forward and backward and of the model, casts of weights in a step; a GPU's peak of a step.
+
+        The peak is by torch's allocator, with weights and inputs.
+        """
+        from pyperf_suite.workloads.training.held_bytes import casts, kept, peak_bytes
 
         own = kept(self.model, self.forward)
         cast = casts(self.model, lambda: self.launch(0))
@@ -319,21 +322,14 @@ class PrecisionSteps(TorchSteps):
             "weights": sum(each.nbytes for each in weights),
             "gradients": sum(each.grad.nbytes for each in weights),
             "cast": sum(cast),
-            **({"peak": self._peak()} if self._where.is_gpu else {}),
         }
+        if self._where.is_gpu:
+            self.poison()
+            there = self._where.torch.cuda.memory_allocated(self._where.device)
+            told["peak"] = there + peak_bytes(lambda: self.launch(0), self._where.device)
         return {name: Observed("B", (figure,)) for name, figure in told.items()} | {
             "casts": Observed("1", (len(cast),))
         }
-
-    def _peak(self) -> int:
-        """Bytes that tensors took on the GPU at a step's most, by torch's allocator; weights and inputs among them."""
-        cuda, device = self._where.torch.cuda, self._where.device
-        self.model.zero_grad(set_to_none=True)
-        self._where.synchronize()
-        cuda.reset_peak_memory_stats(device)
-        self.launch(0)
-        self._where.synchronize()
-        return int(cuda.max_memory_allocated(device))
 
 
 class TrainingStep(Workload[TrainingStepParameters]):

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
@@ -67,11 +66,3 @@ def test_a_single_element_with_the_wrong_sign_is_found(part, dtype, pick, monkey
 
     monkeypatch.setattr(steps, "_forward", flipped)
     assert steps.check().wrong == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"), [({"part": "soul"}, "choose from norm"), ({"dtype": "int8"}, "choose from float32")]
-)
-def test_what_is_no_part_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("block_part", replace(SMALL, **change), "torch").validate()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
@@ -156,35 +156,6 @@ def test_operands_take_turns_until_they_exceed_the_caches():
     assert steps._sets[0].inputs[0].data_ptr() != steps._sets[1].inputs[0].data_ptr()
 
 
-def test_a_case_of_a_layer_is_measured_like_any_other():
-    case = Case("layer_pass", replace(SMALL, layer="attention", phase="backward"), "torch")
-    assert Case.from_json(case.to_json()) == case
-    answer = measure_case(case, None, CPU)
-    assert answer["outcome"] == "ok", answer
-    assert answer["work"]["flop"] == 2.5 * 4 * 2 * 24 * 36 * 37 // 2
-
-
 def test_a_cpu_says_that_it_has_no_tfloat32():
     with pytest.raises(Unsupported, match="no tfloat32"):
         prepared("linear", dtype="tfloat32")
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"layer": "lstm"}, "layer=lstm .* choose from linear"),
-        ({"phase": "sideways"}, "phase=sideways"),
-        ({"dtype": "int8"}, "choose from float32"),
-        ({"batch": 0}, "batch=0"),
-        ({"out": -1}, "out=-1"),
-        ({"layer": "gelu", "out": 3}, "leave out=3 out"),
-        ({"layer": "conv", "seq": 40}, "seq = 40 is no square: take 36 or 49"),
-        ({"layer": "attention", "heads": 5}, "cannot be divided into 5 heads"),
-        ({"layer": "gelu", "phase": "wgrad"}, "gelu has no wgrad of its own: choose from forward, backward"),
-        ({"layer": "copy", "phase": "backward"}, "choose from forward"),
-        ({"workers": 4096}, "4096 workers"),
-    ],
-)
-def test_a_pass_that_cannot_be_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("layer_pass", replace(SMALL, **change), "torch").validate()

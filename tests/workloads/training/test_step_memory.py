@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
@@ -101,17 +101,3 @@ def test_what_is_computed_otherwise_the_second_time_is_found(float64_flop, monke
 
     monkeypatch.setattr(block.mlp, "forward", other_in_backward)
     assert steps.check().wrong > 0
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"budget_bytes": -1}, "budget_bytes=-1"),
-        ({"compiled": True}, "leave compiled off"),
-        ({"heads": 3}, "cannot be divided"),
-        ({"workers": 4096}, "4096 workers"),
-    ],
-)
-def test_what_cannot_be_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("checkpointed_step", replace(SMALL, **change), "torch").validate()

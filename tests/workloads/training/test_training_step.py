@@ -199,34 +199,6 @@ def test_checkpointing_keeps_less_and_gives_the_same_gradients():
     assert torch.equal(gradients["none"], gradients["every:1"])
 
 
-def test_a_case_of_a_step_is_measured_like_any_other():
-    case = Case("training_step", replace(SMALL, checkpointing=Checkpointing("every", 2)), "torch")
-    assert Case.from_json(case.to_json()) == case
-    answer = measure_case(case, None, CPU)
-    assert answer["outcome"] == "ok", answer
-    assert answer["verification"]["passed"]
-    assert answer["work"]["flop"] > 0
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"hidden": 66}, "cannot be divided into 4 heads"),
-        ({"kv_heads": 3}, "cannot share 3 key-value heads"),
-        ({"dropout": 1.0}, "dropout is a share"),
-        ({"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
-        ({"precision": "int3"}, "choose from float32"),
-        ({"part": "half"}, "choose from forward"),
-        ({"layers": 0}, "layers=0"),
-        ({"ffn": -1}, "ffn=-1"),
-        ({"workers": 4096}, "4096 workers"),
-    ],
-)
-def test_what_cannot_be_trained_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("training_step", replace(SMALL, **change), "torch").validate()
-
-
 @pytest.mark.parametrize("text", ["every:0", "all", "", "every:"])
 def test_unknown_checkpointing_names_the_forms_there_are(text):
     with pytest.raises(UserError, match="none, every:K or selective"):
