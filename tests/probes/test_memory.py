@@ -61,7 +61,7 @@ def test_a_case_without_a_gpu_is_unsupported_with_the_reason():
         pytest.skip("there is a GPU")
     answer = measure_case(Case("training_memory", SMALL, "allocator"), None, CPU)
     assert answer["outcome"] == "unsupported"
-    assert "cannot use a GPU" in answer["reason"]
+    assert "cannot use the GPU" in answer["reason"]
 
 
 def test_the_standard_sweep_crosses_more_than_forty_configurations():

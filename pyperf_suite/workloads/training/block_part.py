@@ -43,6 +43,11 @@ class BlockPartParameters(TransformerShape):
         return others.get(self.part, "linear")
 
     @property
+    def product(self) -> bool:
+        """Whether the part is a linear layer."""
+        return self.layer == "linear"
+
+    @property
     def inputs(self) -> tuple[int, ...]:
         """Elements a token of each input."""
         return {
@@ -61,7 +66,7 @@ class BlockPartParameters(TransformerShape):
     @property
     def weights(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of a matrix, or of a norm's scale, and of a bias where there is one."""
-        if self.part != "norm" and self.layer != "linear":
+        if self.part != "norm" and not self.product:
             return ()
         first = (self.hidden,) if self.part == "norm" else (self.output, *self.inputs)
         return (first,) if self.gated else (first, first[:1])
@@ -105,7 +110,7 @@ class PartSteps(Passes):
         p = self._p
         inputs, weights = ([each.to(device).double() for each in group] for group in self._sets[0])
         run = self._attention_written_out if p.part == "scores" else self._forward
-        rounding = Rounding.of(p.dtype, max(*p.inputs, p.output) if p.layer == "linear" else max(p.hidden, p.seq))
+        rounding = Rounding.of(p.dtype, max(*p.inputs, p.output) if p.product else max(p.hidden, p.seq))
         with self._where.torch.no_grad():
             operations = RoundedOperations(rounding, self._seed + 1, device)
             return exact_and_limits(lambda: {RESULT: run(inputs, weights)}, rounding, operations)
@@ -140,7 +145,7 @@ class BlockPart(Workload[BlockPartParameters]):
     def work(self, parameters: BlockPartParameters) -> Work:
         """FLOPs of products, causal pairs alone; bytes of operands and results once each."""
         p, flop = parameters, 0
-        if p.layer == "linear":
+        if p.product:
             flop = 2 * p.tokens * p.inputs[0] * p.output
         elif p.part == "scores":
             flop = 4 * p.batch * p.hidden * (p.seq * (p.seq + 1) // 2)

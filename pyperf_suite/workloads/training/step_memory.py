@@ -16,6 +16,7 @@ import psutil
 
 from pyperf_suite.errors import Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware import memory
+from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.model_flops import PASSES
 from pyperf_suite.limits import Within
 from pyperf_suite.workloads.dtypes import torch_name
@@ -116,7 +117,7 @@ class Allocator(Implementation[TrainingMemoryParameters]):
 
     def prepare(self, parameters: TrainingMemoryParameters, place: Place) -> Exact:
         """Take three steps. Raises Unsupported where torch is not installed or has no GPU."""
-        where = TorchDevice(place.device, queueing="open")
+        where = TorchDevice(Device("cuda", place.device.index), queueing="open")
         steps, cuda = WatchedSteps(parameters, place.seed, where), where.torch.cuda
         found = steps.bytes_by_kind()
         found["allocated_by_forward"] = steps.allocated_by_forward()
