@@ -202,7 +202,8 @@ def require_for_reference(nbytes: int) -> None:
 
 def asked_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
     """Forward and backward by the laws (laws/model_flops.py), of layers alone where there is no vocabulary."""
-    return model_flop(shape.dimensions, shape.batch, shape.seq, causal_halved) - _logits_of_none(shape)
+    flop = float(model_flop(shape.dimensions, shape.batch, shape.seq, causal_halved))
+    return flop - _logits_of_none(shape)
 
 
 def computed_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
@@ -213,7 +214,7 @@ def computed_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
     """
     if shape.checkpointing.kind != "every":
         return asked_flop(shape, causal_halved)
-    flop = hardware_flop(shape.dimensions, shape.batch, shape.seq, "layers", causal_halved)
+    flop = float(hardware_flop(shape.dimensions, shape.batch, shape.seq, "layers", causal_halved))
     groups = -(-shape.layers // shape.checkpointing.every)
     return flop - _logits_of_none(shape) - groups * 2 * shape.tokens * shape.width * shape.hidden
 
