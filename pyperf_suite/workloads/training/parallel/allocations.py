@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pyperf_suite.workloads.training.held_bytes import bytes_of, plain_tensors
-from pyperf_suite.workloads.training.parallel.data_cut import DataCut
+from pyperf_suite.workloads.training.parallel.cuts import DataCut
 
 # AdamW counts its steps in a number of four bytes a parameter.
 COUNTER = "step"
