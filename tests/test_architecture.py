@@ -79,10 +79,9 @@ ONLY_INSIDE_FUNCTIONS = {
 OF_TORCH = {
     "pyperf_suite.workloads.training.gpt",
     "pyperf_suite.workloads.training.parallel.allocations",
+    "pyperf_suite.workloads.training.held_bytes",
     "pyperf_suite.workloads.training.parallel.cuts",
-    "pyperf_suite.workloads.training.peak_bytes",
     "pyperf_suite.workloads.training.rounding",
-    "pyperf_suite.workloads.training.saved_bytes",
 }
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))

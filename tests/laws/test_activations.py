@@ -11,8 +11,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes, working_bytes
 from pyperf_suite.laws.training.memory import activation_bytes
-from pyperf_suite.workloads.training.saved_memory import TrainingMemoryParameters
 from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 
 BASE = TrainingMemoryParameters(hidden=32, heads=4, layers=3, seq=12, batch=2, vocab=37)
 # Every pair of these, and each of the other sizes with both blocks: more than 40.
@@ -58,7 +58,7 @@ GPT = ModelDimensions(layers=6, hidden=256, ffn=1024, heads=8, vocab=1, bias=Tru
 def measured(p):
     torch = pytest.importorskip("torch")
     from pyperf_suite.workloads.training.gpt import build, inputs
-    from pyperf_suite.workloads.training.saved_bytes import kept
+    from pyperf_suite.workloads.training.held_bytes import kept
 
     weights = getattr(torch, p.weights)
     model = build(p).to(weights)

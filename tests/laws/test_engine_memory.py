@@ -31,7 +31,7 @@ def allocated(shape: TransformerShape, engine: str, rank: int, ranks: int) -> He
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from pyperf_suite.workloads.training import gpt
-    from pyperf_suite.workloads.training.peak_bytes import bytes_of
+    from pyperf_suite.workloads.training.held_bytes import bytes_of
 
     def local(tensors):
         return [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]

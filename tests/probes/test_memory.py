@@ -16,8 +16,8 @@ from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Claim, Findings, Verdict
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.workloads.training.saved_memory import TrainingMemory, TrainingMemoryParameters
 from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training.step_memory import TrainingMemory, TrainingMemoryParameters
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
@@ -61,7 +61,7 @@ def test_a_case_without_a_gpu_is_unsupported_with_the_reason():
         pytest.skip("there is a GPU")
     answer = measure_case(Case("training_memory", SMALL, "allocator"), None, CPU)
     assert answer["outcome"] == "unsupported"
-    assert "cannot use a GPU" in answer["reason"]
+    assert "cannot use the GPU" in answer["reason"]
 
 
 def test_the_standard_sweep_crosses_more_than_forty_configurations():

@@ -24,7 +24,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict
-from pyperf_suite.workloads.training.precision_step import PrecisionStep, PrecisionStepParameters
+from pyperf_suite.workloads.training.training_step import PrecisionStep, PrecisionStepParameters
 
 CPU = Device("cpu")
 MB = 1_000_000

@@ -16,7 +16,7 @@ from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Claim, Heading
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, series, series_by, table
-from pyperf_suite.workloads.training.saved_memory import TrainingMemoryParameters
+from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 
 
 def of(rows: Rows, n: int, implementation: str = "torch") -> Row:

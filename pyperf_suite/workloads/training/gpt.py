@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -50,41 +50,47 @@ class Attention(nn.Module):
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
-        self.heads, self.kv_heads = shape.heads, shape.key_value_heads
-        self.head_dim = shape.hidden // shape.heads
-        self.dropout, self.explicit = shape.dropout, shape.attention == "explicit"
-        self.backend = BACKENDS.get(shape.attention)
-        keys = self.kv_heads * self.head_dim
-        self.split = (shape.hidden, keys, keys)
-        self.qkv = nn.Linear(shape.hidden, shape.hidden + 2 * keys, bias=not shape.gated)
+        self.head_dim, self.split, self.dropout = shape.head_dim, shape.projected, shape.dropout
+        self.shares_heads = shape.key_value_heads != shape.heads
+        self.explicit, self.backend = shape.attention == "explicit", BACKENDS.get(shape.attention)
+        self.qkv = nn.Linear(shape.hidden, sum(shape.projected), bias=not shape.gated)
         self.out = nn.Linear(shape.hidden, shape.hidden, bias=not shape.gated)
         if self.explicit:
-            hidden_keys = torch.ones(shape.seq, shape.seq, dtype=torch.bool).triu(1)
-            self.register_buffer("hidden_keys", hidden_keys, persistent=False)
+            self.register_buffer("hidden_keys", later_keys(shape.seq), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, seq, _ = x.shape
-        q, k, v = (
-            part.view(batch, seq, -1, self.head_dim).transpose(1, 2) for part in self.qkv(x).split(self.split, dim=-1)
-        )
-        attend = self._explicit if self.explicit else self._sdpa
-        return self.out(attend(q, k, v).transpose(1, 2).flatten(2))
-
-    def _sdpa(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = heads_of(self.qkv(x), self.split, self.head_dim)
         dropout = self.dropout if self.training else 0.0
-        shared = self.kv_heads != self.heads
-        with sdpa_kernel(self.backend) if self.backend is not None else nullcontext():
-            return functional.scaled_dot_product_attention(
-                q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=shared
-            )
+        if self.explicit:
+            result = attention_written_out(q, k, v, self.get_buffer("hidden_keys"), dropout)
+        else:
+            with sdpa_kernel(self.backend) if self.backend is not None else nullcontext():
+                result = functional.scaled_dot_product_attention(
+                    q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=self.shares_heads
+                )
+        return self.out(result.transpose(1, 2).flatten(2))
 
-    def _explicit(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        group = self.heads // self.kv_heads
-        if group > 1:
-            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)
-        weights = scores.masked_fill(self.get_buffer("hidden_keys"), float("-inf")).softmax(dim=-1)
-        return functional.dropout(weights, self.dropout, self.training) @ v
+
+def heads_of(projected: Tensor, split: Sequence[int], head_dim: int) -> list[Tensor]:
+    """Queries, keys and values [batch, heads, seq, head_dim] of what a layer's first product gives."""
+    batch, seq, _ = projected.shape
+    parts = projected.split(tuple(split), dim=-1)
+    return [part.view(batch, seq, -1, head_dim).transpose(1, 2) for part in parts]
+
+
+def later_keys(seq: int, device: Any = None) -> Tensor:
+    """Which keys a causal mask hides from which query: those that come later."""
+    return torch.ones(seq, seq, dtype=torch.bool, device=device).triu(1)
+
+
+def attention_written_out(q: Tensor, k: Tensor, v: Tensor, hidden_keys: Tensor, dropout: float = 0.0) -> Tensor:
+    """By its formula, with all scores in memory."""
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    weights = scores.masked_fill(hidden_keys, float("-inf")).softmax(dim=-1)
+    return functional.dropout(weights, dropout) @ v
 
 
 class Mlp(nn.Module):

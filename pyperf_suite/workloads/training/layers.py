@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
+from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.workloads.dtypes import element_type
 from pyperf_suite.workloads.workload import Work
 
@@ -26,6 +27,7 @@ KERNEL = 3
 EPSILON = 1e-5
 
 Shape = tuple[int, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,19 +40,18 @@ class LayerPassParameters:
     the input, "wgrad" those of the weights. Nothing has a bias but layer_norm.
     """
 
-    layer: str = "linear"
-    phase: str = "forward"
-    batch: int = 1
-    seq: int = 1024
-    hidden: int = 512
-    out: int = 0
-    heads: int = 1
-    dtype: str = "float32"
-    workers: int = 1
+    layer: Annotated[str, OneOf(LAYERS)] = "linear"
+    phase: Annotated[str, OneOf(PASSES)] = "forward"
+    batch: Annotated[int, Within(1)] = 1
+    seq: Annotated[int, Within(1)] = 1024
+    hidden: Annotated[int, Within(1)] = 512
+    out: Annotated[int, Within(0)] = 0
+    heads: Annotated[int, Within(1)] = 1
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
+    workers: Annotated[int, Within(1)] = 1
 
     @property
     def tokens(self) -> int:
-        """In all sequences."""
         return self.batch * self.seq
 
     @property
@@ -60,13 +61,7 @@ class LayerPassParameters:
 
     @property
     def side(self) -> int:
-        """Of an image."""
         return math.isqrt(self.seq)
-
-    @property
-    def element_bytes(self) -> int:
-        """Of one element in memory."""
-        return element_type(self.dtype).size_bytes
 
     @property
     def inputs(self) -> tuple[Shape, ...]:
@@ -79,7 +74,6 @@ class LayerPassParameters:
 
     @property
     def weights(self) -> tuple[Shape, ...]:
-        """Shapes of the weights."""
         kernel = (KERNEL, KERNEL) if self.layer == "conv" else ()
         if self.layer in WITH_PRODUCT:
             return ((self.features, self.hidden, *kernel),)
@@ -87,27 +81,24 @@ class LayerPassParameters:
 
     @property
     def output(self) -> Shape:
-        """Shape of the result."""
-        first, *_ = self.inputs
         if self.layer == "conv":
             return (self.batch, self.features, self.side, self.side)
-        return (self.tokens, self.features) if self.layer == "linear" else first
+        return (self.tokens, self.features) if self.layer == "linear" else self.inputs[0]
 
     @property
     def elements(self) -> int:
         """Of what comes in, weights and result."""
         return sum(math.prod(shape) for shape in (*self.inputs, *self.weights, self.output))
 
+    @property
+    def element_bytes(self) -> int:
+        return element_type(self.dtype).size_bytes
+
+    def of_phase(self, inputs: Sequence[T], weights: Sequence[T]) -> tuple[T, ...]:
+        """Of what belongs to inputs and to weights, that whose gradients the pass computes."""
+        return (*(inputs if self.phase != "wgrad" else ()), *(weights if self.phase != "dgrad" else ()))
+
     def validate(self) -> None:
-        """Raise UserError for a layer or pass that cannot be."""
-        for name, allowed in (("layer", LAYERS), ("phase", PASSES), ("dtype", DTYPES)):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"Unknown {name} {getattr(self, name)!r}: choose from {', '.join(allowed)}.")
-        for name in ("batch", "seq", "hidden", "heads", "workers"):
-            if getattr(self, name) < 1:
-                raise UserError(f"A layer needs {name} of at least 1, but {getattr(self, name)} was asked for.")
-        if self.out < 0:
-            raise UserError(f"out cannot be {self.out}: give at least 0.")
         if self.out and self.layer not in WITH_PRODUCT:
             raise UserError(f"{self.layer} has as many features as it is given: leave out={self.out} out.")
         if self.layer == "conv" and self.side**2 != self.seq:
@@ -148,43 +139,44 @@ def work(p: LayerPassParameters) -> Work:
     return Work(_flop(p), sum(read_and_written[p.phase]) * p.element_bytes)
 
 
-def apply(torch: Any, p: LayerPassParameters, inputs: Sequence[Any], weights: Sequence[Any]) -> Any:
-    """The layer as people call it."""
-    functional = torch.nn.functional
-    if p.layer == "linear":
-        return functional.linear(inputs[0], weights[0])
-    if p.layer == "conv":
-        return functional.conv2d(inputs[0], weights[0], padding=KERNEL // 2)
-    if p.layer == "layer_norm":
-        return functional.layer_norm(inputs[0], (p.hidden,), weights[0], weights[1], EPSILON)
-    if p.layer == "rms_norm":
-        return functional.rms_norm(inputs[0], (p.hidden,), weights[0], EPSILON)
-    if p.layer == "attention":
-        return functional.scaled_dot_product_attention(*inputs, is_causal=True)
-    return inputs[0].clone() if p.layer == "copy" else getattr(functional, p.layer)(inputs[0])
+def apply(torch: Any, layer: str, inputs: Sequence[Any], weights: Sequence[Any]) -> Any:
+    """The layer as people call it; with two inputs "add" is a residual sum and "swiglu" the gate and what it gates."""
+    functional, x = torch.nn.functional, inputs[0]
+    if layer == "linear":
+        return functional.linear(x, *weights)
+    if layer == "conv":
+        return functional.conv2d(x, *weights, padding=KERNEL // 2)
+    if layer in NORMS:
+        return getattr(functional, layer)(x, x.shape[-1:], *weights, eps=EPSILON)
+    if layer == "attention":
+        shared = inputs[1].shape[1] != x.shape[1]
+        return functional.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=shared)
+    if layer == "add":
+        return x + inputs[1]
+    if layer == "swiglu":
+        return functional.silu(x) * inputs[1]
+    return x.clone() if layer == "copy" else getattr(functional, layer)(x)
 
 
-def written_out(torch: Any, p: LayerPassParameters, inputs: Sequence[Any], weights: Sequence[Any]) -> Any:
+def written_out(torch: Any, layer: str, inputs: Sequence[Any], weights: Sequence[Any]) -> Any:
     """The layer by its formula, for operands in float64; convolution alone is torch's own (im2col and a product)."""
     x = inputs[0]
-    if p.layer == "linear":
+    if layer == "linear":
         return x @ weights[0].T
-    if p.layer == "conv":
-        return torch.nn.functional.conv2d(x, weights[0], padding=KERNEL // 2)
-    if p.layer == "layer_norm":
+    if layer == "conv":
+        return apply(torch, layer, inputs, weights)
+    if layer == "layer_norm":
         centred = x - x.mean(-1, keepdim=True)
         return centred / (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weights[0] + weights[1]
-    if p.layer == "rms_norm":
+    if layer == "rms_norm":
         return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weights[0]
-    if p.layer == "gelu":
+    if layer == "gelu":
         return x * (1 + torch.erf(x / math.sqrt(2))) / 2
-    if p.layer == "silu":
+    if layer == "silu":
         return x / (1 + torch.exp(-x))
-    if p.layer == "relu":
+    if layer == "relu":
         return torch.where(x > 0, x, 0)
-    if p.layer == "attention":
-        return _attention(torch, *inputs)
-    return x * 1
+    return _attention(torch, *inputs) if layer == "attention" else x * 1
 
 
 def _attention(torch: Any, q: Any, k: Any, v: Any) -> Any:

@@ -5,6 +5,7 @@ State is by the names that torch gives it, so that a running optimizer's own can
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,9 @@ from pyperf_suite.workloads.workload import Checked
 # Of float64, torch's or numpy's.
 Array = Any
 State = Mapping[str, Array]
-# weight, gradient, state before, the number of this step from 1, learning rate and decay, to weight and state after.
-Update = Callable[[Array, Array, State, int, float, float], tuple[Array, dict[str, Array]]]
+After = tuple[Array, dict[str, Array]]  # weight and state
+# weight, gradient, state before, the number of this step from 1, learning rate and decay, to what is there after.
+Update = Callable[[Array, Array, State, int, float, float], After]
 
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.1
@@ -32,14 +34,7 @@ SHARE = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
-def adamw(
-    weight: Array,
-    gradient: Array,
-    state: State,
-    step: int,
-    rate: float = LEARNING_RATE,
-    decay: float = WEIGHT_DECAY,
-) -> tuple[Array, dict[str, Array]]:
+def adamw(weight: Array, gradient: Array, state: State, step: int, rate: float, decay: float) -> After:
     """Loshchilov and Hutter 2019, Decoupled Weight Decay Regularization, algorithm 2."""
     first, second = BETAS
     mean = first * state.get("exp_avg", 0.0) + (1 - first) * gradient
@@ -49,27 +44,13 @@ def adamw(
     return after, {"exp_avg": mean, "exp_avg_sq": square}
 
 
-def sgd(
-    weight: Array,
-    gradient: Array,
-    state: State,
-    _step: int,
-    rate: float = LEARNING_RATE,
-    decay: float = WEIGHT_DECAY,
-) -> tuple[Array, dict[str, Array]]:
+def sgd(weight: Array, gradient: Array, state: State, _step: int, rate: float, decay: float) -> After:
     """Momentum as Sutskever et al. 2013 have it but for the learning rate, which torch applies last; decay as L2."""
     velocity = MOMENTUM * state.get("momentum_buffer", 0.0) + gradient + decay * weight
     return weight - rate * velocity, {"momentum_buffer": velocity}
 
 
-def adafactor(
-    weight: Array,
-    gradient: Array,
-    state: State,
-    step: int,
-    rate: float = LEARNING_RATE,
-    decay: float = WEIGHT_DECAY,
-) -> tuple[Array, dict[str, Array]]:
+def adafactor(weight: Array, gradient: Array, state: State, step: int, rate: float, decay: float) -> After:
     """Shazeer and Stern 2018, algorithm 4: the second moment of a matrix by the means of its rows and columns."""
     fresh = step**BETA2_DECAY
     rows = _moved(state.get("row_var", 0.0), (gradient**2).mean(axis=-1, keepdims=True), fresh)
@@ -81,7 +62,23 @@ def adafactor(
     return after, {"row_var": rows, "col_var": columns}
 
 
-UPDATES: Mapping[str, Update] = {"AdamW": adamw, "SGD": sgd, "Adafactor": adafactor}
+@dataclass(frozen=True)
+class Rule:
+    """An optimizer: its update, how many states are as large as the weight, and its settings as torch.optim names them.
+
+    Learning rate and weight decay, which all have, are not among the settings.
+    """
+
+    update: Update
+    states: int
+    settings: Mapping[str, Any]
+
+
+RULES = {
+    "AdamW": Rule(adamw, 2, {"betas": BETAS, "eps": ADAM_EPSILON}),
+    "SGD": Rule(sgd, 1, {"momentum": MOMENTUM}),
+    "Adafactor": Rule(adafactor, 0, {"beta2_decay": BETA2_DECAY, "eps": (None, LEAST_SCALE), "d": CLIP}),
+}
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,7 @@ class Standing:
 
     weight: Any
     gradient: Any
-    state: Mapping[str, Any]
+    state: State
 
 
 def states(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,36 +106,24 @@ def compared(
     with_state: bool = True,
     first_number: int = 0,
 ) -> Checked:
-    """Each element of weight and state after an update against float64; the first that is wrong in words.
+    """Each element of weight and state after an update against float64.
 
     An element of a weight may be off by rounding of itself, twice, and by a share of its update and of their root mean
     square; one of a state by that share of itself and of their root mean square: some roundings each. Of matrices that
     are stacked the first has number `first_number`.
     """
+    from pyperf_suite.workloads.training import rounding
+
     share, epsilon = SHARE[dtype], EPSILON[dtype]
     weight = before.weight.double()
     state = {name: value.double() for name, value in before.state.items()}
-    right, right_state = UPDATES[optimizer](weight, before.gradient.double(), state, step, rate, decay)
+    right, right_state = RULES[optimizer].update(weight, before.gradient.double(), state, step, rate, decay)
     change = right - weight
-    pairs = {
-        "weight": (right, after.weight, 2 * epsilon * abs(right) + share * (abs(change) + _root_mean_square(change)))
-    }
-    for name, values in right_state.items() if with_state else ():
-        pairs[name] = (values, after.state.get(name), share * (abs(values) + _root_mean_square(values)))
-    wrong, count, first = 0, 0, ""
-    for name, (should, found, allowed) in pairs.items():
-        count += should.numel()
-        if found is None:
-            wrong, first = wrong + should.numel(), first or f"{name} is missing"
-            continue
-        off = ~(abs(found.double() - should) <= allowed)  # NaN is off
-        here = int(off.sum())
-        if here and not first:
-            place = tuple(int(index) for index in off.nonzero()[0])
-            told = (first_number + place[0], *place[1:])
-            first = f"{name} is {float(found[place]):.7g} at {told} after step {step}, not {float(should[place]):.7g}"
-        wrong += here
-    return Checked(wrong, count, first)
+    exact = {"weight": right, **(right_state if with_state else {})}
+    allowed = {name: share * (abs(values) + _root_mean_square(values)) for name, values in exact.items()}
+    allowed["weight"] = 2 * epsilon * abs(right) + share * (abs(change) + _root_mean_square(change))
+    found = {"weight": after.weight, **after.state}
+    return rounding.compared(found, exact, allowed, in_norm=math.inf, first_number=first_number)
 
 
 def _moved(average: Array | float, value: Array, share: float) -> Array:

@@ -5,40 +5,30 @@ Ways: a Python loop over tensors, torch's multi-tensor operations (foreach), one
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.limits import OneOf
 from pyperf_suite.measure.stopwatch import Stopwatch
-from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training import optimizer_reference as reference
-from pyperf_suite.workloads.workload import (
-    Checked,
-    Implementation,
-    Kernel,
-    Observed,
-    Place,
-    Prepared,
-    Work,
-    Workload,
-    together,
-)
+from pyperf_suite.workloads.training.torch_steps import ByTorch
+from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Prepared, Work, Workload, by_name, together
 
-OPTIMIZERS = tuple(reference.UPDATES)
+OPTIMIZERS = tuple(reference.RULES)
 # Bytes of an element.
 DTYPES = {"float32": 4, "bfloat16": 2}
 WEIGHT_SCALE = 0.02
 # At a time, in float64, which is to stay near the caches.
 COMPARED_ELEMENTS = 1 << 18
-# How often an update has to touch each element: weight, gradient and state read, weight and state written.
-TOUCHES = {"AdamW": 7, "SGD": 5, "Adafactor": 3}
-# States as large as the weight.
-STATES = {"AdamW": 2, "SGD": 1, "Adafactor": 0}
 MOST_ELEMENTS = 1 << 33
+
+Make = Callable[[list[Any]], Any]  # an optimizer of these tensors
 
 
 @dataclass(frozen=True)
@@ -62,12 +52,10 @@ class TensorSet:
 
     @property
     def elements_each(self) -> int:
-        """Of one tensor."""
         return self.rows * self.columns
 
     @property
     def elements(self) -> int:
-        """Of all tensors."""
         return self.tensors * self.elements_each
 
 
@@ -76,102 +64,28 @@ class OptimizerUpdateParameters:
     """The optimizer, the tensors that it updates, their type, and the CPU cores it may use."""
 
     tensors: TensorSet
-    optimizer: str = "AdamW"
-    dtype: str = "float32"
+    optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "AdamW"
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
     workers: int = 1
 
+    @property
+    def states(self) -> int:
+        """That are as large as the weight."""
+        return reference.RULES[self.optimizer].states
 
-class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
-    """An optimizer's step, gradients given."""
+    @property
+    def tensor_bytes(self) -> int:
+        return DTYPES[self.dtype] * self.tensors.elements
 
-    name = "optimizer_update"
-    parameters_type = OptimizerUpdateParameters
-
-    def __init__(self) -> None:
-        ways = (TorchUpdate("loop"), TorchUpdate("foreach"), TorchUpdate("fused"))
-        low_memory = (LowMemoryUpdate("bitsandbytes"), LowMemoryUpdate("torchao"))
-        self.implementations: Mapping[str, Implementation[OptimizerUpdateParameters]] = {
-            way.name: way for way in (*ways, *low_memory)
-        }
-
-    def validate(self, parameters: OptimizerUpdateParameters) -> None:
-        """Raise UserError for an optimizer or a type there is not, and for more elements than any memory has."""
-        for name, allowed in (("optimizer", OPTIMIZERS), ("dtype", tuple(DTYPES))):
-            if getattr(parameters, name) not in allowed:
-                raise UserError(f"Unknown {name} {getattr(parameters, name)!r}: choose from {', '.join(allowed)}.")
-        if parameters.tensors.elements > MOST_ELEMENTS:
-            raise UserError(f"{parameters.tensors} are more than {MOST_ELEMENTS} elements: take fewer or smaller ones.")
-
-    def footprint_bytes(self, parameters: OptimizerUpdateParameters) -> int:
-        """Weights, gradients and states, and all of them as they were before the update that is checked."""
-        states = STATES[parameters.optimizer]
-        return (2 + states + 2 + states) * DTYPES[parameters.dtype] * parameters.tensors.elements
-
-    def work(self, parameters: OptimizerUpdateParameters) -> Work:
-        """Bytes that have to be read and written once; arithmetic is beside that nothing, and not counted."""
-        return Work(0, TOUCHES[parameters.optimizer] * DTYPES[parameters.dtype] * parameters.tensors.elements)
-
-
-class TorchUpdate(Implementation[OptimizerUpdateParameters]):
-    """torch.optim's own, told which way to take."""
-
-    device_kind = "any"
-
-    def __init__(self, way: str) -> None:
-        self.name = way  # type: ignore[misc]
-
-    def validate(self, parameters: OptimizerUpdateParameters) -> None:
-        """Raise UserError for more workers than there are cores, and for Adafactor fused, which torch has not."""
-        require_cores(parameters.workers)
-        if parameters.optimizer == "Adafactor" and self.name == "fused":
-            raise UserError("torch has no fused Adafactor: choose loop or foreach.")
-
-    def prepare(self, parameters: OptimizerUpdateParameters, place: Place) -> Prepared:
-        """Make tensors and gradients there. Raises Unsupported where this torch has no such optimizer or way."""
-        where = TorchDevice(place.device, parameters.workers, queueing="open")
-        kind = getattr(where.torch.optim, parameters.optimizer, None)
-        if kind is None:
-            raise Unsupported(f"This torch ({where.torch.__version__}) has no {parameters.optimizer}.")
-        flags = {"foreach": self.name == "foreach"} | ({"fused": True} if self.name == "fused" else {})
-
-        def make(tensors: list[Any]) -> Any:
-            return kind(tensors, **flags, **_settings(parameters.optimizer))
-
-        return UpdateSteps(parameters, self.name, place.seed, where, make)
-
-
-class LowMemoryUpdate(Implementation[OptimizerUpdateParameters]):
-    """AdamW whose moments are kept in 8 bits, by a package that may be installed."""
-
-    device_kind = "any"
-
-    def __init__(self, package: str) -> None:
-        self.package, self.name = package, f"{package}_8bit"  # type: ignore[misc]
-
-    def validate(self, parameters: OptimizerUpdateParameters) -> None:
-        """Raise UserError for more workers than there are cores, and for all but AdamW."""
-        require_cores(parameters.workers)
-        if parameters.optimizer != "AdamW":
-            raise UserError(f"{self.name} is measured with AdamW alone, but {parameters.optimizer} was asked for.")
-
-    def prepare(self, parameters: OptimizerUpdateParameters, place: Place) -> Prepared:
-        """As torch's own. Raises Unsupported where the package is absent or cannot work on the device."""
-        where = TorchDevice(place.device, parameters.workers, queueing="open")
-        if importlib.util.find_spec(self.package) is None:
-            raise Unsupported(f"{self.package} is not installed.")
-        try:
-            optim = importlib.import_module(f"{self.package}.optim")
-
-            def make(tensors: list[Any]) -> Any:
-                return optim.AdamW8bit(tensors, **_settings("AdamW"))
-
-            return UpdateSteps(parameters, self.name, place.seed, where, make, low_memory=True)
-        except Exception as error:  # a package of others, in whatever way it tells that it cannot
-            raise Unsupported(f"{self.package} cannot do this here: {type(error).__name__}: {error}") from None
+    def validate(self) -> None:
+        if self.tensors.elements > MOST_ELEMENTS:
+            raise UserError(f"{self.tensors} are more than {MOST_ELEMENTS} elements: take fewer or smaller ones.")
 
 
 class UpdateSteps(Prepared):
     """Updates by gradients that stay the same; state lives on from one to the next, as in training."""
+
+    unchecked = "Each step starts from what the last one left."
 
     def __init__(
         self,
@@ -179,14 +93,12 @@ class UpdateSteps(Prepared):
         way: str,
         seed: int,
         where: TorchDevice,
-        make: Any,
+        make: Make,
         low_memory: bool = False,
     ) -> None:
-        self._parameters, self._where, self._make, self._low_memory = parameters, where, make, low_memory
-        torch, shape = where.torch, parameters.tensors
-        self._dtype = getattr(torch, parameters.dtype)
-        generator = torch.Generator().manual_seed(seed)
-        self.tensors = [self._parameter(generator) for _ in range(shape.tensors)]
+        self._p, self._where, self._make, self._low_memory = parameters, where, make, low_memory
+        generator, shape = where.torch.Generator().manual_seed(seed), parameters.tensors
+        self.tensors = [self._drawn(generator) for _ in range(shape.tensors)]
         self.optimizer = make(self.tensors)
         self._taken = 0
         self.launch(0)  # state is made by the first update
@@ -208,25 +120,22 @@ class UpdateSteps(Prepared):
         after = self.tensors
         before = [self._standing(group) for group in self._groups(self.tensors)]
         if self._low_memory:
-            after = [self._copy(each) for each in self.tensors]
+            after = [self._with_gradient(each, each.grad) for each in self.tensors]
             self._make(after).step()
         else:
             self.launch(0)
-        step, number, checks = 1 if self._low_memory else self._taken, 0, []
-        optimizer, dtype = self._parameters.optimizer, self._parameters.dtype
+        p, step, checks, number = self._p, 1 if self._low_memory else self._taken, [], 0
         for start, group in zip(before, self._groups(after), strict=True):
-            end = self._standing(group)
+            end, with_state = self._standing(group), not self._low_memory
             checks.append(
-                reference.compared(
-                    optimizer, start, end, step, dtype, with_state=not self._low_memory, first_number=number
-                )
+                reference.compared(p.optimizer, start, end, step, p.dtype, with_state=with_state, first_number=number)
             )
             number += len(group)
         return together(checks)
 
     def observed(self) -> Mapping[str, Observed]:
         """Bytes: `state` that stays, and `passing`, the most an update takes beside it, where that can be watched."""
-        from pyperf_suite.workloads.training.peak_bytes import bytes_of, peak_bytes
+        from pyperf_suite.workloads.training.held_bytes import bytes_of, peak_bytes
 
         kept = [reference.states(self.optimizer.state[each]) for each in self.tensors]
         found = {"state": float(bytes_of(kept))}
@@ -236,7 +145,7 @@ class UpdateSteps(Prepared):
 
     def _groups(self, tensors: list[Any]) -> list[list[Any]]:
         """Tensors that are compared at once: many small ones would take longer than their elements."""
-        count = max(1, COMPARED_ELEMENTS // self._parameters.tensors.elements_each)
+        count = max(1, COMPARED_ELEMENTS // self._p.tensors.elements_each)
         return [tensors[first : first + count] for first in range(0, len(tensors), count)]
 
     def _standing(self, group: list[Any]) -> reference.Standing:
@@ -246,25 +155,79 @@ class UpdateSteps(Prepared):
         state = {name: stack([each[name] for each in states]) for name in (states[0] if states else ())}
         return reference.Standing(stack([each.detach() for each in group]), stack([each.grad for each in group]), state)
 
-    def _parameter(self, generator: Any) -> Any:
-        torch, shape = self._where.torch, self._parameters.tensors
+    def _drawn(self, generator: Any) -> Any:
+        torch, shape = self._where.torch, self._p.tensors
         drawn, gradient = (torch.randn(shape.rows, shape.columns, generator=generator) for _ in range(2))
         return self._with_gradient(drawn * WEIGHT_SCALE, gradient)
 
-    def _copy(self, tensor: Any) -> Any:
-        return self._with_gradient(tensor.detach().clone(), tensor.grad.clone())
-
     def _with_gradient(self, values: Any, gradient: Any) -> Any:
-        made = self._where.torch.nn.Parameter(values.to(self._where.device, self._dtype))
-        made.grad = gradient.to(self._where.device, self._dtype)
+        """A parameter of its own memory."""
+        where, dtype = self._where.device, getattr(self._where.torch, self._p.dtype)
+        made = self._where.torch.nn.Parameter(values.detach().to(where, dtype, copy=True))
+        made.grad = gradient.to(where, dtype, copy=True)
         return made
 
 
-def _settings(optimizer: str) -> dict[str, Any]:
+class Update(ByTorch):
+    """One way to update, by torch.optim with these flags, or by a package that keeps AdamW's moments in 8 bits."""
+
+    def __init__(self, name: str, package: str = "", optimizers: Sequence[str] = OPTIMIZERS, **flags: bool) -> None:
+        super().__init__(self._steps)
+        self.name = name  # type: ignore[misc]
+        self._package, self._optimizers, self._flags = package, optimizers, flags
+
+    def validate(self, parameters: OptimizerUpdateParameters) -> None:
+        """Raise UserError for more workers than there are cores, and for an optimizer that there is not in this way."""
+        super().validate(parameters)
+        if parameters.optimizer not in self._optimizers:
+            raise UserError(
+                f"{self.name} is measured with {' and '.join(self._optimizers)} alone, but {parameters.optimizer} was "
+                "asked for."
+            )
+
+    def _steps(self, parameters: OptimizerUpdateParameters, seed: int, where: TorchDevice) -> UpdateSteps:
+        if self._package:
+            return self._low_memory_steps(parameters, seed, where)
+        kind = getattr(where.torch.optim, parameters.optimizer, None)
+        if kind is None:
+            raise Unsupported(f"This torch ({where.torch.__version__}) has no {parameters.optimizer}.")
+        make = functools.partial(kind, **settings(parameters.optimizer), **self._flags)
+        return UpdateSteps(parameters, self.name, seed, where, make)
+
+    def _low_memory_steps(self, parameters: OptimizerUpdateParameters, seed: int, where: TorchDevice) -> UpdateSteps:
+        if importlib.util.find_spec(self._package) is None:
+            raise Unsupported(f"{self._package} is not installed.")
+        try:
+            kind = importlib.import_module(f"{self._package}.optim").AdamW8bit
+            make = functools.partial(kind, **settings("AdamW"))
+            return UpdateSteps(parameters, self.name, seed, where, make, low_memory=True)
+        except Exception as error:  # a package of others, in whatever way it tells that it cannot
+            raise Unsupported(f"{self._package} cannot do this here: {type(error).__name__}: {error}") from None
+
+
+def settings(optimizer: str) -> dict[str, Any]:
     """Those of the reference, as torch.optim and those who follow it name them."""
-    own: dict[str, dict[str, Any]] = {
-        "AdamW": {"betas": reference.BETAS, "eps": reference.ADAM_EPSILON},
-        "SGD": {"momentum": reference.MOMENTUM},
-        "Adafactor": {"beta2_decay": reference.BETA2_DECAY, "eps": (None, reference.LEAST_SCALE), "d": reference.CLIP},
-    }
-    return {"lr": reference.LEARNING_RATE, "weight_decay": reference.WEIGHT_DECAY, **own[optimizer]}
+    own = reference.RULES[optimizer].settings
+    return {"lr": reference.LEARNING_RATE, "weight_decay": reference.WEIGHT_DECAY, **own}
+
+
+class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
+    """An optimizer's step, gradients given."""
+
+    name = "optimizer_update"
+    parameters_type = OptimizerUpdateParameters
+    implementations = by_name(
+        Update("loop", foreach=False),
+        Update("foreach", foreach=True),
+        Update("fused", optimizers=("AdamW", "SGD"), foreach=False, fused=True),
+        Update("bitsandbytes_8bit", "bitsandbytes", ("AdamW",)),
+        Update("torchao_8bit", "torchao", ("AdamW",)),
+    )
+
+    def footprint_bytes(self, parameters: OptimizerUpdateParameters) -> int:
+        """Weights, gradients and states, and all of them as they were before the update that is checked."""
+        return 2 * (2 + parameters.states) * parameters.tensor_bytes
+
+    def work(self, parameters: OptimizerUpdateParameters) -> Work:
+        """Weight, gradient and state read, weight and state written; arithmetic is beside that nothing."""
+        return Work(0, (3 + 2 * parameters.states) * parameters.tensor_bytes)

@@ -7,7 +7,7 @@ off by. Imported where a case is prepared and nowhere else, for its classes are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,8 +122,28 @@ def limits(exact: Mapping[str, Tensor], moved: Mapping[str, Tensor], rounding: R
     return allowed
 
 
-def compared(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], allowed: Mapping[str, Tensor]) -> Checked:
-    """Every element against its limit, and each tensor in norm; the first that is wrong in words."""
+def exact_and_limits(
+    run: Callable[[], Mapping[str, Tensor]], rounding: Rounding, operations: RoundedOperations, summed: int = 0
+) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+    """What `run()` gives, by name, and by how much each element may be off: it runs as it is, then with operations."""
+    exact = run()
+    with operations:
+        moved = run()
+    return exact, limits(exact, moved, rounding, summed)
+
+
+def compared(
+    found: Mapping[str, Tensor | None],
+    exact: Mapping[str, Tensor],
+    allowed: Mapping[str, Tensor],
+    in_norm: float | None = None,
+    first_number: int = 0,
+) -> Checked:
+    """Every element against its limit, and each tensor in norm; the first that is wrong in words.
+
+    `in_norm` is a share of the exact tensor's norm; by default one of what its elements may be off by together. The
+    first row has number `first_number`.
+    """
     wrong, count, first = 0, 0, ""
     for name, right in exact.items():
         values, limit = found.get(name), allowed[name]
@@ -131,14 +151,17 @@ def compared(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor], al
         if values is None:
             wrong, first = wrong + right.numel(), first or f"{name} is missing"
             continue
-        off = (values.detach().to(right.device, torch.float64) - right).abs()
+        values = values.detach()
+        off = (values.to(right.device, torch.float64) - right).abs()
         bad = ~(off <= limit)  # NaN is bad
         here = int(bad.sum())
+        whole = _NORM_SHARE * limit.norm() if in_norm is None else in_norm * right.norm()
         if here:
             at = tuple(int(each) for each in bad.nonzero()[0])
             due = f"{float(right[at]):.6g} ± {float(limit[at]):.1g}"
-            said = f"{name} at {at} is {float(values[at]):.6g} where {due} is right"
-        elif float(off.norm()) > _NORM_SHARE * float(limit.norm()):
+            told = (first_number + at[0], *at[1:]) if first_number else at
+            said = f"{name} at {told} is {float(values[at]):.6g} where {due} is right"
+        elif off.norm() > whole:
             here = right.numel()
             said = f"{name} is {float(off.norm() / right.norm()):.2g} off in norm"
         if here:

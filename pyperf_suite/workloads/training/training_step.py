@@ -9,30 +9,33 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from pyperf_suite.errors import Unsupported, UserError, out_of_memory
-from pyperf_suite.laws.model_flops import PASSES, model_flop
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.laws.model_flops import PASSES
+from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.arrays import computed_anew
-from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.cores import require_cores
+from pyperf_suite.workloads.dtypes import torch_name
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training import optimizer_reference as reference
 from pyperf_suite.workloads.training.gradients import fingerprint
-from pyperf_suite.workloads.training.shape import Checkpointing
-from pyperf_suite.workloads.training.trained_shape import TrainedShape
-from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Prepared, Work, Workload, together
+from pyperf_suite.workloads.training.shape import Checkpointing, TrainedShape, asked_flop
+from pyperf_suite.workloads.training.torch_steps import RESULT, ByTorch, ComparedLaunches, Due, use_products_of
+from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
 
 # Forward alone, with what backward needs being kept; with backward; with AdamW's update as well.
 PARTS = ("forward", "step", "train")
 
+# How long autocast's casts of weights are kept. "iteration": a context around each forward pass, as torch advises;
+# "nested": the same inside one context around the whole step, which alone drops them; "off": as nested, but with
+# cache_enabled=False, so that each use casts anew.
+CAST_CACHES = ("iteration", "nested", "off")
+
 # Of so many at a time float64 gradients are computed: their scores take four times a half precision's memory.
 REFERENCE_SEQUENCES = 4
-
-RESULT = "the result"
 
 # Of AdamW's updates.
 LEARNING_RATE = 1e-4
@@ -43,113 +46,88 @@ DECAY = 0.01
 class TrainingStepParameters(TrainedShape):
     """A transformer, the precision it is trained in, the part of a step that is timed, and the CPU cores it may use."""
 
-    part: str = "step"
+    part: Annotated[str, OneOf(PARTS)] = "step"
     compiled: bool = False
     workers: int = 1
 
+    @property
+    def micro_batches(self) -> int:
+        """Forward and backward passes whose gradients add up."""
+        return 1
 
-class TrainingStep(Workload[TrainingStepParameters]):
-    """Forward and backward of a transformer, and its update."""
+    @property
+    def cast_cache(self) -> str:
+        return CAST_CACHES[0]
 
-    name = "training_step"
-    parameters_type = TrainingStepParameters
+    @property
+    def updates(self) -> bool:
+        """Whether a step ends with an update of the weights."""
+        return self.part == "train"
 
-    def __init__(self) -> None:
-        self.implementations: Mapping[str, Implementation[TrainingStepParameters]] = {"torch": TorchStep()}
-
-    def validate(self, parameters: TrainingStepParameters) -> None:
-        """Raise UserError for a transformer, precision or part that cannot be."""
-        parameters.validate()
-        if parameters.part not in PARTS:
-            raise UserError(f"Unknown part {parameters.part!r}: choose from {', '.join(PARTS)}.")
-
-    def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
-        """Weights, gradients, moments where they are updated, and what forward keeps."""
-        return parameters.step_bytes(updated=parameters.part == "train")
-
-    def work(self, parameters: TrainingStepParameters) -> Work:
-        """Model FLOPs of the part, causal pairs alone (laws/model_flops.py); what is recomputed is no work done."""
-        flop = model_flop(parameters.dimensions, parameters.batch, parameters.seq)
-        if not parameters.vocab:
-            # The laws' model has logits over a vocabulary of one.
-            flop -= PASSES * 2 * parameters.tokens * parameters.hidden
-        return Work(round(flop / PASSES if parameters.part == "forward" else flop), 0)
+    @property
+    def goes_back(self) -> bool:
+        return self.part != "forward"
 
 
-class TorchStep(Implementation[TrainingStepParameters]):
-    """The model of gpt.py by torch's autograd."""
+@dataclass(frozen=True)
+class PrecisionStepParameters(TrainingStepParameters):
+    """A training step of `micro_batches` forward and backward passes whose gradients add up; see CAST_CACHES."""
 
-    name = "torch"
-    device_kind = "any"
+    micro_batches: Annotated[int, Within(1)] = 1
+    cast_cache: Annotated[str, OneOf(CAST_CACHES)] = CAST_CACHES[0]
 
-    def validate(self, parameters: TrainingStepParameters) -> None:
-        """Raise UserError for more workers than there are cores."""
-        require_cores(parameters.workers)
-
-    def prepare(self, parameters: TrainingStepParameters, place: Place) -> Prepared:
-        """Build the seeded model there. Raises Unsupported where torch is absent or cannot use the GPU."""
-        return TorchSteps(parameters, place.seed, TorchDevice(place.device, parameters.workers, queueing="open"))
-
-
-def _require_compiler(where: TorchDevice) -> None:
-    """Raise Unsupported where torch.compile has nothing to turn a graph into machine code with."""
-    if where.is_gpu:
-        if importlib.util.find_spec("triton") is None:
-            raise Unsupported("torch.compile needs Triton on a GPU, and it is not installed.")
-    elif shutil.which(os.environ.get("CXX", "g++")) is None:
-        raise Unsupported("torch.compile needs a C++ compiler on a CPU: install g++, or name one in CXX.")
+    def validate(self) -> None:
+        """Raise UserError for a step that cannot be, or a cache of casts where nothing is cast."""
+        super().validate()
+        if self.part != "step":
+            raise UserError(f"A precision_step is forward and backward: its part is step, not {self.part}.")
+        if self.cast_cache != CAST_CACHES[0] and not self.is_autocast:
+            raise UserError(f"{self.precision} casts no weights: leave cast_cache={self.cast_cache} out.")
 
 
-class TorchSteps(Prepared):
-    """Steps of one model on one batch; gradients are made anew in each, as with zero_grad(set_to_none=True)."""
-
-    # How many passes add up to the gradients that a step leaves.
-    passes: int = 1
+class TorchSteps(ComparedLaunches):
+    """Steps of the model of gpt.py on one batch, by torch's autograd; each makes its gradients anew."""
 
     def __init__(self, parameters: TrainingStepParameters, seed: int, where: TorchDevice) -> None:
         from pyperf_suite.workloads.training import gpt
 
-        self._parameters, self._seed, self._where = parameters, seed, where
-        torch = where.torch
-        if where.is_gpu:
-            torch.set_float32_matmul_precision("high" if parameters.element == "tfloat32" else "highest")
-        elif parameters.element == "tfloat32":
-            raise Unsupported("A CPU has no tfloat32.")
-        gpt.require_attention(parameters, where.device, getattr(torch, parameters.element.replace("tfloat", "float")))
-        self.model = gpt.build(parameters, seed).to(where.device, getattr(torch, parameters.weights))
-        self.inputs = tuple(self._placed(each) for each in gpt.inputs(parameters, seed))
-        if parameters.compiled:
+        super().__init__(where)
+        self._p, self._seed, torch, p = parameters, seed, where.torch, parameters
+        use_products_of(where, p.element)
+        gpt.require_attention(p, where.device, getattr(torch, torch_name(p.element)))
+        self._gpt = gpt
+        self.model = gpt.build(p, seed).to(where.device, getattr(torch, p.weights))
+        self.inputs = tuple(self._placed(each) for each in gpt.inputs(p, seed))
+        if p.compiled:
             _require_compiler(where)
-        self._call = torch.compile(self.model) if parameters.compiled else self.model
-        self._optimizer = (
-            torch.optim.AdamW(self.model.parameters(), LEARNING_RATE, weight_decay=DECAY) if self._updates else None
-        )
+        self._call = torch.compile(self.model) if p.compiled else self.model
+        weights = list(self.model.parameters())
+        self._optimizer = torch.optim.AdamW(weights, LEARNING_RATE, weight_decay=DECAY) if p.updates else None
         self._upstream: Any = None
         self._result: Any = None
         self._shares_reference = not where.is_gpu
-        self._due: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-        if self._updates:
+        self._due: dict[int, Due] = {}
+        if p.updates:
             self.unchecked = "Each step starts from the weights that the last one left."
-        elif parameters.dropout:
+        elif p.dropout:
             self.unchecked = "Each step drops other elements."
-        self.kernel = Kernel(
-            "transformer_step",
-            "compiled" if parameters.compiled else "eager",
-            {"parameters": sum(each.numel() for each in self.model.parameters()), **where.details()},
-        )
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        return self._where.stopwatch
+        details = {"parameters": sum(each.numel() for each in weights), **where.details()}
+        self.kernel = Kernel("transformer_step", "compiled" if p.compiled else "eager", details)
 
     def launch(self, index: int) -> None:
-        self._result = None
-        result = self.forward()
-        self._result = result.detach()
-        if self._parameters.part == "forward":
-            return
-        self.model.zero_grad(set_to_none=True)
-        self.backward(result)
+        p = self._p
+        around_all = p.cast_cache != CAST_CACHES[0]
+        if p.goes_back:
+            self.model.zero_grad(set_to_none=True)
+        with self._autocast() if around_all else nullcontext():
+            for _ in range(p.micro_batches):
+                self._result = None
+                result = self.forward()
+                self._result = result.detach()
+                if p.goes_back:
+                    # Outside of autocast, as torch advises; leaving an inner context drops no casts.
+                    with self._autocast(enabled=False) if around_all else nullcontext():
+                        self.backward(result)
         if self._optimizer is not None:
             self._optimizer.step()
 
@@ -164,30 +142,49 @@ class TorchSteps(Prepared):
 
     def check(self) -> Checked:
         """A step without dropout, and with the seeded weights where it updates them; then every weight's update too."""
-        if self._updates:
+        if self._p.updates:
             self._start_anew()
-        self._expected()
+        self.due()
         self.poison()
         with self._without_dropout():
             self.launch(0)
-        return together([self.left(0), *([self._updated()] if self._updates else ())])
+        return together([self.left(0), *([self._updated()] if self._p.updates else ())])
 
     def poison(self, index: int | None = None) -> None:
         """No result and no gradients: what a step does not make is missed."""
         self._result = None
         self.model.zero_grad(set_to_none=True)
 
-    def left(self, index: int) -> Checked:
-        """The result and each parameter's gradient against float64, element by element."""
-        from pyperf_suite.workloads.training.rounding import compared
-
-        return compared(self._left(), *self._expected())
+    def results(self, index: int) -> Mapping[str, Any]:
+        found = {RESULT: self._result}
+        if self._p.goes_back:
+            found |= {f"the gradient of {name}": each.grad for name, each in self.model.named_parameters()}
+        return found
 
     def kept(self, index: int) -> Any:
-        return fingerprint(self._present())
+        """Their bits in few: a copy would take as much memory as the weights."""
+        return fingerprint(each for each in self.results(index).values() if each is not None)
 
     def equals(self, index: int, kept: Any) -> bool:
-        return fingerprint(self._present()) == kept
+        return bool(self.kept(index) == kept)
+
+    def due(self) -> Due:
+        """What a step must leave by the seeded weights: on a CPU computed once for all processes of a run."""
+        sequences = len(self.inputs[0])
+        if sequences not in self._due:
+            backward = f"with {self._p.micro_batches} backward passes" if self._p.goes_back else ""
+            key = f"step of {self._plain()} {backward} seed {self._seed}, first {sequences} sequences"
+            keep = scratch.shared(key) if self._shares_reference else computed_anew
+            with warnings.catch_warnings():
+                # What other processes map as well is not writable, and nobody writes here.
+                warnings.simplefilter("ignore", UserWarning)
+                pairs = {
+                    name: self._where.torch.from_numpy(np.asarray(pair))
+                    for name, pair in keep("exact and limits", self._reference).items()
+                }
+            exact, allowed = ({name: pair[part] for name, pair in pairs.items()} for part in (0, 1))
+            self._due[sequences] = Due(exact, allowed)
+        return self._due[sequences]
 
     def _above(self) -> Any:
         """The gradient of a last block's output."""
@@ -196,107 +193,60 @@ class TorchSteps(Prepared):
             self._upstream = self._placed(self._where.torch.randn(self.inputs[0].shape, generator=generator))
         return self._upstream
 
-    @property
-    def _updates(self) -> bool:
-        return self._parameters.part == "train"
-
-    def _left(self) -> dict[str, Any]:
-        """What the last step left, by name; None for a gradient that it did not make."""
-        found = {RESULT: self._result}
-        if self._parameters.part != "forward":
-            found |= {f"the gradient of {name}": each.grad for name, each in self.model.named_parameters()}
-        return found
-
-    def _present(self) -> list[Any]:
-        return [each for each in self._left().values() if each is not None]
-
-    def _expected(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a step must leave, in float64, and by how much each element may be off.
-
-        Of the seeded weights: computed once, on a GPU by it, and shared by the run's processes on a CPU.
-        """
-        sequences = len(self.inputs[0])
-        if sequences not in self._due:
-            backward = "" if self._parameters.part == "forward" else f"with {self.passes} backward passes"
-            key = f"step of {self._plain()} {backward} seed {self._seed}, first {sequences} sequences"
-            keep = scratch.shared(key) if self._shares_reference else computed_anew
-            with warnings.catch_warnings():
-                # What other processes map as well is not writable, and nobody writes here.
-                warnings.simplefilter("ignore", UserWarning)
-                found = {
-                    name: self._where.torch.from_numpy(np.asarray(array))
-                    for name, array in keep("expected", self._reference).items()
-                }
-            exact, limits = (
-                {name.removeprefix(kind): each for name, each in found.items() if name.startswith(kind)}
-                for kind in ("exact ", "limit ")
-            )
-            self._due[sequences] = (exact, limits)
-        return self._due[sequences]
-
     def _plain(self) -> TrainedShape:
         """The model whose formula is the reference: attention written out, nothing dropped."""
-        shape = TrainedShape(**{each.name: getattr(self._parameters, each.name) for each in fields(TrainedShape)})
+        shape = TrainedShape(**{each.name: getattr(self._p, each.name) for each in fields(TrainedShape)})
         return replace(shape, attention="explicit", checkpointing=Checkpointing(), dropout=0.0)
 
+    def _seeded(self) -> Any:
+        """The plain model on the CPU, with the weights that steps began with, as rounded there."""
+        return self._gpt.build(self._plain(), self._seed).to(getattr(self._where.torch, self._p.weights))
+
     def _reference(self) -> dict[str, Any]:
-        """The exact result and gradients, and limits, in host memory; by the CPU where a GPU has no room."""
-        if self._where.is_gpu:
-            try:
-                return self._computed_on(self._where.device)
-            except RuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-        self._parameters.require_reference(min(len(self.inputs[0]), REFERENCE_SEQUENCES))
-        return self._computed_on("cpu")
+        """The exact result or gradient and its limits, as pairs by name, in host memory."""
+        return dict(self._where_there_is_room(self._computed_on))
 
-    def _computed_on(self, place: Any) -> dict[str, Any]:
-        from pyperf_suite.workloads.training.rounding import RoundedOperations, Rounding, limits
+    def _computed_on(self, device: Any) -> dict[str, Any]:
+        from pyperf_suite.workloads.training.rounding import RoundedOperations, Rounding, exact_and_limits
 
-        p = self._parameters
-        model = self._seeded().to(place, self._where.torch.float64)
-        exact = self._by_formula(model, place, self._where.torch.float64)
-        # Where weights are cast for products, that rounds them too.
-        cast = p.precision.startswith("autocast_") or p.element == "tfloat32"
+        p, wide = self._p, self._where.torch.float64
+        if str(device) == "cpu":
+            p.require_reference(min(len(self.inputs[0]), REFERENCE_SEQUENCES))
+        model = self._seeded().to(device, wide)
         rounding = Rounding.of(p.element, max(p.width, p.hidden, p.vocab, p.tokens))
-        with RoundedOperations(rounding, self._seed + 2, place, weights=cast):
-            moved = self._by_formula(model, place, self._where.torch.float64)
+        # Where weights are cast for products, that rounds them too.
+        cast = p.is_autocast or p.element == "tfloat32"
+        operations = RoundedOperations(rounding, self._seed + 2, device, weights=cast)
         summed = 0 if self._where.is_gpu or p.weights == "float32" else p.tokens
-        allowed = limits(exact, moved, rounding, summed)
+        exact, allowed = exact_and_limits(lambda: self._by_formula(model, device, wide), rounding, operations, summed)
         found = {}
         for name in exact:
-            times = 1 if name == RESULT else self.passes
+            times = 1 if name == RESULT else p.micro_batches
             right, limit = times * exact[name], times * allowed[name]
             if times > 1:
                 # Each addition to what is there rounds the sum.
                 limit += times * rounding.stored * right.abs()
-            found[f"exact {name}"], found[f"limit {name}"] = right.cpu().numpy(), limit.cpu().numpy()
+            found[name] = self._where.torch.stack((right, limit)).cpu().numpy()
         return found
 
-    def _seeded(self) -> Any:
-        """The plain model on the CPU, with the weights that steps began with, as rounded there."""
-        from pyperf_suite.workloads.training import gpt
-
-        return gpt.build(self._plain(), self._seed).to(getattr(self._where.torch, self._parameters.weights))
-
-    def _by_formula(self, model: Any, place: Any, dtype: Any) -> dict[str, Any]:
+    def _by_formula(self, model: Any, device: Any, dtype: Any) -> dict[str, Any]:
         """Result and gradients of the first step, some sequences at a time: those of a mean are a mean."""
         torch, count = self._where.torch, len(self.inputs[0])
         names, weights = zip(*model.named_parameters(), strict=True)
         results, sums = [], [torch.zeros_like(each, dtype=torch.float64) for each in weights]
         for first in range(0, count, REFERENCE_SEQUENCES):
-            part = tuple(each[first : first + REFERENCE_SEQUENCES].to(place) for each in self.inputs)
+            part = tuple(each[first : first + REFERENCE_SEQUENCES].to(device) for each in self.inputs)
             result = model(*(each.to(dtype) if each.is_floating_point() else each for each in part))
             is_loss = result.ndim == 0
             share = len(part[0]) / count if is_loss else 1.0
             results.append(result.detach().double() * share)
-            if self._parameters.part == "forward":
+            if not self._p.goes_back:
                 continue
-            upstream = None if is_loss else self._above()[first : first + REFERENCE_SEQUENCES].to(place, dtype)
+            upstream = None if is_loss else self._above()[first : first + REFERENCE_SEQUENCES].to(device, dtype)
             for total, gradient in zip(sums, torch.autograd.grad(result, weights, upstream), strict=True):
                 total += gradient.double() * share
         found = {RESULT: torch.stack(results).sum() if is_loss else torch.cat(results)}
-        if self._parameters.part != "forward":
+        if self._p.goes_back:
             found |= {f"the gradient of {name}": each.detach() for name, each in zip(names, sums, strict=True)}
         return found
 
@@ -313,7 +263,7 @@ class TorchSteps(Prepared):
         for name, weight in self.model.named_parameters():
             before = reference.Standing(seeded[name].detach().to(weight.device), weight.grad, {})
             after = reference.Standing(weight.detach(), None, reference.states(self._optimizer.state[weight]))
-            found = reference.compared("AdamW", before, after, 1, self._parameters.weights, LEARNING_RATE, DECAY)
+            found = reference.compared("AdamW", before, after, 1, self._p.weights, LEARNING_RATE, DECAY)
             checks.append(replace(found, first=found.first and f"{name}: {found.first}"))
         return together(checks)
 
@@ -330,14 +280,78 @@ class TorchSteps(Prepared):
                 module.dropout = share
 
     def _precision(self) -> AbstractContextManager[Any]:
-        torch = self._where.torch
-        if self._parameters.precision.startswith("autocast_"):
-            cast: AbstractContextManager[Any] = torch.autocast(
-                self._where.device.type, getattr(torch, self._parameters.element)
-            )
-            return cast
-        return nullcontext()
+        return self._autocast() if self._p.is_autocast else nullcontext()
+
+    def _autocast(self, enabled: bool = True) -> AbstractContextManager[Any]:
+        torch, cached = self._where.torch, self._p.cast_cache != "off"
+        context: AbstractContextManager[Any] = torch.autocast(
+            self._where.device.type, getattr(torch, self._p.element), enabled=enabled, cache_enabled=cached
+        )
+        return context
 
     def _placed(self, tensor: Any) -> Any:
-        dtype = getattr(self._where.torch, self._parameters.weights)
+        dtype = getattr(self._where.torch, self._p.weights)
         return tensor.to(self._where.device, dtype if tensor.is_floating_point() else tensor.dtype)
+
+
+def _require_compiler(where: TorchDevice) -> None:
+    """Raise Unsupported where torch.compile has nothing to turn a graph into machine code with."""
+    if where.is_gpu:
+        if importlib.util.find_spec("triton") is None:
+            raise Unsupported("torch.compile needs Triton on a GPU, and it is not installed.")
+    elif shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise Unsupported("torch.compile needs a C++ compiler on a CPU: install g++, or name one in CXX.")
+
+
+class PrecisionSteps(TorchSteps):
+    """Steps that tell what they keep in memory, and how often autocast casts their weights."""
+
+    def observed(self) -> Mapping[str, Observed]:
+        """Bytes between forward and backward and of the model, casts of weights in a step; a GPU's peak of a step.
+
+        The peak is by torch's allocator, with weights and inputs.
+        """
+        from pyperf_suite.workloads.training.held_bytes import casts, kept, peak_bytes
+
+        own = kept(self.model, self.forward)
+        cast = casts(self.model, lambda: self.launch(0))
+        weights: list[Any] = list(self.model.parameters())
+        told = {
+            "activations": own.activations,
+            "weight_copies": own.weight_copies,
+            "weights": sum(each.nbytes for each in weights),
+            "gradients": sum(each.grad.nbytes for each in weights),
+            "cast": sum(cast),
+        }
+        if self._where.is_gpu:
+            self.poison()
+            there = self._where.torch.cuda.memory_allocated(self._where.device)
+            told["peak"] = there + peak_bytes(lambda: self.launch(0), self._where.device)
+        return {name: Observed("B", (figure,)) for name, figure in told.items()} | {
+            "casts": Observed("1", (len(cast),))
+        }
+
+
+class TrainingStep(Workload[TrainingStepParameters]):
+    """Forward and backward of a transformer, and its update."""
+
+    name = "training_step"
+    parameters_type: type = TrainingStepParameters
+    implementations: Mapping[str, Any] = by_name(ByTorch(TorchSteps))
+
+    def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
+        """Weights, gradients, moments where they are updated, and what forward keeps of a micro-batch."""
+        return parameters.step_bytes(updated=parameters.updates)
+
+    def work(self, parameters: TrainingStepParameters) -> Work:
+        """Model FLOPs of the part, causal pairs alone (laws/model_flops.py); what is recomputed is no work done."""
+        flop = asked_flop(parameters) / (1 if parameters.goes_back else PASSES)
+        return Work(parameters.micro_batches * round(flop))
+
+
+class PrecisionStep(TrainingStep):
+    """Forward and backward passes in one precision, with what they keep in memory told beside their time."""
+
+    name = "precision_step"
+    parameters_type = PrecisionStepParameters
+    implementations = by_name(ByTorch(PrecisionSteps))

@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
-from pyperf_suite.workloads.training.shape import TransformerShape
-from pyperf_suite.workloads.training.step_flop import asked_flop
+from pyperf_suite.workloads.training.shape import TransformerShape, asked_flop
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
@@ -41,9 +39,11 @@ def test_the_parts_of_a_block_are_its_forward_pass(gated):
 def test_a_product_that_leaves_its_bias_out_is_found(monkeypatch):
     p = replace(SMALL, part="up")
     steps = BlockPart().implementation("torch").prepare(p, Place(CPU))
-    right = steps._run
+    right = steps._forward
     monkeypatch.setattr(
-        steps, "_run", lambda inputs, weights: right(inputs, weights[: 2 if inputs[0].dtype == torch.float64 else 1])
+        steps,
+        "_forward",
+        lambda inputs, weights: right(inputs, weights[: 2 if inputs[0].dtype == torch.float64 else 1]),
     )
     assert steps.check().wrong > 0
 
@@ -53,7 +53,7 @@ def test_a_product_that_leaves_its_bias_out_is_found(monkeypatch):
 @pytest.mark.parametrize("part", BLOCK_PARTS)
 def test_a_single_element_with_the_wrong_sign_is_found(part, dtype, pick, monkeypatch):
     steps = BlockPart().implementation("torch").prepare(replace(SMALL, part=part, dtype=dtype, seq=64), Place(CPU))
-    right = steps._run
+    right = steps._forward
 
     def flipped(inputs, weights):
         result = right(inputs, weights)
@@ -64,13 +64,5 @@ def test_a_single_element_with_the_wrong_sign_is_found(part, dtype, pick, monkey
             result.view(-1)[place] *= -1
         return result
 
-    monkeypatch.setattr(steps, "_run", flipped)
+    monkeypatch.setattr(steps, "_forward", flipped)
     assert steps.check().wrong == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"), [({"part": "soul"}, "choose from norm"), ({"dtype": "int8"}, "choose from float32")]
-)
-def test_what_is_no_part_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("block_part", replace(SMALL, **change), "torch").validate()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
@@ -109,7 +109,7 @@ def test_products_count_the_flops_that_torch_counts(layer, phase, out):
     with FlopCounterMode(display=False) as counter:
         steps.launch(0)
     # torch counts the taps of a convolution that fall on the border of zeros as well.
-    assert LayerPass().work(steps._parameters).flop == counter.get_total_flops()
+    assert LayerPass().work(steps._p).flop == counter.get_total_flops()
 
 
 def test_backward_of_a_product_is_twice_the_flops_of_forward():
@@ -136,11 +136,11 @@ def test_forward_keeps_one_tensor_of_the_input_for_backward(layer):
 
 @pytest.mark.parametrize("layer", ["linear", "conv", "layer_norm", "rms_norm", "relu", "attention"])
 def test_what_is_told_of_kept_bytes_is_what_lives_on(layer):
-    from pyperf_suite.workloads.training.saved_bytes import saved_bytes
+    from pyperf_suite.workloads.training.held_bytes import kept
 
     steps = prepared(layer)
     own, held = steps._sets[0], torch.nn.ParameterList(steps._sets[0].weights)
-    counted = saved_bytes(held, lambda: layers.apply(torch, steps._parameters, own.inputs, own.weights))
+    counted = kept(held, lambda: layers.apply(torch, layer, own.inputs, own.weights)).total
     assert list(steps.observed()["saved"].samples) == [counted]
 
 
@@ -156,35 +156,6 @@ def test_operands_take_turns_until_they_exceed_the_caches():
     assert steps._sets[0].inputs[0].data_ptr() != steps._sets[1].inputs[0].data_ptr()
 
 
-def test_a_case_of_a_layer_is_measured_like_any_other():
-    case = Case("layer_pass", replace(SMALL, layer="attention", phase="backward"), "torch")
-    assert Case.from_json(case.to_json()) == case
-    answer = measure_case(case, None, CPU)
-    assert answer["outcome"] == "ok", answer
-    assert answer["work"]["flop"] == 2.5 * 4 * 2 * 24 * 36 * 37 // 2
-
-
 def test_a_cpu_says_that_it_has_no_tfloat32():
     with pytest.raises(Unsupported, match="no tfloat32"):
         prepared("linear", dtype="tfloat32")
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"layer": "lstm"}, "Unknown layer 'lstm': choose from linear"),
-        ({"phase": "sideways"}, "Unknown phase"),
-        ({"dtype": "int8"}, "choose from float32"),
-        ({"batch": 0}, "batch of at least 1"),
-        ({"out": -1}, "out cannot be -1"),
-        ({"layer": "gelu", "out": 3}, "leave out=3 out"),
-        ({"layer": "conv", "seq": 40}, "seq = 40 is no square: take 36 or 49"),
-        ({"layer": "attention", "heads": 5}, "cannot be divided into 5 heads"),
-        ({"layer": "gelu", "phase": "wgrad"}, "gelu has no wgrad of its own: choose from forward, backward"),
-        ({"layer": "copy", "phase": "backward"}, "choose from forward"),
-        ({"workers": 4096}, "4096 workers"),
-    ],
-)
-def test_a_pass_that_cannot_be_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("layer_pass", replace(SMALL, **change), "torch").validate()

@@ -10,8 +10,6 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads.training import optimizer_reference, optimizer_update
 from pyperf_suite.workloads.training.optimizer_update import OptimizerUpdate, OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.workload import Place
@@ -74,8 +72,7 @@ def test_a_state_that_goes_wrong_is_found_though_weights_are_right():
     steps.optimizer.step = then_spoil
     checked = steps.check()
     assert checked.wrong == 1
-    assert checked.first.startswith("exp_avg_sq is")
-    assert "(0, 3, 4)" in checked.first
+    assert checked.first.startswith("exp_avg_sq at (0, 3, 4)")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -111,14 +108,6 @@ def test_foreach_holds_a_copy_of_all_tensors_and_the_loop_of_one():
     assert passing["fused"] < passing["loop"]
 
 
-def test_a_case_is_measured_like_any_other():
-    case = Case("optimizer_update", replace(ADAMW, optimizer="SGD"), "foreach")
-    assert Case.from_json(case.to_json()) == case
-    answer = measure_case(case, None, CPU)
-    assert answer["outcome"] == "ok", answer
-    assert answer["work"]["bytes"] == 5 * 4 * ELEMENTS
-
-
 @pytest.mark.parametrize("package", ["bitsandbytes", "torchao"])
 def test_a_package_that_is_not_installed_says_so(package, monkeypatch):
     find = optimizer_update.importlib.util.find_spec
@@ -131,7 +120,7 @@ def test_a_package_that_is_not_installed_says_so(package, monkeypatch):
 
 def test_states_in_8_bits_are_checked_by_a_first_update(monkeypatch):
     where = optimizer_update.TorchDevice(CPU, 1)
-    settings = optimizer_update._settings("AdamW")
+    settings = optimizer_update.settings("AdamW")
 
     def wrong(tensors):
         return torch.optim.AdamW(tensors, **settings | {"lr": 2e-3})
@@ -148,25 +137,9 @@ def test_states_in_8_bits_are_checked_by_a_first_update(monkeypatch):
 
 def test_adafactor_leaves_a_matrix_of_equal_gradients_with_one_scale():
     gradient, weight = np.full((3, 4), 0.5), np.full((3, 4), 2.0)
-    after, state = optimizer_reference.adafactor(weight, gradient, {}, 1)
+    after, state = optimizer_reference.adafactor(weight, gradient, {}, 1, 1e-3, 0.1)
     assert state["row_var"] == pytest.approx(np.full((3, 1), 0.25))
     assert weight * (1 - 1e-4) - after == pytest.approx(np.full((3, 4), 2.0 * 1e-3))
-
-
-@pytest.mark.parametrize(
-    ("way", "change", "sentence"),
-    [
-        ("loop", {"optimizer": "Lion"}, "choose from AdamW, SGD, Adafactor"),
-        ("loop", {"dtype": "int8"}, "choose from float32, bfloat16"),
-        ("fused", {"optimizer": "Adafactor"}, "no fused Adafactor"),
-        ("torchao_8bit", {"optimizer": "SGD"}, "with AdamW alone"),
-        ("loop", {"workers": 4096}, "4096 workers"),
-        ("loop", {"tensors": TensorSet(1, 1 << 20, 1 << 20)}, "more than"),
-    ],
-)
-def test_what_cannot_be_updated_says_so(way, change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("optimizer_update", replace(ADAMW, **change), way).validate()
 
 
 @pytest.mark.parametrize("text", ["", "400", "400x256", "0x1x1", "4x4x4x4", "axbxc"])

@@ -22,8 +22,8 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.worker_pool import WorkerPool
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.workloads.training.saved_memory import TrainingMemoryParameters
 from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 
 torch = pytest.importorskip("torch")
 

@@ -6,11 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.workloads.training.precision_step import CAST_CACHES, PrecisionStep, PrecisionStepParameters
+from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStep, PrecisionStepParameters
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
@@ -77,28 +74,3 @@ def test_autocast_keeps_fewer_activations_but_more_than_half_of_them():
         observed(replace(SMALL, precision=each))["activations"] for each in ("float32", "bfloat16", "autocast_bfloat16")
     )
     assert full / 2 < half < autocast < full
-
-
-def test_a_step_of_several_micro_batches_is_measured_like_any_other():
-    case = Case("precision_step", replace(AUTOCAST, micro_batches=2, cast_cache="nested"), "torch")
-    assert Case.from_json(case.to_json()) == case
-    answer = measure_case(case, None, CPU)
-    assert answer["outcome"] == "ok", answer
-    once = Case("precision_step", AUTOCAST, "torch")
-    assert answer["work"]["flop"] == 2 * measure_case(once, None, CPU)["work"]["flop"]
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"micro_batches": 0}, "at least 1 micro-batch"),
-        ({"cast_cache": "always"}, "choose from iteration, nested, off"),
-        ({"cast_cache": "off"}, "float32 casts no weights"),
-        ({"part": "train"}, "its part is step"),
-        ({"precision": "int3"}, "choose from float32"),
-        ({"workers": 4096}, "4096 workers"),
-    ],
-)
-def test_a_step_that_cannot_be_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("precision_step", replace(SMALL, **change), "torch").validate()

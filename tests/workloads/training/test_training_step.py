@@ -15,8 +15,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.workloads.training import training_step
-from pyperf_suite.workloads.training.shape import Checkpointing, TransformerShape
-from pyperf_suite.workloads.training.trained_shape import PRECISIONS
+from pyperf_suite.workloads.training.shape import PRECISIONS, Checkpointing, TransformerShape
 from pyperf_suite.workloads.training.training_step import TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import Place
 
@@ -148,9 +147,8 @@ def test_gradients_by_parts_are_those_of_the_whole_batch(vocab, monkeypatch):
     steps = prepared(replace(SMALL, batch=6, vocab=vocab))
     by_parts = steps._reference()
     monkeypatch.setattr(training_step, "REFERENCE_SEQUENCES", 6)
-    for name, array in steps._reference().items():
-        if name.startswith("exact"):
-            assert by_parts[name] == pytest.approx(array, rel=1e-9, abs=1e-12)
+    for name, (exact, _limits) in steps._reference().items():
+        assert by_parts[name][0] == pytest.approx(exact, rel=1e-9, abs=1e-12)
 
 
 def test_processes_of_a_run_share_what_a_step_must_leave(monkeypatch, tmp_path):
@@ -201,34 +199,6 @@ def test_checkpointing_keeps_less_and_gives_the_same_gradients():
     assert torch.equal(gradients["none"], gradients["every:1"])
 
 
-def test_a_case_of_a_step_is_measured_like_any_other():
-    case = Case("training_step", replace(SMALL, checkpointing=Checkpointing("every", 2)), "torch")
-    assert Case.from_json(case.to_json()) == case
-    answer = measure_case(case, None, CPU)
-    assert answer["outcome"] == "ok", answer
-    assert answer["verification"]["passed"]
-    assert answer["work"]["flop"] > 0
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"hidden": 66}, "cannot be divided into 4 heads"),
-        ({"kv_heads": 3}, "cannot share 3 key-value heads"),
-        ({"dropout": 1.0}, "dropout is a share"),
-        ({"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
-        ({"precision": "int3"}, "choose from float32"),
-        ({"part": "half"}, "choose from forward"),
-        ({"layers": 0}, "layers of at least 1"),
-        ({"ffn": -1}, "ffn cannot be -1"),
-        ({"workers": 4096}, "4096 workers"),
-    ],
-)
-def test_what_cannot_be_trained_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("training_step", replace(SMALL, **change), "torch").validate()
-
-
 @pytest.mark.parametrize("text", ["every:0", "all", "", "every:"])
 def test_unknown_checkpointing_names_the_forms_there_are(text):
     with pytest.raises(UserError, match="none, every:K or selective"):
@@ -257,8 +227,8 @@ def test_a_backend_that_cannot_take_the_shape_says_why():
         gpt.require_attention(shape, "cpu", torch.float32)
 
 
-class WrongFromTheNinth:
-    """Turns a gradient's sign from the ninth backward pass on: after verification, before timing ends."""
+class WrongFromTheSecond:
+    """Turns a gradient's sign from the second backward pass on: after verification, before timing ends."""
 
     def __init__(self, backward, weight):
         self.backward, self.weight, self.calls = backward, weight, 0
@@ -266,12 +236,12 @@ class WrongFromTheNinth:
     def __call__(self, steps, result):
         self.backward(steps, result)
         self.calls += 1
-        if self.calls > 8:
+        if self.calls > 1:
             self.weight(steps).grad[0, 0] *= -1
 
 
 def test_a_step_that_goes_wrong_while_it_is_timed_is_found(monkeypatch):
-    spoilt = WrongFromTheNinth(training_step.TorchSteps.backward, lambda steps: steps.model.blocks[0].mlp.up.weight)
+    spoilt = WrongFromTheSecond(training_step.TorchSteps.backward, lambda steps: steps.model.blocks[0].mlp.up.weight)
     monkeypatch.setattr(training_step.TorchSteps, "backward", lambda steps, result: spoilt(steps, result))
     answer = measure_case(Case("training_step", SMALL, "torch"), BRIEF, CPU)
     assert answer["outcome"] == "failed"

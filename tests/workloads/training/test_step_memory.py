@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.workloads.training import checkpointed_step
-from pyperf_suite.workloads.training.checkpointed_step import CheckpointedStep, CheckpointedStepParameters
+from pyperf_suite.workloads.training import step_memory
 from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training.step_memory import CheckpointedStep, CheckpointedStepParameters
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
@@ -76,10 +76,10 @@ def test_a_batch_far_too_large_is_told_without_being_tried(batch, why):
         prepared(replace(SMALL, batch=batch, budget_bytes=2_000_000))
 
 
-@pytest.mark.parametrize("float64_flop", [checkpointed_step.FLOAT64_FLOP, 0])
+@pytest.mark.parametrize("float64_flop", [step_memory.FLOAT64_FLOP, 0])
 @pytest.mark.parametrize("text", ["none", "selective", "every:2"])
 def test_both_ways_to_check_pass_what_is_right(text, float64_flop, monkeypatch):
-    monkeypatch.setattr(checkpointed_step, "FLOAT64_FLOP", float64_flop)
+    monkeypatch.setattr(step_memory, "FLOAT64_FLOP", float64_flop)
     steps = prepared(replace(SMALL, checkpointing=Checkpointing.parse(text)))
     checked = steps.check()
     assert (checked.wrong, checked.first) == (0, "")
@@ -88,9 +88,9 @@ def test_both_ways_to_check_pass_what_is_right(text, float64_flop, monkeypatch):
     assert all(stack.checkpointing == Checkpointing.parse(text) for stack in [steps.model])
 
 
-@pytest.mark.parametrize("float64_flop", [checkpointed_step.FLOAT64_FLOP, 0])
+@pytest.mark.parametrize("float64_flop", [step_memory.FLOAT64_FLOP, 0])
 def test_what_is_computed_otherwise_the_second_time_is_found(float64_flop, monkeypatch):
-    monkeypatch.setattr(checkpointed_step, "FLOAT64_FLOP", float64_flop)
+    monkeypatch.setattr(step_memory, "FLOAT64_FLOP", float64_flop)
     steps = prepared(EVERY)
     block, calls = steps.model.blocks[1], []
     right = block.mlp.forward
@@ -101,17 +101,3 @@ def test_what_is_computed_otherwise_the_second_time_is_found(float64_flop, monke
 
     monkeypatch.setattr(block.mlp, "forward", other_in_backward)
     assert steps.check().wrong > 0
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"budget_bytes": -1}, "budget cannot be -1"),
-        ({"compiled": True}, "leave compiled off"),
-        ({"heads": 3}, "cannot be divided"),
-        ({"workers": 4096}, "4096 workers"),
-    ],
-)
-def test_what_cannot_be_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("checkpointed_step", replace(SMALL, **change), "torch").validate()

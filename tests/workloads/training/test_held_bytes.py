@@ -1,4 +1,4 @@
-"""Saved bytes are those of the storages that autograd keeps: no more, no less, and nothing outlives the count."""
+"""Kept bytes are those of the storages that autograd keeps, the peak is what lives at once, each storage once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ torch = pytest.importorskip("torch")
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 from pyperf_suite.workloads.training.gpt import build, inputs  # noqa: E402
-from pyperf_suite.workloads.training.saved_bytes import kept, saved_bytes  # noqa: E402
+from pyperf_suite.workloads.training.held_bytes import bytes_of, kept, peak_bytes  # noqa: E402
 
 SHAPE = TransformerShape(hidden=64, heads=4, layers=2, seq=32, batch=2)
 TENSOR = 2 * 32 * 64 * 4  # bytes of one of batch x seq x hidden in float32
+CPU = torch.device("cpu")
+
+
+def saved_bytes(model, call):
+    return kept(model, call).total
 
 
 def saved(shape, **kind):
@@ -127,3 +132,32 @@ def test_nothing_outlives_the_count():
     saved_bytes(model, call)
     gc.collect()
     assert references[0].expired()
+
+
+def test_what_passes_counts_while_it_lives():
+    x = torch.zeros(256)
+
+    def call():
+        y = x + 1  # 1 KiB
+        y = torch.cat([y, y])  # 2 KiB beside it
+        return y[:3].clone()  # 12 bytes beside 2 KiB
+
+    assert peak_bytes(call, CPU) == 3 * 1024
+
+
+def test_in_place_operations_and_views_take_nothing():
+    x = torch.zeros(256)
+    assert peak_bytes(lambda: x.add_(1).view(16, 16).t().mul_(2), CPU) == 0
+
+
+def test_gradients_that_stay_count_and_weights_do_not():
+    layer = torch.nn.Linear(16, 16, bias=False)
+    x = torch.zeros(1, 16)
+    held = peak_bytes(lambda: layer(x).sum().backward(), CPU)
+    assert 16 * 16 * 4 < held < 2 * 16 * 16 * 4
+
+
+def test_each_storage_counts_once_and_whole():
+    x = torch.zeros(256)
+    assert bytes_of([x, x[:3], {"view": x.view(16, 16)}]) == 1024
+    assert bytes_of([]) == 0

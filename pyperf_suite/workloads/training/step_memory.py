@@ -1,0 +1,293 @@
+"""What a training step holds in memory, as workloads: read from a real step, or held to a budget while it is timed.
+
+`training_memory` is exact on the CPU, where storages are counted; on a GPU the allocator's own figures stand beside
+them. Of `checkpointed_step` a batch that does not fit is unsupported and says by how much, so that a search for the
+largest one ends on evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import psutil
+
+from pyperf_suite.errors import Unsupported, UserError, out_of_memory
+from pyperf_suite.hardware import memory
+from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.model_flops import PASSES
+from pyperf_suite.limits import Within
+from pyperf_suite.workloads.dtypes import torch_name
+from pyperf_suite.workloads.torch_device import TorchDevice, leave_nothing_behind
+from pyperf_suite.workloads.training.shape import Checkpointing, TrainedShape
+from pyperf_suite.workloads.training.torch_steps import ByTorch
+from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStep, TrainingStepParameters
+from pyperf_suite.workloads.workload import (
+    Checked,
+    Exact,
+    Implementation,
+    Kernel,
+    Observed,
+    Place,
+    Prepared,
+    Workload,
+    by_name,
+    exact_metric,
+)
+
+# A float64 reference of more FLOPs takes longer than what it judges; beyond, it is the same model without checkpointing
+# on the same device that gradients are compared with.
+FLOAT64_FLOP = 10_000_000_000
+
+
+@dataclass(frozen=True)
+class TrainingMemoryParameters(TrainedShape):
+    """A transformer that AdamW trains."""
+
+
+class WatchedSteps(TorchSteps):
+    """Steps with AdamW whose bytes are counted by what they are for."""
+
+    def __init__(self, shape: TrainedShape, seed: int, where: TorchDevice) -> None:
+        # The bytes of tfloat32, an arithmetic, are those of float32, on a CPU too.
+        fields = vars(shape) | {"precision": torch_name(shape.precision)}
+        super().__init__(TrainingStepParameters(**fields, part="train"), seed, where)
+
+    def backward(self, result: Any) -> None:
+        """From a sum, which takes no memory for a gradient from above."""
+        (result if result.ndim == 0 else result.float().sum()).backward()
+
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Parameters, and bytes of each kind; "peak" is the most of a whole step, weights and states included."""
+        from pyperf_suite.workloads.training.held_bytes import bytes_of, kept, peak_bytes
+
+        assert self._optimizer is not None
+        saved = kept(self.model, self.forward)
+        self.launch(0)  # makes the optimizer's state
+        weights, state = bytes_of(list(self.model.parameters())), bytes_of(list(self._optimizer.state.values()))
+        gradients = bytes_of([each.grad for each in self.model.parameters()])
+        self.poison()
+        added = peak_bytes(lambda: self.launch(0), self._where.device)
+        return {
+            "parameters": sum(each.numel() for each in self.model.parameters()),
+            "weights": weights,
+            "gradients": gradients,
+            "optimizer": state,
+            "activations": saved.activations,
+            "weight_copies": saved.weight_copies,
+            "peak": weights + state + added,
+        }
+
+    def allocated_by_forward(self) -> int:
+        """By how much a forward pass raises what the GPU's allocator has given out, in its own blocks."""
+        cuda = self._where.torch.cuda
+        self.poison()
+        before = cuda.memory_allocated(self._where.device)
+        result = self.forward()
+        after = cuda.memory_allocated(self._where.device)
+        del result
+        return int(after - before)
+
+
+class Storages(Implementation[TrainingMemoryParameters]):
+    """Every storage counted, on the CPU."""
+
+    name = "storages"
+    device_kind = "cpu"
+
+    def prepare(self, parameters: TrainingMemoryParameters, place: Place) -> Exact:
+        """Take two steps. Raises Unsupported where torch is not installed."""
+        where = TorchDevice(place.device)
+        threads = where.torch.get_num_threads()
+        where.torch.set_num_threads(1)  # to wait for others would take longer than these small products
+        try:
+            found = WatchedSteps(parameters, place.seed, where).bytes_by_kind()
+        finally:
+            where.torch.set_num_threads(threads)
+        return _exact(found | {"capacity": int(psutil.virtual_memory().total)}, "cpu")
+
+
+class Allocator(Implementation[TrainingMemoryParameters]):
+    """The same on a GPU, and what torch's allocator says of each phase of a step."""
+
+    name = "allocator"
+    device_kind = "cuda"
+
+    def prepare(self, parameters: TrainingMemoryParameters, place: Place) -> Exact:
+        """Take three steps. Raises Unsupported where torch is not installed or has no GPU."""
+        where = TorchDevice(Device("cuda", place.device.index), queueing="open")
+        steps, cuda = WatchedSteps(parameters, place.seed, where), where.torch.cuda
+        found = steps.bytes_by_kind()
+        found["allocated_by_forward"] = steps.allocated_by_forward()
+        found["reserved"] = cuda.max_memory_reserved(where.device)
+        found["capacity"] = cuda.get_device_properties(where.device).total_memory
+        return _exact(found, "cuda")
+
+
+def _exact(found: Mapping[str, int], path: str) -> Exact:
+    metrics = {name: exact_metric("" if name == "parameters" else "B", float(value)) for name, value in found.items()}
+    return Exact(Kernel("transformer_step", path), metrics)
+
+
+class TrainingMemory(Workload[TrainingMemoryParameters]):
+    """Weights, gradients, optimizer state and kept activations of a transformer, and the peak of a step."""
+
+    name = "training_memory"
+    parameters_type = TrainingMemoryParameters
+    implementations = by_name(Storages(), Allocator())
+    is_exact = True
+
+    def footprint_bytes(self, parameters: TrainingMemoryParameters) -> int:
+        return parameters.step_bytes(updated=True)
+
+
+@dataclass(frozen=True)
+class CheckpointedStepParameters(TrainingStepParameters):
+    """A training step and the bytes that it may hold in all; 0 is all that the device has free."""
+
+    budget_bytes: Annotated[int, Within(0)] = 0
+
+    def validate(self) -> None:
+        """Raise UserError for a transformer that cannot be, and for a step that cannot be watched."""
+        super().validate()
+        if self.compiled:
+            raise UserError("What a compiled step holds cannot be watched: leave compiled off.")
+
+
+class CheckpointedSteps(TorchSteps):
+    """Steps that are known to fit into a budget."""
+
+    def __init__(self, parameters: CheckpointedStepParameters, seed: int, where: TorchDevice) -> None:
+        self._batch, self._budget = parameters.batch, parameters.budget_bytes or _free_bytes(where)
+        # What enters the first block is kept in 2 bytes an element or more, whatever is dropped.
+        self._require_fits(2 * parameters.tokens * parameters.hidden, "its input alone is too large")
+        super().__init__(parameters, seed, where)
+        self._shares_reference &= self._affords_float64(1)
+        if not self._affords_float64(self._batch):
+            self.unchecked = self.unchecked or "A whole batch would take too long in float64: one sequence is compared."
+        with self._one_sequence():
+            kept_of_one = self._kept_bytes()
+        # What is kept grows with the batch exactly; so a batch far too large is told without being tried.
+        self._require_fits(self._fixed() + kept_of_one * self._batch, "a step holds at least {:.4g} MB")
+        self.launch(0)  # moments are made by the first update and stay
+        self._peak = self._held_at_most(lambda: self.launch(0))
+        self._require_fits(self._peak, "a step holds up to {:.4g} MB")
+
+    def _require_fits(self, nbytes: int, why: str) -> None:
+        """Raise Unsupported where that is more than is allowed; `why` may name it in MB."""
+        if nbytes > self._budget:
+            why = why.format(nbytes / 1e6)
+            raise Unsupported(f"Batch {self._batch} does not fit: {why}, and {self._budget / 1e6:.4g} MB are allowed.")
+
+    def check(self) -> Checked:
+        """The batch against float64, or its first sequence where all of it would take too long.
+
+        Where that would too, against the same model without checkpointing on the same device.
+        """
+        if self._affords_float64(self._batch):
+            return super().check()
+        with self._one_sequence():
+            return super().check()
+
+    def observed(self) -> Mapping[str, Observed]:
+        """Bytes: `kept` for backward, `fixed` (weights and moments), the `peak`, the `budget`.
+
+        `peak_of_one` is that of one sequence before the update, whose own peak does not grow with the batch. The most
+        that is held is the largest of several straight lines (at the first gradient, in between, at the last), so a
+        line from one sequence through the batch promises larger batches at least as much room as there is.
+        """
+        figures = {"kept": self._kept_bytes(), "fixed": self._fixed(), "peak": self._peak, "budget": self._budget}
+        with self._one_sequence():
+            figures["peak_of_one"] = self._held_at_most(self._before_update)
+        return {name: Observed("B", (float(figure),)) for name, figure in figures.items()}
+
+    def _affords_float64(self, sequences: int) -> bool:
+        passes = 1 if self._p.goes_back else PASSES
+        flop = CheckpointedStep().work(self._p).flop * passes / self._batch
+        return flop * sequences <= FLOAT64_FLOP
+
+    def _kept_bytes(self) -> int:
+        from pyperf_suite.workloads.training.held_bytes import kept
+
+        return kept(self.model, self.forward).total
+
+    def _before_update(self) -> None:
+        result = self.forward()
+        if self._p.goes_back:
+            self.backward(result)
+
+    def _held_at_most(self, call: Callable[[], None]) -> int:
+        """Weights and moments, and the most that a step adds to them: activations, gradients, what is passing."""
+        from pyperf_suite.workloads.training.held_bytes import peak_bytes
+
+        self.model.zero_grad(set_to_none=True)
+        return self._fixed() + peak_bytes(call, self._where.device)
+
+    def _fixed(self) -> int:
+        """Bytes that stay from step to step, inputs included."""
+        from pyperf_suite.workloads.training.held_bytes import bytes_of
+
+        moments = self._optimizer.state_dict()["state"] if self._optimizer is not None else ()
+        owned = (list(self.model.parameters()), list(self.model.buffers()), moments, self.inputs, self._upstream)
+        return bytes_of(owned)
+
+    @contextmanager
+    def _one_sequence(self) -> Iterator[None]:
+        """The first of the batch alone, for as long as this is entered."""
+        whole, upstream = self.inputs, self._upstream
+        self.inputs, self._upstream = tuple(each[:1].clone() for each in whole), None
+        try:
+            yield
+        finally:
+            self.inputs, self._upstream = whole, upstream
+
+    def _by_formula(self, model: Any, device: Any, dtype: Any) -> dict[str, Any]:
+        """Where float64 would take too long, of this very model while it drops nothing."""
+        if self._affords_float64(1):
+            return super()._by_formula(model, device, dtype)
+        stacks = [each for each in self.model.modules() if isinstance(each, self._gpt.Blocks)]
+        for stack in stacks:
+            stack.checkpointing = Checkpointing()
+        try:
+            with self._without_dropout(), self._precision():
+                own_type = getattr(self._where.torch, self._p.weights)
+                return super()._by_formula(self.model, self._where.device, own_type)
+        finally:
+            for stack in stacks:
+                stack.checkpointing = self._p.checkpointing
+
+
+class WithinBudget(ByTorch):
+    """The model of gpt.py by torch's autograd and torch.utils.checkpoint."""
+
+    def prepare(self, parameters: CheckpointedStepParameters, place: Place) -> Prepared:
+        """Build the model and try a step. Raises Unsupported where a step needs more than the budget."""
+        try:
+            return super().prepare(parameters, place)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        # Outside of the handler, whose traceback keeps the model alive.
+        leave_nothing_behind(place.device)
+        raise Unsupported(f"Batch {parameters.batch} does not fit: the device's memory is exhausted.")
+
+
+class CheckpointedStep(TrainingStep):
+    """A training step within a budget of memory; time beside the bytes that it keeps and holds at most."""
+
+    name = "checkpointed_step"
+    parameters_type = CheckpointedStepParameters
+    implementations = by_name(WithinBudget(CheckpointedSteps))
+
+    def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
+        """Of weights, gradients and moments alone: a batch that does not fit is what is looked for."""
+        return parameters.state_bytes(updated=parameters.updates)
+
+
+def _free_bytes(where: TorchDevice) -> int:
+    """What the device has free for this process, before anything is placed there."""
+    if where.is_gpu:
+        return int(where.torch.cuda.mem_get_info(where.device)[0])
+    return memory.available_bytes()
