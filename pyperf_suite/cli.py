@@ -117,7 +117,7 @@ def run(probes: tuple[str, ...], list_probes: bool, device: str, **options: Any)
     if list_probes:
         from rich.console import Console
 
-        _print_probes(Console(), probes, device)
+        _print_probes(Console(emoji=False), probes, device)
         return
     _run(probes, device=device, **options)
 
@@ -207,7 +207,7 @@ def _run(
         if workers is not None:
             workers.close()
         raise
-    _measure_all(session, Console(stderr=True), soak_min)
+    _measure_all(session, Console(stderr=True, emoji=False), soak_min)
     _tell(session, as_json, wide)
 
 

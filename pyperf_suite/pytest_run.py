@@ -176,7 +176,7 @@ class SuiteRun:
             if self._complete():
                 self._follow_up()
                 self._session.finish()
-            console = Console(file=text, width=width, force_terminal=terminal.hasmarkup)
+            console = Console(emoji=False, file=text, width=width, force_terminal=terminal.hasmarkup)
             if self._session.cut_short:
                 console.print(self._session.cut_short, highlight=False, soft_wrap=True)
             told = {planned.probe for planned in self.planned} | {"sentinel"}

@@ -284,7 +284,7 @@ class _Told:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        console = Console(stderr=True)
+        console = Console(stderr=True, emoji=False)
         s = "s" if benchmarks > 1 else ""
         minutes = benchmarks * budget_s / 60
         console.print(f"{benchmarks} benchmark{s}, at most about {minutes:.1f} min", highlight=False, soft_wrap=True)

@@ -46,7 +46,7 @@ def calibrate(
     """  # noqa: D301 - click keeps the lines below \b as they are
     from rich.console import Console
 
-    _from_run(Console(), _run_folder(run, results, device), gpu, output)
+    _from_run(Console(emoji=False), _run_folder(run, results, device), gpu, output)
 
 
 def _run_folder(run: Path | None, results: Path, device: str) -> RunFolder:

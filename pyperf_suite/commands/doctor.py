@@ -65,7 +65,7 @@ def _print(groups: Sequence[Group], show_all: bool) -> None:
 
     from pyperf_suite.doctor.check import worst
 
-    console = Console()
+    console = Console(emoji=False)
 
     def line(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)

@@ -71,7 +71,7 @@ def history(
 
     from pyperf_suite.history.shown.listing import print_list, print_series
 
-    console = Console()
+    console = Console(emoji=False)
     if len(series) == 1:
         print_series(console, series[0], steps[0], show_all)
     else:

@@ -124,7 +124,7 @@ def _measured(found: Sizing, prices: LawPrices, profile: str, device: str, resul
     from pyperf_suite.runner.profiles import find_profile
 
     run = SizingRun.of(found.gpu, found.search, resolve(device), find_profile(profile))
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     console.print(f"measuring: {Outlook(run.plan).line}", highlight=False, soft_wrap=True)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=len(run.plan.cases))

@@ -219,7 +219,7 @@ def of_this_world(wanted: Sequence[Case]) -> list[Case]:
 
 def _visit(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> None:
     """One experiment of all configurations after the other, so that what drifts drifts for all of them."""
-    plan, console = session.plan, Console(stderr=True)
+    plan, console = session.plan, Console(stderr=True, emoji=False)
     experiments = range(plan.profile.processes)
     order = [(number, random.Random(plan.seed + number).sample(wanted, len(wanted))) for number in experiments]
     visits = [(each, number) for number, shuffled in order for each in shuffled]

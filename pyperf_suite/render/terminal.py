@@ -38,8 +38,10 @@ _CAUTION = "[yellow]caution[/yellow]"
 
 def console_for(wide: bool = False) -> Console:
     """Standard output, as wide as its terminal or as COLUMNS says; where neither is there, nothing is left out."""
-    console = Console()
-    return Console(width=WIDE) if wide or not (console.is_terminal or os.environ.get("COLUMNS")) else console
+    console = Console(emoji=False)
+    return (
+        Console(emoji=False, width=WIDE) if wide or not (console.is_terminal or os.environ.get("COLUMNS")) else console
+    )
 
 
 def print_findings(console: Console, findings: Mapping[str, Findings], records: Sequence[Record]) -> None:

@@ -134,5 +134,7 @@ def _table(*columns: str) -> Table:
 
 def _print_whole(console: Console, table: Table) -> None:
     """At its natural width even in a narrow terminal: a figure that is cut is worse than a line that is wrapped."""
-    natural = Console(width=1000).measure(table).maximum
-    Console(file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal).print(table)
+    natural = Console(emoji=False, width=1000).measure(table).maximum
+    Console(
+        emoji=False, file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal
+    ).print(table)
