@@ -139,4 +139,4 @@ def test_a_kernel_whose_name_is_that_of_an_emoji_keeps_it(tmp_path):
     one = BENCH.replace("def other()", "def one()")
     Path("emoji.py").write_text(one)
     done = invoke("run", "emoji.py:one", "--results", str(tmp_path))
-    assert done.output.startswith("emoji.py:one: 1 case")
+    assert "emoji.py:one" in done.output
