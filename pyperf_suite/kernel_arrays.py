@@ -236,9 +236,11 @@ def extent(value: Any) -> tuple[int, int]:
     if is_torch(value):
         storage = value.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    from numpy.lib.array_utils import byte_bounds
+    import numpy
 
-    return byte_bounds(value)
+    # numpy 2 moved it.
+    of_array: Any = getattr(numpy, "byte_bounds", None) or numpy.lib.array_utils.byte_bounds
+    return of_array(value)
 
 
 def overlaps(value: Any, extents: Sequence[tuple[int, int]]) -> bool:

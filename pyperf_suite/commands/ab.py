@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     "--old",
     required=True,
     metavar="ARM",
-    help="A git revision, . for the working tree, an interpreter that has the suite, or FIELD=VALUE[,FIELD=VALUE].",
+    help="A git revision, . for the working tree, NAME==VERSION[ NAME==VERSION], an interpreter, or FIELD=VALUE.",
 )
 @click.option("--new", required=True, metavar="ARM", help="The same for the other side.")
 @click.option(
@@ -99,6 +99,8 @@ def ab(
       pyperf-suite ab --old v1.0 --new HEAD tile_wave -k "native 1024" --margin 2%
       pyperf-suite ab --old schedule=data_parallel --new schedule=stream_k baseline
       pyperf-suite ab --old /envs/old/bin/python --new /envs/new/bin/python baseline
+      pyperf-suite ab --old numpy==1.26.4 --new numpy==2.1.0 bench_sort.py
+      pyperf-suite ab --old main --new . benches/bench_softmax.py:softmax -a n=8192
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.identity import identity
@@ -107,8 +109,7 @@ def ab(
 
     where = resolve(device)
     rule_for = rules_of(margin, max_pairs=max_pairs)
-    cases, variants = _cases(probes, profile, where, axes, old, new, expression)
-    old_arm, new_arm = _arms(old, new, variants, environments)
+    old_arm, new_arm, cases, said = _sides(probes, profile, where, axes, old, new, expression, environments)
     folder = comparison_folder(
         results,
         identity(where).slug,
@@ -124,10 +125,10 @@ def ab(
     _keep(folder, findings)
     measured = [finding for finding in findings if not finding.details.get("unsupported")]
     heading = f"{new_arm.name} against {old_arm.name} on {where}"
-    finish(measured, outcome, heading, _notes(findings, folder, results, identity(where).slug))
+    finish(measured, outcome, heading, [*said, *_notes(findings, folder, results, identity(where).slug)])
 
 
-def _cases(
+def _sides(
     probes: tuple[str, ...],
     profile: str,
     where: Device,
@@ -135,33 +136,67 @@ def _cases(
     old: str,
     new: str,
     expression: str | None,
-) -> tuple[list[PairedCase], bool]:
-    """What to compare, and whether its sides are variants. Raises UserError for what cannot be compared."""
-    from pyperf_suite.history.pairs.arms import PairedCase
+    environments: bool,
+) -> tuple[Arm, Arm, list[PairedCase], list[str]]:
+    """Both arms, what to compare, and what a reader must know of it. Raises UserError for what cannot be compared."""
+    from pyperf_suite.history.pairs.arms import PairedCase, this_code
     from pyperf_suite.history.pairs.variants import choose, pair_variants, parse_variant
+    from pyperf_suite.spec.discovery import is_users
 
     old_fields, new_fields = parse_variant(old), parse_variant(new)
     if (old_fields is None) != (new_fields is None):
         raise UserError(f"--old {old} and --new {new}: a variant (FIELD=VALUE) can only be compared with a variant.")
-    planned = _planned(probes, profile, where, axes)
+    said: list[str] = []
     if old_fields is not None and new_fields is not None:
-        cases = pair_variants(planned, old_fields, new_fields)
-    else:
+        old_arm, new_arm = this_code(old), this_code(new)
+        cases = pair_variants(_planned(probes, profile, where, axes), old_fields, new_fields)
+    elif any(map(is_users, probes)):
+        old_arm, new_arm, planned, said = _users_sides(probes, profile, where, axes, old, new, environments)
         cases = [PairedCase.same(each.probe, each.case) for each in planned]
-    return (choose(cases, expression) if expression else cases), old_fields is not None
+    else:
+        cases = [PairedCase.same(each.probe, each.case) for each in _planned(probes, profile, where, axes)]
+        # Words are few and builds are long: whether something is left is asked first.
+        cases = choose(cases, expression) if expression else cases
+        old_arm, new_arm = _arms(old, new, environments)
+    return old_arm, new_arm, choose(cases, expression) if expression else cases, said
 
 
-def _planned(probes: tuple[str, ...], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:
+def _users_sides(
+    probes: tuple[str, ...],
+    profile: str,
+    where: Device,
+    axes: tuple[str, ...],
+    old: str,
+    new: str,
+    environments: bool,
+) -> tuple[Arm, Arm, list[PlannedCase], list[str]]:
+    """The same for kernels of the user's own: the cases are those that the new side's code declares."""
+    from pyperf_suite.history.pairs.user_arms import arm_of, kernels_of, located, notes_on, require
+
+    root, benches = located(probes)
+    for asked in (old, new):
+        require(asked, root)
+    arms = []
+    for asked in (old, new):
+        click.echo(f"Preparing {asked}, unless it is kept from before …", err=True)
+        arms.append(arm_of(asked, root, benches, environments))
+    old_arm, new_arm = arms
+    with kernels_of(old_arm if new_arm.failure else new_arm, root, probes) as names:
+        planned = _planned(names, profile, where, axes)
+    return old_arm, new_arm, planned, notes_on(old_arm, new_arm, benches)
+
+
+def _planned(probes: Sequence[str], profile: str, where: Device, axes: tuple[str, ...]) -> list[PlannedCase]:
     """The cases of the probes, or of all that are timed and need no group of processes."""
     from pyperf_suite.runner.plan import PlannedCase
     from pyperf_suite.runner.profiles import find_profile
     from pyperf_suite.spec.axes import overrides_for
-    from pyperf_suite.spec.discovery import all_probes, find_probe, overrides_of
+    from pyperf_suite.spec.discovery import all_probes, expanded, find_probe, overrides_of
     from pyperf_suite.workloads import find_workload
 
     chosen = find_profile(profile)
     overrides = overrides_of(axes)
-    names = dict.fromkeys(probes or (probe.name for probe in all_probes() if probe.is_timed))
+    names = expanded(probes or (probe.name for probe in all_probes() if probe.is_timed))
     planned = [
         PlannedCase(name, case)
         for name in names
@@ -173,12 +208,8 @@ def _planned(probes: tuple[str, ...], profile: str, where: Device, axes: tuple[s
     return alone
 
 
-def _arms(old: str, new: str, variants: bool, environments: bool) -> tuple[Arm, Arm]:
-    """Both sides, built where they are revisions."""
-    from pyperf_suite.history.pairs.arms import this_code
-
-    if variants:
-        return this_code(old), this_code(new)
+def _arms(old: str, new: str, environments: bool) -> tuple[Arm, Arm]:
+    """Both sides of the suite's own code, built where they are revisions."""
     for asked in (old, new):
         _require(asked)
     return _arm(old, environments), _arm(new, environments)
@@ -187,7 +218,10 @@ def _arms(old: str, new: str, variants: bool, environments: bool) -> tuple[Arm, 
 def _require(asked: str) -> None:
     """Raise UserError where a side is no interpreter and no revision, before minutes go into building the other."""
     from pyperf_suite.history.pairs.checkout import find_checkout
+    from pyperf_suite.history.pairs.user_arms import parse_requirements
 
+    if parse_requirements(asked) is not None:
+        raise UserError(f"{asked} is a requirement, under which kernels of your own are compared: name a FILE.py.")
     if asked == "." or not Path(asked).is_file():
         find_checkout().commit("HEAD" if asked == "." else asked)
 

@@ -57,6 +57,7 @@ class Shifts(click.ParamType):
 
 
 @click.command()
+@click.argument("probes", nargs=-1, metavar="[PROBE]...")
 @click.option(
     "--shifts",
     default="0,1,2,3,5",
@@ -88,6 +89,7 @@ class Shifts(click.ParamType):
 @path_option("--markdown", help="Append the tables to FILE as Markdown.")
 @wide_option
 def selfcheck(
+    probes: tuple[str, ...],
     shifts: dict[float, int | None],
     comparisons: int,
     margin: float | None,
@@ -106,12 +108,16 @@ def selfcheck(
 ) -> None:
     """Compare the code with itself, and with itself slowed down: how often is the verdict of `ab` wrong here?
 
+    Of a few short products and attentions, or of the PROBEs, as FILE.py names kernels of your own: those cannot be
+    slowed down, so `--shifts 0`.
+
     Exit code 0 when every comparison was made, 3 when some are left or failed.
 
     \b
     Examples:
       pyperf-suite selfcheck --shifts 0:200,3:100,5:100
       pyperf-suite selfcheck --shifts 0:200,3:100,5:100 --resume --time-limit 30
+      pyperf-suite selfcheck bench_softmax.py --shifts 0:200
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.identity import identity
@@ -127,7 +133,7 @@ def selfcheck(
         _tell(stored, as_json, markdown, wide)
         return
     counts = {shift: count or comparisons for shift, count in shifts.items()}
-    cases, rule = _cases(where, pattern, counts), _rule(margin, max_pairs)
+    cases, rule = _cases(probes, where, pattern, counts), _rule(margin, max_pairs)
     settings = _settings(where, cases, rule, budget, seed)
     plan = planned(counts, cases, seed)
     found = resumable(results, machine, settings) if resume else start(results, machine, settings)
@@ -155,16 +161,27 @@ def selfcheck(
         raise SystemExit(UNFINISHED)
 
 
-def _cases(where: Device, pattern: str | None, counts: dict[float, int]) -> list[PairedCase]:
+def _cases(probes: tuple[str, ...], where: Device, pattern: str | None, counts: dict[float, int]) -> list[PairedCase]:
+    from pyperf_suite.history.pairs.arms import PairedCase
     from pyperf_suite.history.selfcheck.cases import selfcheck_cases
     from pyperf_suite.history.thresholds import matches
+    from pyperf_suite.spec.discovery import expanded, find_probe, is_users
 
     if where.kind != "cpu" and any(counts):
         raise UserError(
             f"A slowdown can be injected into launches on a CPU only, but {where} was asked for: "
             "use --shifts 0, or --device cpu."
         )
-    cases = [case for case in selfcheck_cases(where) if pattern is None or matches(f"*{pattern}*", case.label)]
+    if any(counts) and any(map(is_users, probes)):
+        raise UserError("A slowdown cannot be injected into kernels of your own: use --shifts 0.")
+    every = [
+        PairedCase.same(name, case) for name in expanded(probes) for case in find_probe(name).cases("standard", where)
+    ]
+    cases = [
+        case
+        for case in (every if probes else selfcheck_cases(where))
+        if pattern is None or matches(f"*{pattern}*", case.label)
+    ]
     if not cases:
         raise UserError(f"No benchmark of the selfcheck holds {pattern!r}: leave -k out to see them all.")
     return cases

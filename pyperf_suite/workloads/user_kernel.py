@@ -14,6 +14,7 @@ import functools
 import json
 import math
 import os
+import random
 import secrets
 import shutil
 import statistics
@@ -113,7 +114,8 @@ def canonical(name: str) -> str:
     if not source.endswith(".py"):
         return name
     top = root()
-    for path in (Path(source), top / source):
+    places = (Path(source), top / source)
+    for path in reversed(places) if ROOT_VARIABLE in os.environ else places:
         if path.is_file():
             relative = Path(os.path.relpath(path.resolve(), top.resolve())).as_posix()
             return f"{relative}:{function}" if function else relative
@@ -238,7 +240,8 @@ class UserLaunches(Prepared):
         self._built = self._reference.build(asked, self._end_s)
         started = self._process.finish(began)
         self._process.about(self._built)
-        mine = self._process.ask("build", **asked, seed=_seed(), library=self._reference.library)
+        self._shared = None if place.inputs is None else random.Random(place.inputs)
+        mine = self._process.ask("build", **asked, seed=self._drawn(), library=self._reference.library)
         self._process.about(mine)
         self._require_same_inputs(mine)
         self.longest = max([1, *(size for leaf in self._arrays for size in leaf["shape"])])
@@ -287,7 +290,7 @@ class UserLaunches(Prepared):
         self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 1)]
         self._inputs = self._path_of("inputs", slot_bytes)
         self._unseen = self._path_of("unseen", slot_bytes)
-        self._slot_seeds = [self._reference.make(slot, self._end_s)["seed"] for slot in self._slots]
+        self._slot_seeds = [self._reference.make(slot, self._end_s, self._drawn())["seed"] for slot in self._slots]
         self._seeds: deque[int] = deque(maxlen=REMEMBERED_SEEDS)
         self._expected_bytes = _limit_bytes() // LARGEST_RESULT
         placed = self._process.ask("place", sets=self.sets, slots=self._slots[:-1], spare=self._slots[-1])
@@ -310,6 +313,11 @@ class UserLaunches(Prepared):
     def clock(self) -> tuple[str, float]:
         """Its name and resolution in seconds."""
         return self._clock_name, self._resolution_s
+
+    @property
+    def pid(self) -> int:
+        """Of the process that launches."""
+        return self._process.pid
 
     def launch(self, index: int) -> None:
         """Once, untimed."""
@@ -370,6 +378,16 @@ class UserLaunches(Prepared):
         """Give a set the inputs that were made last once more, by as much work as `refresh` does."""
         self._reference.make(self._unseen, self._end_s)
         self._process.ask("load", sets=[[index % self.sets, len(self._slots) - 1]])
+
+    def give_back(self, index: int) -> None:
+        """Give a set the inputs that it had before `refresh`, where they are to be those of another process."""
+        if self._shared is not None:
+            index %= self.sets
+            self._process.ask("load", sets=[[index, index % (len(self._slots) - 1)]])
+
+    def _drawn(self) -> int:
+        """The seed of inputs that are timed."""
+        return _seed() if self._shared is None else self._shared.getrandbits(63)
 
     def left(self, index: int) -> Verification:
         """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`.
@@ -713,6 +731,7 @@ class PartChecks:
         verdict = self._launches.left(index)
         if not verdict.passed:
             raise WrongLaunch(verdict)
+        self._launches.give_back(index)
         return verdict
 
 
@@ -762,7 +781,7 @@ class ReferenceProcess:
         try:
             return self._process.ask(what, **arguments)
         except Failed:
-            _forget_reference()
+            forget_reference()
             raise
         finally:
             # While others are timed it takes no core.
@@ -784,13 +803,14 @@ def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess
     """The one that is kept, where it has the same code; else a new one."""
     key = (_split(name)[0], device, _python(), os.environ.get(PATH_VARIABLE, ""), str(root()))
     if key not in _kept:
-        _forget_reference()
+        forget_reference()
         _kept[key] = ReferenceProcess(name, device, end_s)
     return _kept[key]
 
 
 @atexit.register
-def _forget_reference() -> None:
+def forget_reference() -> None:
+    """End the reference process that is kept, as this process does when it ends in order."""
     while _kept:
         _kept.popitem()[1].close()
 

@@ -94,6 +94,11 @@ class UserProcess:
         self._reader = threading.Thread(target=self._read_log, args=(output,), daemon=True)
         self._reader.start()
 
+    @property
+    def pid(self) -> int:
+        """Of the process itself."""
+        return self._process.pid
+
     def about(self, built: Mapping[str, Any]) -> None:
         """From now on a failure is told of the function at that place."""
         self._where = f"{built['file']}:{built['line']}" if built["file"] else ""

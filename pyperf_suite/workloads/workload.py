@@ -55,7 +55,8 @@ class Observed:
 class Place:
     """Where a case is made ready: a device, and the group of ranks that share the case where it takes one.
 
-    `sets` is how many operand sets to rotate through; None for as many as leave caches cold.
+    `sets` is how many operand sets to rotate through; None for as many as leave caches cold. `inputs` is the seed of a
+    user's inputs where two processes are to be given the same; None for one that is drawn in secret.
     """
 
     device: Device
@@ -63,6 +64,7 @@ class Place:
     group: Group | None = None
     deadline_s: float = 120.0
     sets: int | None = None
+    inputs: int | None = None
 
     @property
     def ranks(self) -> Group:

@@ -13,7 +13,7 @@ import pytest
 from pyperf_suite.cli import main
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.spec.axes import overrides_for
-from pyperf_suite.spec.discovery import find_probe, overrides_of, probe_names
+from pyperf_suite.spec.discovery import expanded, find_probe, overrides_of, probe_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "probes").glob("*.md"))
@@ -76,7 +76,7 @@ def test_commands_on_a_page_parse_and_their_axes_make_cases(page):
         parameters = command.make_context(name, list(rest)).params
         probes = parameters.get("probes") or (("collectives",) if name == "collectives" else ())
         overrides = overrides_of(parameters.get("axes") or ())
-        for probe in probes:
+        for probe in expanded(probes):
             assert find_probe(probe).cases(parameters["profile"], Device("cpu"), overrides_for(probe, overrides))
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.pairs import builds
-from pyperf_suite.history.pairs.builds import builds_folder, interpreter_arm, revision_arm, working_tree_arm
+from pyperf_suite.history.pairs.builds import interpreter_arm, revision_arm, working_tree_arm
 from pyperf_suite.history.pairs.checkout import Checkout, find_checkout
+from pyperf_suite.history.pairs.kept import builds_folder
 
 SETUP = "from setuptools import setup\nsetup(name='made-up', packages=['pyperf_suite'])\n"
 
@@ -59,7 +60,7 @@ def test_a_revision_is_built_as_it_was_committed_and_the_checkout_stays_as_it_wa
 
 def test_a_build_is_kept_by_commit(checkout, monkeypatch):
     first = revision_arm(checkout, "v1")
-    monkeypatch.setattr(builds, "_make", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(builds, "_make_build", lambda *_: pytest.fail("built again"))
     assert revision_arm(checkout, first.commit[:12]).build == first.build
 
 

@@ -19,6 +19,7 @@ from pyperf_suite.history.pairs.ab import BUDGET_S, Progress, RuleFor, compare_a
 from pyperf_suite.history.pairs.arms import Arm, PairedCase
 from pyperf_suite.history.pairs.pair_journal import WritePair
 from pyperf_suite.runner.case import Case
+from pyperf_suite.spec.discovery import is_users
 
 # The arm of a commit: `revision_arm` of the checkout.
 ArmOf = Callable[[str], Arm]
@@ -43,6 +44,8 @@ def why_not(nomination: Nomination, machine: str) -> str | None:
         return f"it was measured on {nomination.series.machine}, and this is {machine}"
     if nomination.series.kind != "timing" or nomination.series.probe == "pytest-benchmark":
         return "it is no timed case of this suite"
+    if is_users(nomination.series.probe):
+        return "it is a kernel of your own, and its runs name this suite's commits alone: compare yours with ab"
     before, after = nomination.change.commit_before, nomination.change.commit_after
     if not before or not after:
         return "its runs do not name their commits"

@@ -23,6 +23,8 @@ from pyperf_suite.history.statistics.decision import Decision
 from pyperf_suite.history.statistics.multiple import suite_verdicts
 from pyperf_suite.history.statistics.sequential import SequentialRule
 from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.runner.worker_process import WorkerProcess
+from pyperf_suite.spec.discovery import is_users
 
 BUDGET_S = 30.0
 
@@ -55,11 +57,21 @@ class Comparison:
     spent_s: float = 0.0
     failure: ArmFailed | None = None
     decision: Decision | None = None
+    judges: dict[str, WorkerProcess] | None = None
 
     def run(self) -> None:
         """Measure pairs until the rule decides, pairs or budget are used up, or an arm fails."""
-        while self.failure is None and not self._is_over():
-            self._measure_one()
+        if is_users(self.case.old.operator):
+            self.judges = {}
+        try:
+            while self.failure is None and not self._is_over():
+                self._measure_one()
+        finally:
+            self._end_judges()
+
+    def _end_judges(self) -> None:
+        while self.judges:
+            self.judges.popitem()[1].close()
 
     def _is_over(self) -> bool:
         if not self.pairs:
@@ -91,8 +103,10 @@ class Comparison:
                     verify=number == 0,
                     spin_share=self.spin_share,
                     pace=self.pace,
+                    judges=self.judges,
                 )
             except ArmFailed as failure:
+                self._end_judges()
                 if number == 0 or attempt == 1:
                     self.failure = failure
                 continue

@@ -19,12 +19,16 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 # Rotating operands that together exceed the caches so many times leaves nothing of a set when it comes round again.
 CACHE_TURNOVER = 3
 MOST_SETS = 1024
+# Launches for so long tell whether a user's kernel runs on several cores.
+SETTLING_S = 0.02
+_CPU_CLOCK_OF_PROCESS = 2  # CPUCLOCK_SCHED of Linux
 _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
 
@@ -38,26 +42,45 @@ def main() -> None:
     for line in sys.stdin:
         answers.write(json.dumps(bench.answer(json.loads(line))) + "\n")
         answers.flush()
-    # Nothing is worth being torn down in order: the next pair waits for this process to be gone.
+    bench.close()
+    if bench.judges:
+        from pyperf_suite.workloads.user_kernel import forget_reference
+
+        forget_reference()
+    # Nothing else is worth being torn down in order: the next pair waits for this process to be gone.
     os._exit(0)
 
 
 class Bench:
-    """One prepared case. `answer` takes `{"prepare": …}` once, then any number of `{"slice": …}`."""
+    """One prepared case. `answer` takes `{"prepare": …}` once, then slices, `{"slice": …}`, then `{"finish": {}}`.
+
+    A user's kernel runs in a process of its own, and is checked in every pair: before its slices, within, and after.
+    So this process may prepare it again, for the next pair.
+    """
 
     def __init__(self) -> None:
         self._launched = 0
+        self._users: Any = None
+        self.judges = False
+        self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What happened, as `{"outcome": "ok" | "failed" | "unsupported", …}`; never an exception."""
         try:
-            return self._prepare(**request["prepare"]) if "prepare" in request else self._slice(**request["slice"])
+            ((what, arguments),) = request.items()
+            answers: dict[str, Callable[..., dict[str, Any]]]
+            answers = {"prepare": self._prepare, "slice": self._slice, "pin": self._pin, "finish": self._finish}
+            return answers[what](**arguments)
         except Exception as error:  # the parent must get an answer; the log keeps the traceback
-            unsupported = type(error).__name__ in ("Unsupported", "UserError")
-            if not unsupported:
-                traceback.print_exc()
-            reason = str(error) if unsupported else f"{type(error).__name__}: {error}"
-            return {"outcome": "unsupported" if unsupported else "failed", "reason": reason}
+            kind = type(error).__name__
+            if kind in ("Unsupported", "UserError"):
+                return {"outcome": "unsupported", "reason": str(error)}
+            if kind == "WrongLaunch":
+                return {"outcome": "failed", "reason": f"Wrong result: {error}"}
+            if kind == "Failed":
+                return {"outcome": "failed", "reason": str(error)}
+            traceback.print_exc()
+            return {"outcome": "failed", "reason": f"{kind}: {error}"}
 
     def _prepare(
         self,
@@ -67,8 +90,12 @@ class Bench:
         sets: int | None = None,
         spin_share: float = 0.0,
         cores: list[int] | None = None,
+        inputs: int | None = None,
     ) -> dict[str, Any]:
-        """Make the case ready on these cores; verify its output where asked; have launches take `spin_share` longer."""
+        """Make the case ready on these cores; verify its output where asked; have launches take `spin_share` longer.
+
+        `inputs` is the seed of a user's inputs, which both sides are given.
+        """
         _import_numpy()
         import pyperf_suite
         from pyperf_suite.hardware.devices import resolve
@@ -99,10 +126,17 @@ class Bench:
         if hasattr(operator, "prepare"):
             from pyperf_suite.workloads.workload import Place
 
+            if "PYPERF_KERNEL_ROOT" in os.environ:
+                # It says where this code and what it needs lie, which a kernel's own interpreter must not find first.
+                os.environ.pop("PYTHONPATH", None)
             place = Place(where, parsed.seed, sets=sets)
+            if inputs is not None:  # no revision that lacks it is asked
+                place = replace(place, inputs=inputs)
             launches = operator.prepare(parsed.parameters, parsed.implementation, place)
             if launches.exact is not None:
                 return package | _inspected(launches)
+            if getattr(launches, "checks", None) is not None:
+                return package | self._prepare_users(launches, spin_share)
             checked = launches.check() if verify else None
         else:
             launches, checked = _prepared_of_old(operator, implementation, parsed, where, sets, verify)
@@ -117,6 +151,56 @@ class Bench:
             "sets": launches.sets,
             "resolution_s": self._stopwatch.resolution_s,
         }
+
+    def _prepare_users(self, launches: Any, spin_share: float) -> dict[str, Any]:
+        """The same for a user's kernel, which only its own process can launch."""
+        self._users, self._launch, self.judges = launches, launches.launch, True
+        if spin_share:
+            return {"outcome": "unsupported", "reason": "A slowdown cannot be injected into a user's kernel."}
+        self._stopwatch = launches.checks.checking(launches.stopwatch, can_stop=False)
+        launches.checks.before_timing()
+        kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
+        resolution_s = self._stopwatch.resolution_s
+        answer = {"outcome": "ok", "kernel": kernel, "sets": launches.sets, "resolution_s": resolution_s}
+        return answer | ({"other_threads": self._other_threads()} if sys.platform == "linux" else {})
+
+    def _other_threads(self) -> float:
+        """Which share of the CPU time of launches is not the main thread's: a kernel on one core has none."""
+        pid = self._users.pid
+        clock = (~pid << 3) | _CPU_CLOCK_OF_PROCESS
+
+        def spent_ns() -> tuple[int, int, int]:
+            main = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]
+            return time.monotonic_ns(), time.clock_gettime_ns(clock), int(main)
+
+        batch, wall_s = 1, 0.0
+        while wall_s < SETTLING_S:
+            before = spent_ns()
+            self._users.time(0, 1, batch)
+            wall, whole, main = (after - earlier for after, earlier in zip(spent_ns(), before, strict=True))
+            wall_s = wall * 1e-9
+            batch = math.ceil(batch * min(10, 1.5 * SETTLING_S / wall_s))
+        return max(0.0, 1 - main / whole)
+
+    def _pin(self, cores: list[int]) -> dict[str, Any]:
+        """Keep this process and the kernel's main thread on these cores."""
+        for pid in (0, self._users.pid):
+            os.sched_setaffinity(pid, cores)
+        return {"outcome": "ok"}
+
+    def _finish(self) -> dict[str, Any]:
+        """Check a last launch, and the clock of all, where they are a user's; then end its process."""
+        if self._users is not None:
+            self._users.checks.after_timing()
+            self.close()
+            os.sched_setaffinity(0, self._cores)
+        return {"outcome": "ok"}
+
+    def close(self) -> None:
+        """End a kernel's process and remove its files."""
+        if self._users is not None:
+            self._users.close()
+            self._users = None
 
     def _slice(self, samples: int, launches_per_sample: int) -> dict[str, Any]:
         """Seconds a launch took in each sample, in order, and on a GPU the clock they ran at."""

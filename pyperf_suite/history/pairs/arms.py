@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyperf_suite
 from pyperf_suite.runner.case import Case
@@ -18,7 +19,9 @@ WORKER = Path(__file__).with_name("arm_worker.py")
 class Arm:
     """One side. `build` is the folder that holds its `pyperf_suite`; None where its interpreter has it installed.
 
-    An arm that could not be built has its reason in `failure`, and the whole story in the file `log`.
+    An arm that could not be built has its reason in `failure`, and the whole story in the file `log`. Where it runs a
+    user's kernels, `software` is the version and the packages of the interpreter that does, and `borrowed` the bench
+    files that its revision lacks.
     """
 
     name: str
@@ -29,6 +32,8 @@ class Arm:
     failure: str = ""
     log: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    software: Mapping[str, Any] = field(default_factory=dict)
+    borrowed: tuple[str, ...] = ()
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -48,7 +53,9 @@ class Arm:
 
     def to_json(self) -> dict[str, object]:
         """What a reader of the results needs to know of it; no path, for those name people."""
-        return {"name": self.name, "commit": self.commit, "dirty": self.dirty, "failure": self.failure}
+        known = {"software": dict(self.software), "borrowed": list(self.borrowed)}
+        told = {"name": self.name, "commit": self.commit, "dirty": self.dirty, "failure": self.failure}
+        return told | {name: value for name, value in known.items() if value}
 
 
 @dataclass(frozen=True)

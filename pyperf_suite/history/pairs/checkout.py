@@ -17,7 +17,7 @@ GIT_DEADLINE_S = 120.0
 
 @dataclass(frozen=True)
 class Checkout:
-    """A folder that git knows as the top of a checkout of the project."""
+    """A folder that git knows as the top of a checkout."""
 
     root: Path
 
@@ -29,7 +29,8 @@ class Checkout:
         found = done.stdout.decode().strip()
         if done.returncode or not found:
             raise UserError(
-                f"{revision!r} is neither a revision of {self.root} nor an interpreter nor FIELD=VALUE: name one."
+                f"{revision!r} is neither a revision of {self.root} nor an interpreter, NAME==VERSION or FIELD=VALUE: "
+                "name one."
                 + (" This clone is shallow: git fetch --unshallow brings older commits." if self._is_shallow() else "")
             )
         return found
@@ -65,6 +66,20 @@ def find_checkout(start: Path | None = None) -> Checkout:
         "Revisions can only be compared in a git checkout of the project, and neither the current folder nor the "
         "running package lies in one: go there, or name two interpreters."
     )
+
+
+def find_repository(folder: Path) -> Checkout:
+    """The checkout that a folder lies in, of whatever project.
+
+    Raises UserError where there is no git, or the folder lies in no checkout.
+    """
+    done = git(folder, "rev-parse", "--show-toplevel")
+    if done.returncode:
+        raise UserError(
+            f"{folder} lies in no git checkout, so there are no revisions: name requirements, as numpy==2.1.0, "
+            "or interpreters."
+        )
+    return Checkout(Path(os.fsdecode(done.stdout.rstrip(b"\n"))))
 
 
 def git(folder: Path, *arguments: str, deadline_s: float = GIT_DEADLINE_S) -> subprocess.CompletedProcess[bytes]:

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import random
+import secrets
 import statistics
 import time
 from collections.abc import Mapping
@@ -26,6 +27,9 @@ from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
 # A sample is long enough when the clock's resolution is at most this share of it.
 RESOLUTION_SHARE = 0.01
 SIDES = ("old", "new")
+
+# A kernel runs on one core where less than this share of its CPU time is that of other threads than the main one.
+OTHER_THREADS = 0.1
 
 
 class ArmFailed(Exception):
@@ -85,8 +89,12 @@ def measure_pair(
     spin_share: float = 0.0,
     pace: Pace = PACE,
     deadline_s: float = 120.0,
+    judges: dict[str, WorkerProcess] | None = None,
 ) -> Pair:
     """Start both arms, let them take turns, end them. `spin_share` slows each launch of the new arm down.
+
+    A user's kernel runs in a process of its own, which is fresh in each pair. `judges` are then the processes that
+    judge it: used again where they are there, else started, and left for the next pair; the caller closes them.
 
     Raises ArmFailed where an arm cannot prepare the case, its result is wrong (asked with `verify`), or it dies.
     """
@@ -95,20 +103,37 @@ def measure_pair(
     arms = {"old": old, "new": new}
     cores = _cores(case, device, chance)
     common = {"device": str(device), "verify": verify, "cores": cores}
+    if judges is not None:
+        # What a kernel's time is may depend on its inputs; the code that is measured cannot foresee these.
+        common["inputs"] = secrets.randbits(63)
     requests: dict[str, dict[str, Any]] = {
         "old": common | {"case": case.old.to_json()},
         "new": common | {"case": case.new.to_json(), "spin_share": spin_share},
     }
     with Around() as telemetry, ExitStack() as resources:
         # Who starts first gets other memory: let chance decide.
-        workers = {side: _started(arms[side], device, resources) for side in chance.sample(SIDES, 2)}
+        order = chance.sample(SIDES, 2)
+        if judges is None:
+            workers = {side: _started(arms[side], device, resources) for side in order}
+        else:
+            judges |= {
+                side: WorkerProcess(device, arms[side].command, arms[side].variables)
+                for side in order
+                if side not in judges
+            }
+            workers = {side: judges[side] for side in order}
         answers = _prepared(workers, arms, requests, deadline_s)
+        turns = _Turns(workers, deadline_s)
+        threads = max(each.get("other_threads", 1.0) for each in answers.values())
+        if cores is None and device.kind == "cpu" and threads < OTHER_THREADS:
+            cores = [chance.choice(sorted(os.sched_getaffinity(0)))]
+            turns.ask_both("pin", cores=cores)
         is_exact = "static" in answers["old"]
         startup_s = time.monotonic() - begin
-        turns = _Turns(workers, deadline_s)
         if not is_exact:
             resolution_s = max(float(answer["resolution_s"]) for answer in answers.values())
             turns.take_all(chance, resolution_s, pace)
+            turns.ask_both("finish")
     report = telemetry.report
     machine: dict[str, Any] = {name: report[name] for name in ("steal_share", "cpu_busy_s") if name in report}
     machine |= {"cpu_mhz": report["after"].get("cpu_mhz"), "clock_hz": turns.clocks(), "cores": cores}
@@ -230,19 +255,28 @@ class _Turns:
         self.slices[side].append(statistics.median(seconds))
         self.order += side[0]
 
+    def ask_both(self, what: str, **arguments: Any) -> None:
+        """The same of either side, one after the other. Raises ArmFailed."""
+        for side in SIDES:
+            self._answer(side, {what: arguments})
+
     def _ask(self, side: str, samples: int, batch: int) -> list[float]:
+        answer = self._answer(side, {"slice": {"samples": samples, "launches_per_sample": batch}})
+        if answer.get("clock_hz"):
+            self._clocks[side].append(answer["clock_hz"])
+        seconds: list[float] = answer["seconds"]
+        return seconds
+
+    def _answer(self, side: str, request: dict[str, Any]) -> dict[str, Any]:
         worker = self._workers[side]
         try:
-            worker.send({"slice": {"samples": samples, "launches_per_sample": batch}})
+            worker.send(request)
             answer = worker.receive(self._deadline_s)
         except WorkerLost as lost:
             raise ArmFailed({side: str(lost)}, unsupported=False) from None
         if answer["outcome"] != "ok":
             raise ArmFailed({side: answer["reason"]}, unsupported=False)
-        if answer.get("clock_hz"):
-            self._clocks[side].append(answer["clock_hz"])
-        seconds: list[float] = answer["seconds"]
-        return seconds
+        return answer
 
     def median(self, side: str) -> float:
         """Seconds of a launch over all samples of the side; 1 where nothing is timed, so that the ratio is 1."""

@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.pairs.arms import PairedCase
+from pyperf_suite.history.pairs.user_arms import parse_requirements
 from pyperf_suite.runner.case import Case, encode_fields
 from pyperf_suite.runner.plan import PlannedCase
 
 
 def parse_variant(text: str) -> dict[str, str] | None:
-    """`tile=64x64x256,implementation=native` as a mapping; None for a text that is no variant.
+    """`tile=64x64x256,implementation=native` as a mapping; None for a text that is no variant, as numpy==2.1.0 is none.
 
     Raises UserError for one that names a field twice or leaves a value out.
     """
-    if "=" not in text:
+    if "=" not in text or parse_requirements(text) is not None:
         return None
     fields: dict[str, str] = {}
     for part in text.split(","):
