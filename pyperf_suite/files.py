@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import IO
@@ -105,7 +104,7 @@ def write_whole(path: Path, content: bytes | str, mode: int = 0o666) -> None:
         found = os.lstat(path).st_mode
         if not stat.S_ISREG(found):
             raise NotRegular(path, kind_of(found))
-    beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}")
+    beside = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, mode)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 NAMES_OFFERED = 3
@@ -10,6 +9,8 @@ NAMES_OFFERED = 3
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
     """The names most like the one asked for, at most `NAMES_OFFERED`, none where none is like it; case is no matter."""
+    import difflib
+
     by_key = {each.lower(): each for each in names}
     found = difflib.get_close_matches(name[:80].lower(), list(by_key), n=NAMES_OFFERED)
     return [by_key[key] for key in found]

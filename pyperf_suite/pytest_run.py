@@ -214,8 +214,7 @@ class SuiteRun:
         if not rank_environment().launched:
             return None
         from pyperf_suite.ranks.group import Group
-        from pyperf_suite.runner.group_workers import GroupWorkers
-        from pyperf_suite.runner.worker_pool import DEADLINE_S
+        from pyperf_suite.runner.worker_pool import DEADLINE_S, GroupWorkers
 
         return GroupWorkers(Group(), plan.device, DEADLINE_S)
 

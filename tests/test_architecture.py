@@ -77,7 +77,7 @@ ONLY_INSIDE_FUNCTIONS = {
 OF_TORCH = {
     "pyperf_suite.workloads.training.gpt",
     "pyperf_suite.workloads.training.parallel.allocations",
-    "pyperf_suite.workloads.training.parallel.part",
+    "pyperf_suite.workloads.training.parallel.cuts",
     "pyperf_suite.workloads.training.peak_bytes",
     "pyperf_suite.workloads.training.rounding",
     "pyperf_suite.workloads.training.saved_bytes",

@@ -16,7 +16,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.median import median_interval
 from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.collective import Collective, CollectiveParameters
-from pyperf_suite.workloads.collective.gloo import GlooTransfers
+from pyperf_suite.workloads.collective.torch_distributed import TorchTransfers
 from pyperf_suite.workloads.workload import Place
 
 SIZES_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
@@ -47,7 +47,7 @@ def _compare(group: Group, op: str, size_bytes: int, pairs: int) -> None:
         .implementation("gloo")
         .prepare(parameters, Place(Device("cpu"), group=group, deadline_s=DEADLINE_S))
     )
-    assert isinstance(transfers, GlooTransfers)
+    assert isinstance(transfers, TorchTransfers)
     plain = _plain_call(op, transfers)
     iterations = max(2, round(BLOCK_S / _seconds_of_plain(plain, 10)))
     iterations = group.from_first("choose iterations", iterations, DEADLINE_S)
@@ -73,8 +73,8 @@ def _compare(group: Group, op: str, size_bytes: int, pairs: int) -> None:
         )
 
 
-def _plain_call(op: str, transfers: GlooTransfers) -> Callable[[], object]:
-    send, receive = transfers.send, transfers.receive
+def _plain_call(op: str, transfers: TorchTransfers) -> Callable[[], object]:
+    send, receive = (memory and memory.tensor for memory in (transfers.send, transfers.receive))
     if op == "all_reduce":
         return lambda: distributed.all_reduce(send)
     if op == "broadcast":
@@ -91,7 +91,7 @@ def _seconds_of_plain(call: Callable[[], object], iterations: int) -> float:
     return (time.perf_counter() - begin) / iterations
 
 
-def _seconds_of_suite(transfers: GlooTransfers, iterations: int) -> tuple[float, float]:
+def _seconds_of_suite(transfers: TorchTransfers, iterations: int) -> tuple[float, float]:
     """(seconds of an iteration as records have them, what the loop itself adds to each)."""
     times = transfers.time(iterations, DEADLINE_S)
     loop_s = float(times.done_ns[-1] - times.arrived_ns[0]) * 1e-9 / iterations

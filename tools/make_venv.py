@@ -1,15 +1,18 @@
 """Make the environment that `make` works in: pinned packages, torch only where absent, the extension built.
 
 Where this Python can import torch already (a GPU container), its packages are shared: what is there and meets
-pyproject.toml's requirement is left alone, and without a package index the optional rest stays absent.
+pyproject.toml's requirement is left alone, and without a package index the optional rest stays absent. Elsewhere uv
+installs, if it is there or to be had and pip's settings can be handed to it, and the extension is built meanwhile.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +40,22 @@ OPTIONAL = {
     "ruptures": "change points in `pyperf-suite track`",
     "triton": "Triton kernels",
 }
+# How uv is told what a setting of pip says; the settings below change nothing that is installed. With any other, pip
+# installs itself.
+UV_OPTIONS = {
+    "constraint": "--constraint",
+    "extra-index-url": "--index",
+    "find-links": "--find-links",
+    "index-url": "--default-index",
+    "no-index": "--no-index",
+}
+UV_NEEDS_NOT = {
+    *("cache-dir", "cert", "compile", "default-timeout", "disable-pip-version-check", "no-cache-dir", "no-color"),
+    *("no-compile", "no-input", "prefer-binary", "progress-bar", "quiet", "retries", "root-user-action", "timeout"),
+}
+FAILED = "pip could not install {}: its reason stands above; run `make` again once that is mended."
+# What installs this package itself: its requirements are met before.
+PACKAGE = ("--no-deps", "--no-build-isolation", "--editable", ".")
 IMPATIENT = ("--retries", "1", "--timeout", "15")  # where little is missing, do not wait minutes for an index
 
 
@@ -62,13 +81,15 @@ def constraints_keeping(held: dict[str, str], present: set[str], pins: list[str]
     return [*others, *(f"{name}=={version}" for name, version in sorted(held.items()))]
 
 
-def requirements() -> list[str]:
-    """What pyproject.toml asks for: to build, to run, to develop, and torch."""
+def requirements(only_to_build: bool = False) -> list[str]:
+    """What pyproject.toml asks for: to build, and unless only that is asked for, to run, to develop, and torch."""
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10
         from pip._vendor import tomli as tomllib
     told = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    if only_to_build:
+        return list(told["build-system"]["requires"])
     project = told["project"]
     lines = [*told["build-system"]["requires"], *project["dependencies"]]
     for extra in project["optional-dependencies"].values():
@@ -188,6 +209,72 @@ def reach(python: Path) -> None:
         (Path(site) / "packages_of_the_machine.pth").write_text("\n".join(lines) + "\n")
 
 
+def pip_settings(listed: str) -> dict[str, str]:
+    """What `pip config list` says of installing, by name of option; the environment goes before files."""
+    found: dict[str, str] = {}
+    for section in ("global", "install", ":env:"):
+        for line in listed.splitlines():
+            key, _, value = line.partition("=")
+            if key.rpartition(".")[0] == section:
+                found[key.rpartition(".")[2]] = str(ast.literal_eval(value))
+    return found
+
+
+def uv_arguments(settings: dict[str, str]) -> list[str] | None:
+    """The options of `uv pip install` for these settings of pip; None where uv has none for one of them."""
+    if settings.keys() - UV_OPTIONS.keys() - UV_NEEDS_NOT:
+        return None
+    arguments = []
+    for name, option in UV_OPTIONS.items():
+        values = settings.get(name, "").split()
+        if name == "no-index":
+            arguments += [option] if values and values[0].lower() in ("1", "true", "yes", "on") else []
+        else:
+            arguments += [word for value in values for word in (option, value)]
+    return arguments
+
+
+def find_uv(venv: Path, pip: list[str], may_fetch: bool) -> str:
+    """The uv on the PATH, else one of this environment's own, fetched now if it may be; empty where there is none."""
+    folder = venv / "uv"  # no package that anything here imports
+    own = folder / "bin" / "uv"
+    found = shutil.which("uv") or (str(own) if own.exists() else "")
+    if not found and may_fetch:
+        fetch = [*pip, "--quiet", *IMPATIENT, "--only-binary=:all:", "--target", str(folder), "uv"]
+        done = subprocess.run(fetch, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True)
+        found = "" if done.returncode else str(own)
+    return found
+
+
+def install_everything(python: Path, venv: Path, pip: list[str], wanted: list[str], is_new: bool) -> None:
+    """Install what is wanted into an environment of its own, and build the package beside that."""
+    constraints = ["-c", str(venv / "constraints.txt")]
+    # Modules are compiled when they are first imported, and most never are; but at once where Python may not keep them.
+    compiles = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    settings = pip_settings(output_of(python, ["-m", "pip", "config", "list"]))
+    options = uv_arguments(settings)
+    uv = "" if options is None else find_uv(venv, pip, is_new)
+    if "cert" in settings:
+        os.environ.setdefault("SSL_CERT_FILE", settings["cert"])
+
+    def install(lines: list[str]) -> None:
+        if uv and options is not None:
+            # As pip does: the best version of all indexes.
+            by_uv = [uv, "pip", "install", "--python", str(python), "--index-strategy", "unsafe-best-match", *options]
+            if succeeds(*by_uv, *(["--compile-bytecode"] if compiles else []), *constraints, *lines):
+                return
+        by_pip = [*pip, *([] if compiles else ["--no-compile"]), *constraints, *lines]
+        run(*by_pip, otherwise=FAILED.format("what pyperf_suite requires"))
+
+    install(requirements(only_to_build=True))
+    silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*pip, *PACKAGE], cwd=ROOT, **silent) as building:
+        install(wanted)
+    if building.returncode:
+        # Once more, alone and with its output.
+        run(*pip, *PACKAGE, otherwise=FAILED.format("pyperf_suite"))
+
+
 def main(venv: Path) -> None:
     """Make or refresh the environment in the folder `venv`."""
     find_cxx()
@@ -204,16 +291,15 @@ def main(venv: Path) -> None:
 
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install"]
     wanted, unmet = ([line for line in found[key] if requirement_name(line) not in held] for key in ("ours", "unmet"))
-    sentence = "pip could not install {}: its reason stands above; run `make` again once that is mended."
     if not has_torch:
-        run(*pip, "-c", str(constraints), *wanted, otherwise=sentence.format("what pyperf_suite requires"))
-    elif wanted and not succeeds(*pip, *IMPATIENT, "-c", str(constraints), *wanted) and unmet:
+        install_everything(python, venv, pip, wanted, is_new=bool(unmet))
+        return
+    if wanted and not succeeds(*pip, *IMPATIENT, "-c", str(constraints), *wanted) and unmet:
         try:
             print(left_out(unmet), flush=True)
         except ValueError as needed:
             fail(str(needed))
-    package = ["--no-deps", "--no-build-isolation", "--editable", "."]
-    run(*pip, *package, otherwise=sentence.format("pyperf_suite"))
+    run(*pip, *PACKAGE, otherwise=FAILED.format("pyperf_suite"))
 
 
 if __name__ == "__main__":

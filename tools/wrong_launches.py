@@ -31,22 +31,15 @@ CASE = Case("matmul", MatmulParameters(96, 96, 96, Schedule("data_parallel", 1))
 class FaultyLaunches(Launches):
     """The native product's launches, of which those that `is_wrong` names write one element that is off by a half."""
 
-    def __init__(self, right: Any, is_wrong: Fault) -> None:
-        self._right, self._is_wrong = right, is_wrong
-        self.kernel, self.sets = right.kernel, len(right._outputs)
-        self.launched = 0
+    def __init__(self, right: Launches, is_wrong: Fault) -> None:
+        super().__init__(right._memory, right._bound, right.kernel)
+        self._is_wrong, self.launched = is_wrong, 0
 
     def launch(self, index: int) -> None:
-        self._right.launch(index)
+        super().launch(index)
         self.launched += 1
         if self._is_wrong(self.launched, index % self.sets):
-            self._right.output(index)[11, 13] += 0.5
-
-    def output(self, index: int) -> Any:
-        return self._right.output(index)
-
-    def poison(self, *index: int | None) -> None:
-        self._right.poison(*index)
+            self.results(index)["c"][11, 13] += 0.5
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -251,6 +250,8 @@ def _manifest(old: Arm, new: Arm, cases: Sequence[PairedCase], where: Device, ru
 
 def _keep(folder: Path, findings: Sequence[Finding]) -> None:
     """The findings beside the pairs they came from."""
+    import json
+
     try:
         text = json.dumps([asdict(finding) for finding in findings], indent=1)
         files.write_whole(folder / "findings.json", text + "\n")

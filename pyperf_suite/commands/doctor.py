@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +38,8 @@ def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> 
       pyperf-suite doctor
       pyperf-suite doctor --expect gpus=8 --json --results /scratch/bench_results
     """  # noqa: D301 - click keeps the lines below \b as they are
+    import json
+
     from pyperf_suite.doctor.check import as_json as to_json
     from pyperf_suite.doctor.check import exit_code
     from pyperf_suite.doctor.examination import examine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -228,6 +227,7 @@ def _most_recent(found: Sequence[Benchmark], everything: bool) -> tuple[list[Ben
 
 def _as_json(series: Sequence[Series], warned: Sequence[str]) -> str:
     import dataclasses
+    import json
 
     return json.dumps({"series": [dataclasses.asdict(each) for each in series], "warnings": list(warned)}, indent=2)
 
@@ -252,6 +252,8 @@ def _print_pruning(planned: Pruning, really: bool) -> None:
 
 
 def _pruning_as_json(planned: Pruning, deleted: Sequence[str], failures: Sequence[str]) -> str:
+    import json
+
     return json.dumps(
         {
             "would_go": [

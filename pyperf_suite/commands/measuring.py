@@ -22,8 +22,8 @@ def workers_of_the_launcher(device: str, deadline_s: float) -> Any:
     """Rank 0's hold on all ranks; None in the others once the run is over, for they have nothing to tell."""
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.ranks.group import Group, RanksMissing
-    from pyperf_suite.runner.group_workers import GroupWorkers
     from pyperf_suite.runner.worker import follow
+    from pyperf_suite.runner.worker_pool import GroupWorkers
 
     group = Group()
     if group.rank == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -231,6 +230,8 @@ def _say_each(position: int, count: int, made: Comparison) -> None:
 
 
 def _tell(found: Selfcheck, as_json: bool, markdown: Path | None, wide: bool) -> None:
+    import json
+
     from pyperf_suite.history.selfcheck.report import findings_of_selfcheck, heading
     from pyperf_suite.render import markdown as as_markdown
     from pyperf_suite.render import text

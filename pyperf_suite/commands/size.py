@@ -95,14 +95,15 @@ def size(
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.advise.sizing.report import sizing
     from pyperf_suite.advise.sizing.setting import Setting
-    from pyperf_suite.advise.validation.validation import require_gpu
-    from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.runner.profiles import find_profile
 
     spec, laws = asked_gpu(gpu, calibration)
     spec.peak(dtype)
     find_profile(profile)
     if measure:
+        from pyperf_suite.advise.validation.validation import require_gpu
+        from pyperf_suite.hardware.devices import resolve
+
         require_gpu(spec, resolve(device))
     model, asked, notes = asked_model(config, seq, dimensions)
     setting = Setting(model, asked, micro_batch, tp, shards, dtype)
@@ -137,8 +138,6 @@ def _present(
     from pyperf_suite.advise.sizing.as_json import sizing_as_json
     from pyperf_suite.advise.sizing.report import findings_of_sizing
     from pyperf_suite.render.findings_json import answer
-    from pyperf_suite.render.markdown import page
-    from pyperf_suite.render.run_report import draw_all
     from pyperf_suite.render.terminal import console_for, escape, print_findings
 
     findings = {"size": findings_of_sizing(found, prices)}
@@ -148,6 +147,9 @@ def _present(
         records = measured.folder.records()
     written = []
     if output is not None:
+        from pyperf_suite.render.markdown import page
+        from pyperf_suite.render.run_report import draw_all
+
         try:
             output.mkdir(parents=True, exist_ok=True)
             pictures = draw_all(findings, output)
@@ -194,13 +196,13 @@ def explain(
       pyperf-suite explain 4096 50257 4096 --gpu H200
       pyperf-suite explain 4096 4096 50257 --gpu H200 --layout NN --dtype fp8 --json
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.advise.product.explain import (
+    from pyperf_suite.advise.product import (
         check_product,
         explain_product,
         findings_of_product,
+        likely_tile,
         product_as_json,
     )
-    from pyperf_suite.advise.product.likely_tile import likely_tile
     from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, print_findings
 

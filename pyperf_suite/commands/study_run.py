@@ -35,8 +35,7 @@ from pyperf_suite.runner.profiles import fixed_steps
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder, create_run
 from pyperf_suite.runner.session import Session
-from pyperf_suite.runner.sparing_workers import SparingWorkers
-from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.runner.worker_pool import SparingWorkers, WorkerPool
 from pyperf_suite.spec.axes import read_axes
 from pyperf_suite.spec.discovery import replace_probe
 

@@ -5,7 +5,6 @@ The values stand in gpus.toml beside this file; here they get units, and GPUs ar
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import sys
@@ -183,6 +182,8 @@ def _key(name: str) -> str:
 
 def _offer(name: str) -> str:
     """What to write instead of a name that is not there."""
+    import difflib
+
     near = difflib.get_close_matches(_key(name), list(_by_key()), n=2 * NAMES_OFFERED, cutoff=0.5)
     offered = list(dict.fromkeys(_by_key()[key].name for key in near))[:NAMES_OFFERED]
     if offered:

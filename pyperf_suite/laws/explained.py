@@ -5,11 +5,31 @@ The parts add up to the time, so that what is told about a product is what was p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+IDEAL = "ideal"
+# What the laws' causes are, for those who read them for the first time.
+MEANINGS = {
+    "tile": "tiles that reach over the edge",
+    "wave": "multiprocessors without work in the last wave",
+    "kernel": "what the library's kernels fall short of the peak in whole tiles",
+    "rate": "what attention's kernels fall short of the peak",
+    "bandwidth": "waiting for memory, or for the links between GPUs",
+    "cache": "waiting for L2",
+    "network": "waiting for the network between nodes",
+    "split": "adding up the slices of K",
+    "launch": "starting kernels",
+    "alignment": "sizes that tensor cores, TMA or attention's kernels do not take whole",
+    "library": "what was measured beyond the law of tiles, so the library's choices",
+    "library choice": "the median library beyond the fastest",
+    "measured": "what neighbouring shapes were measured to take beyond the law",
+    "sustained": "clocks held down under lasting load",
+    "this machine": "what the calibration of one's own found",
+}
 
 
 @dataclass(frozen=True)
@@ -26,3 +46,9 @@ class Explained:
     extrapolated: NDArray[np.bool_]
     error_percent: float | None = None
     origin: str = ""
+
+
+def legend(causes: Iterable[str]) -> str:
+    """A sentence that says what each of the causes is, in the order of `MEANINGS`."""
+    asked = set(causes)
+    return f"Causes: {'; '.join(f'{cause}, {meaning}' for cause, meaning in MEANINGS.items() if cause in asked)}."

@@ -25,9 +25,8 @@ from pyperf_suite.spec.probe import Probe, RowClaim
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series, table
 from pyperf_suite.spec.sources import TRANSFORMERS
-from pyperf_suite.workloads.training import host_memory
-from pyperf_suite.workloads.training.host_memory import ANY_NODE
-from pyperf_suite.workloads.training.transfer_parameters import TransferParameters
+from pyperf_suite.workloads.training import transfer
+from pyperf_suite.workloads.training.transfer import ANY_NODE, TransferParameters
 
 IN_HOST, ON_DISK, OVER_BUS = ("memcpy", "torch"), ("disk_cached", "disk_direct"), ("host_to_device", "device_to_host")
 WAYS = (*IN_HOST, *ON_DISK, *OVER_BUS)
@@ -76,7 +75,7 @@ def axes(profile: str, device: Device) -> TransferAxes:
     if bus:
         # What is measured in host memory does not change with the GPU.
         quick = replace(quick, way=bus, size=sizes("64MiB"), memory=MEMORY)
-    cores, nodes = cpu.detect().usable_cores, tuple(host_memory.nodes())
+    cores, nodes = cpu.detect().usable_cores, tuple(transfer.nodes())
     standard = replace(
         quick,
         way=(*bus, *IN_HOST, *ON_DISK),

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.render import strict, text
-from pyperf_suite.render.command import command_of
-from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.cautions import cautions_of
-from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.spec.findings import Bars, Document, Findings, HeatMap, Panel, Remark, Series, Verdict
 from pyperf_suite.spec.quantity import UNITS, Quantity
 from pyperf_suite.spec.rows import Reading, readings
 from pyperf_suite.spec.summary import Point, summary_of
+
+if TYPE_CHECKING:
+    from pyperf_suite.runner.record import Record
 
 FILE = "findings.json"
 SCHEMA, VERSION = "pyperf-suite findings", 1
@@ -109,6 +109,9 @@ def _unit(unit: str) -> dict[str, str]:
 
 
 def _probe(name: str, records: Sequence[Record], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    from pyperf_suite.render.command import command_of
+    from pyperf_suite.spec.discovery import find_probe
+
     probe, effort = find_probe(name), _effort(records)
     return {
         "name": name,

@@ -7,17 +7,20 @@ import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich import markup
 from rich.console import Console
 
 from pyperf_suite.printable import printable
 from pyperf_suite.render import text
-from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.cautions import cautions_of
 from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict
 from pyperf_suite.spec.rows import grouped
 from pyperf_suite.spec.summary import Point
+
+if TYPE_CHECKING:
+    from pyperf_suite.runner.record import Record
 
 # No line is broken and no column left out: for `--wide`, and where output goes into a file.
 WIDE = 100_000

@@ -11,10 +11,11 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, overload
 
 from pyperf_suite import files
 from pyperf_suite.errors import DamagedJournal, UserError
@@ -101,9 +102,15 @@ def read_journal(path: Path) -> list[Record]:
 
 def placed_records(path: Path) -> Iterator[tuple[int, Record]]:
     """Each record of `read_journal` with the byte at which its line begins."""
+    with _reading(path) as journal:
+        yield from sharing_machines(_read_lines(path, journal))
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[IO[bytes]]:
     try:
         with files.open_for_reading(path) as journal:
-            yield from sharing_machines(_read_lines(path, journal))
+            yield journal
     except OSError as error:
         raise UserError(f"The results file {path} cannot be read: {error.strerror}.") from None
 
@@ -122,21 +129,17 @@ def _read_lines(path: Path, journal: IO[bytes]) -> Iterator[tuple[int, Record]]:
 
 
 def sharing_machines(records: Iterable[tuple[int, Record]]) -> Iterator[tuple[int, Record]]:
-    """The same records, each sharing with the one before what both say alike."""
-    last: Record | None = None
-    for start, record in records:
-        last = record if last is None else sharing_with(last, record)
-        yield start, last
-
-
-def sharing_with(earlier: Record, record: Record) -> Record:
-    """The record, of which what it says of the machine is the earlier one's where both say the same.
+    """The same records, each sharing with the one before what both say of the machine.
 
     That is longer than all else in it, and the same in all records of a run.
     """
-    identity = earlier.identity if earlier.identity == record.identity else record.identity
-    state = earlier.state if earlier.state == record.state else record.state
-    return replace(record, identity=identity, state=state)
+    last: Record | None = None
+    for start, record in records:
+        if last is not None:
+            same = {name: getattr(last, name) for name in ("identity", "state")}
+            record = replace(record, **{name: held for name, held in same.items() if held == getattr(record, name)})
+        last = record
+        yield start, record
 
 
 _SEAL = b',"sealed":"'
@@ -182,3 +185,47 @@ def _set_torn_tail_aside(path: Path, journal: IO[bytes]) -> None:
         warnings.warn(f"{path}: a torn last line was set aside in {path.name}.torn.", DamagedJournal, stacklevel=4)
     else:  # it lacks only its newline
         files.write_all(journal.fileno(), b"\n")
+
+
+class KeptRecords(Sequence[Record]):
+    """The records of a run in progress, of any length: of each only the byte is held at which it begins.
+
+    Raises UserError where the journal cannot be read any more.
+    """
+
+    def __init__(self, path: Path, starts: Iterable[int] = ()) -> None:
+        """The records of the journal at `path` that begin at these bytes; it need not exist for none."""
+        self._path = path
+        self._starts = array("Q", starts)
+
+    def add(self, start: int) -> int:
+        """One more, that was written at that byte; its place in the sequence."""
+        self._starts.append(start)
+        return len(self._starts) - 1
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        with _reading(self._path) as journal:
+            if isinstance(index, slice):
+                return [_read_at(journal, start) for start in self._starts[index]]
+            return _read_at(journal, self._starts[index])
+
+    def __iter__(self) -> Iterator[Record]:
+        if not self._starts:
+            return
+        with _reading(self._path) as journal:
+            placed = ((start, _read_at(journal, start)) for start in tuple(self._starts))
+            yield from (record for _, record in sharing_machines(placed))
+
+
+def _read_at(journal: IO[bytes], start: int) -> Record:
+    journal.seek(start)
+    return record_of(journal.readline())

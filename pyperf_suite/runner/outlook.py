@@ -63,25 +63,23 @@ class Outlook:
     def line(self) -> str:
         """One line on what is ahead, as in `120 cases x 3 processes on cpu, profile standard, about 4 min`."""
         plan = self._plan
-        processes = 1 if all(planned.is_exact for planned in plan.cases) else plan.profile.processes
         return (
             f"{len(plan.cases)} case{'s' if len(plan.cases) > 1 else ''} x "
-            f"{processes} process{'es' if processes > 1 else ''} on {plan.device}, "
+            f"{plan.processes} process{'es' if plan.processes > 1 else ''} on {plan.device}, "
             f"profile {plan.profile.name}, about {in_words(self.run_s())}"
         )
 
     def visit_s(self, planned: PlannedCase, process: int) -> float:
         """The seconds that a visit is expected to take."""
-        taken = self._taken_s.get((planned.probe, planned.case.case_id))
-        if taken is not None:
-            return taken
+        if planned.key in self._taken_s:
+            return self._taken_s[planned.key]
         corrections = self._corrections.get(planned.case.operator)
         correction = corrections[len(corrections) // 2] if corrections else 1.0
         return self._estimated_s(planned, process) * correction
 
     def learn(self, planned: PlannedCase, process: int, seconds: float) -> None:
         """Take note of what a visit took."""
-        self._taken_s[planned.probe, planned.case.case_id] = seconds
+        self._taken_s[planned.key] = seconds
         estimated_s = self._estimated_s(planned, process)
         if estimated_s > 0:
             bisect.insort(self._corrections.setdefault(planned.case.operator, []), seconds / estimated_s)
@@ -89,17 +87,15 @@ class Outlook:
     def run_s(self) -> float:
         """The seconds that the whole plan is expected to take, workers' starts included."""
         plan = self._plan
-        exact = all(planned.is_exact for planned in plan.cases)
-        processes = 1 if exact else plan.profile.processes
         visits = sum(
             self.visit_s(planned, process)
             for planned in plan.cases
-            for process in range(1 if planned.is_exact else processes)
+            for process in range(1 if planned.is_exact else plan.processes)
         )
         groups = {ranks_of(planned) for planned in plan.cases} - {0}
         # At the end the sentinel has a process of its own.
-        starts = 1 if exact else processes + 1
-        return visits + starts * START_S + len(groups) * processes * START_OF_A_GROUP_S
+        starts = plan.processes + (not all(planned.is_exact for planned in plan.cases))
+        return visits + starts * START_S + len(groups) * plan.processes * START_OF_A_GROUP_S
 
     def _estimated_s(self, planned: PlannedCase, process: int) -> float:
         case = planned.case
@@ -111,9 +107,8 @@ class Outlook:
         seconds = AROUND_A_CASE_S
         float64_s = workload.work(case.parameters).flop / host_flop_per_s()
         launch_s = float64_s / 2 if self._plan.device.kind == "cpu" else 0.0  # float32 has twice the lanes
-        if (
-            workload.own_check and not workload.ranks(case.parameters) and process == 0
-        ):  # the others of a run share what it computed
+        # The other processes of a run share what the first computed.
+        if process == 0 and workload.own_check and not workload.ranks(case.parameters):
             seconds += AROUND_A_WORKLOAD_S + PASSES_OF_A_CHECK * float64_s
         if workload.fresh_ranks:
             seconds += START_OF_FRESH_RANKS_S

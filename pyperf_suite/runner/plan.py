@@ -30,6 +30,11 @@ class PlannedCase:
         """Whether its figures are read and not timed: they are the same in every process, so one is asked."""
         return find_workload(self.case.operator).is_exact
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """What its records are found by."""
+        return self.probe, self.case.case_id
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -51,6 +56,11 @@ class Plan:
         parts = sorted(f"{planned.probe}:{planned.case.case_id}" for planned in self.cases)
         text = "\n".join([self.profile.name, str(self.device), str(self.seed), *parts])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def processes(self) -> int:
+        """How many visit the cases; one alone where nothing is timed."""
+        return 1 if all(planned.is_exact for planned in self.cases) else self.profile.processes
 
     @property
     def probes(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,12 +25,13 @@ from pyperf_suite.measure.spot_checks import CONFIDENCE, Verdict, WrongLaunch, e
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
 from pyperf_suite.measure.telemetry import Around
 from pyperf_suite.ranks.clocks import Clock, align, machine_id
-from pyperf_suite.ranks.group import Group, RanksMissing
+from pyperf_suite.ranks.group import RanksMissing
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric
 from pyperf_suite.runner.timing import timed
-from pyperf_suite.workloads.workload import Checked, Kernel, Place, Prepared, RankTimes, Transfers, Workload
+from pyperf_suite.workloads.collective.ranks import do_together
+from pyperf_suite.workloads.workload import Checked, Kernel, Place, Prepared, RankTimes, Transfers, Workload, together
 
 # At most this share of the time goes to looking at outputs of iterations that were timed.
 CHECKING_SHARE = 0.05
@@ -52,14 +53,13 @@ def measure_ranked(workload: Workload[Any], case: Case, effort: Effort | None, p
         outcome = _agreed_trouble(group.gather(f"prepare {case.label}", trouble, place.deadline_s))
         if outcome is not None or transfers is None:
             return outcome or {}
-        together = _Together(transfers, case, place)
+        rank = _Rank(transfers, case, place)
         if group.rank != 0:
-            together.follow(is_timed=effort is not None)
+            rank.follow(is_timed=effort is not None)
             return {}
-        work = workload.work(case.parameters)
-        lead = _Lead(together)
+        lead = _Lead(rank)
         try:
-            return timed(lead, work, case, effort, place.device, lead, lead.finish)
+            return timed(lead, workload.work(case.parameters), case, effort, place.device, lead, lead.finish)
         except RanksMissing:
             raise
         except Exception as error:
@@ -99,33 +99,16 @@ def _agreed_trouble(troubles: Sequence[Sequence[str] | None]) -> dict[str, Any] 
     return {"outcome": outcome, "reason": f"Rank {rank}: {reason}"}
 
 
-@dataclass(frozen=True)
-class _Everywhere:
-    """What the outputs of all ranks together say."""
+class _Rank:
+    """This rank's part of the steps of one prepared case that all ranks are in."""
 
-    passed: bool
-    wrong: int
-    compared: int
-    message: str
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"method": "full"}
-
-
-@dataclass
-class _Together:
-    """The steps of one prepared case that all ranks are in."""
-
-    transfers: Transfers
-    case: Case
-    place: Place
-    clock: Clock = field(default_factory=lambda: Clock(0, 0))
-    iterations: int = 0  # of those that are timed, warm-up included
-    checking_s: float = 0.0  # what went to fresh inputs and looking at outputs since timing began
-
-    @property
-    def group(self) -> Group:
-        return self.place.ranks
+    def __init__(self, transfers: Transfers, case: Case, place: Place) -> None:
+        self.transfers, self.place, self.group, self.deadline_s = transfers, place, place.ranks, place.deadline_s
+        transfers.deadline_s = place.deadline_s
+        self._label = case.label
+        self._clock = Clock(0, 0)
+        self.iterations = 0  # of those that are timed, warm-up included
+        self.checking_s = 0.0  # what went to fresh inputs and looking at outputs since timing began
 
     def follow(self, is_timed: bool) -> None:
         """Other ranks: check, run the blocks that rank 0 publishes until there are no more, and check again."""
@@ -133,103 +116,91 @@ class _Together:
             return
         self.align()
         with Around() as telemetry, around_gpu(self.place.device) as gpu:
-            while (block := self.group.from_first("next block", None, self.place.deadline_s)) is not None:
-                self.group.to_first("collect times", self.time(*block), self.place.deadline_s)
-        self.compare_clocks()
-        self.compare_telemetry(telemetry.report, gpu.report if gpu else None)
-        if self.group.from_first("last check", None, self.place.deadline_s):
+            while (block := self.group.from_first("next block", None, self.deadline_s)) is not None:
+                self.group.to_first("collect times", self.time(*block), self.deadline_s)
+        self.compare(telemetry.report, gpu.report if gpu else None)
+        if self.group.from_first("last check", None, self.deadline_s):
             self.checked()
 
     def align(self) -> None:
         """Clocks, of which rank 0's counts."""
-        self.clock = self._doing("align clocks", lambda: align(self.group, self.place.deadline_s))
+        self._clock = self._doing("align clocks", lambda: align(self.group, self.deadline_s))
 
-    def compare_clocks(self) -> float:
-        """By how many seconds any may be off."""
-        return max(self.group.gather("compare clocks", self.clock.uncertainty_ns, self.place.deadline_s)) * 1e-9
+    def compare(self, report: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> list[Any]:
+        """How far off its clock may be, machine, CPU time and GPU of every rank."""
+        seen = [self._clock.uncertainty_ns, machine_id(self.group), report["process_cpu_s"], gpu]
+        return list(self.group.gather("compare telemetry", seen, self.deadline_s))
 
-    def compare_telemetry(self, report: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> list[Any]:
-        """Machine, CPU time and GPU of every rank."""
-        seen = [machine_id(self.group), report["process_cpu_s"], gpu]
-        return list(self.group.gather("compare telemetry", seen, self.place.deadline_s))
-
-    def time(self, iterations: int, checked: bool) -> tuple[list[list[float]], dict[str, Any] | None]:
+    def time(self, iterations: int, is_checked: bool) -> tuple[list[list[float]], dict[str, Any] | None]:
         """One block on this rank as JSON: seconds, arrivals and departures by rank 0's clock; what its output is."""
         begin_s = time.monotonic()
-        if checked:
-            self._doing(f"fill {self.case.label}", self.transfers.poison)
+        if is_checked:
+            self._doing(f"fill {self._label}", self.transfers.poison)
         filled_s = time.monotonic()
-        times = self._doing(self.case.label, lambda: self.transfers.time(iterations, self.place.deadline_s))
+        times = self._doing(self._label, lambda: self.transfers.time(iterations, self.deadline_s))
         self.iterations += iterations * self.transfers.calls
-        offset_ns = 0 if self.group.rank == 0 else self.clock.offset_ns
-        arrived, done = times.arrived_ns + offset_ns, times.done_ns + offset_ns
+        offset_ns = 0 if self.group.rank == 0 else self._clock.offset_ns
+        columns = [times.seconds, times.arrived_ns + offset_ns, times.done_ns + offset_ns]
         timed_s = time.monotonic()
-        found = self._doing(f"check {self.case.label}", self.transfers.left) if checked else None
+        found = self._doing(f"check {self._label}", self.transfers.left) if is_checked else None
         self.checking_s += filled_s - begin_s + time.monotonic() - timed_s
-        columns = [times.seconds.tolist(), arrived.tolist(), done.tolist()]
-        return columns, None if found is None else dataclasses.asdict(found)
+        return [column.tolist() for column in columns], None if found is None else dataclasses.asdict(found)
 
-    def checked(self) -> _Everywhere:
+    def checked(self) -> Checked:
         """Run once on fresh inputs and compare on every rank: the same configuration as is timed."""
-        self.transfers.deadline_s = self.place.deadline_s
-        checked = dataclasses.asdict(self._doing(f"check {self.case.label}", self._once))
-        return self.verdict(self.group.gather("compare outputs", checked, self.place.deadline_s))
 
-    def _once(self) -> Checked:
-        self.transfers.poison()
-        self.transfers.launch(0)
-        return self.transfers.left()
+        def once() -> Checked:
+            self.transfers.poison()
+            self.transfers.launch(0)
+            return self.transfers.left()
 
-    def verdict(self, found: Sequence[Mapping[str, Any]]) -> _Everywhere:
-        """What all ranks' outputs together say."""
-        wrong = [(rank, each) for rank, each in enumerate(found) if each["wrong"]]
-        compared = sum(each["compared"] for each in found)
-        message = f"correct: {compared} elements on {self.group.count} ranks, each exact"
-        if wrong:
-            rank, each = wrong[0]
-            message = f"rank {rank} has {each['wrong']} of {each['compared']} elements wrong: {each['first']}"
-        return _Everywhere(not wrong, sum(each["wrong"] for each in found), compared, message)
+        found = dataclasses.asdict(self._doing(f"check {self._label}", once))
+        return _everywhere(self.group.gather("compare outputs", found, self.deadline_s))
 
     def _doing(self, doing: str, action: Callable[[], Answer]) -> Answer:
-        """Something all ranks are in: an error on one leaves the others waiting, so it ends the group by name."""
-        with self.group.within(doing, self.place.deadline_s):
-            try:
-                return action()
-            except RanksMissing:
-                raise
-            except Exception as error:
-                raise self.group.broken(doing, error) from error
+        return do_together(self.group, doing, action, self.deadline_s)
+
+
+def _everywhere(found: Sequence[Mapping[str, Any]]) -> Checked:
+    """What the outputs of all ranks together say."""
+    checks = [Checked(**each) for each in found]
+    return together(
+        [
+            replace(each, first=f"rank {rank} has {each.wrong} of {each.compared} elements wrong: {each.first}")
+            for rank, each in enumerate(checks)
+        ]
+    )
 
 
 class _Lead(Prepared):
     """The case as rank 0 measures it: its stopwatch lets all ranks run each block, and now and then look at it."""
 
-    def __init__(self, together: _Together) -> None:
-        self._together, self._group, self._deadline_s = together, together.group, together.place.deadline_s
-        self.unchecked = together.transfers.unchecked
+    def __init__(self, rank: _Rank) -> None:
+        self._rank, self._group, self._deadline_s = rank, rank.group, rank.deadline_s
+        self.unchecked = rank.transfers.unchecked
         self._blocks: list[list[RankTimes]] = []  # of each block, each rank's times
         self._launches_checked = 0
-        self._wrong: _Everywhere | None = None  # the first that was found while timing
+        self._wrong: Checked | None = None  # the first that was found while timing
         self._began_s = 0.0
 
     @property
     def kernel(self) -> Kernel:  # type: ignore[override]
         """As this rank's transfers tell it: only what has run knows all about its kernel."""
-        return self._together.transfers.kernel
+        return self._rank.transfers.kernel
 
     def launch(self, index: int) -> None:
         """Nothing on this side of the stopwatch."""
 
     def before_timing(self) -> Verdict:
         """All ranks once on fresh inputs. Raises WrongLaunch."""
-        verdict = self._together.checked()
+        verdict = self._rank.checked()
         if not verdict.passed:
             raise WrongLaunch(verdict)
         return verdict
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
         """The ranks' own stopwatch."""
-        self._together.align()
+        self._rank.align()
         self._began_s = time.monotonic()
         return RankedStopwatch(self._block)
 
@@ -238,18 +209,20 @@ class _Lead(Prepared):
 
     def finish(self, measurement: Measurement, result: dict[str, Any]) -> None:
         """Let the others leave the blocks, and add what all of them saw."""
-        together = self._together
         self._group.from_first("next block", None, self._deadline_s)
         times = _last(self._blocks, len(measurement.seconds) * measurement.launches_per_sample)
         result["metrics"] |= {name: dataclasses.asdict(metric) for name, metric in _waits(times).items()}
+        seen = self._rank.compare(result["quality"], result["quality"].get("gpu"))
+        uncertain_ns, machines, cpu_s, gpus = zip(*seen, strict=True)
         result["sampling"] |= _seen_by(times) | {
             "nodes": self._group.environment.nodes,
-            "clock_uncertainty_s": together.compare_clocks(),
+            "clock_uncertainty_s": max(uncertain_ns) * 1e-9,
             # What the GPUs' counters saw is of all of these.
-            "iterations": together.iterations,
+            "iterations": self._rank.iterations,
         }
-        everyone = together.compare_telemetry(result["quality"], result["quality"].get("gpu"))
-        result["quality"] |= _seen_together(everyone)
+        # In rank 0's telemetry the other ranks of its machine are not other processes.
+        here = [seconds for machine, seconds in zip(machines, cpu_s, strict=True) if machine == machines[0]]
+        result["quality"] |= {"process_cpu_s": sum(here)} | ({"rank_gpus": list(gpus)} if any(gpus) else {})
 
     def after_timing(self) -> None:
         """All ranks once more. Raises WrongLaunch."""
@@ -274,22 +247,22 @@ class _Lead(Prepared):
         Only what ran last can be looked at, and nothing that runs can know when that will be.
         """
         affordable_s = CHECKING_SHARE * (time.monotonic() - self._began_s)
-        if self.unchecked or self._together.checking_s > affordable_s:
-            return self._part(iterations, checked=False)
+        if self.unchecked or self._rank.checking_s > affordable_s:
+            return self._part(iterations, is_checked=False)
         drawn = 1 + secrets.randbelow(iterations)
-        parts = [self._part(drawn, checked=True)]
-        parts += [self._part(iterations - drawn, checked=False)] if drawn < iterations else []
+        parts = [self._part(drawn, is_checked=True)]
+        parts += [self._part(iterations - drawn, is_checked=False)] if drawn < iterations else []
         return np.concatenate(parts)
 
-    def _part(self, iterations: int, checked: bool) -> NDArray[np.float64]:
+    def _part(self, iterations: int, is_checked: bool) -> NDArray[np.float64]:
         """Publish iterations, run them with the others, and return the seconds of each over ranks."""
-        self._group.from_first("next block", [iterations, checked], self._deadline_s)
-        mine = self._together.time(iterations, checked)
+        self._group.from_first("next block", [iterations, is_checked], self._deadline_s)
+        mine = self._rank.time(iterations, is_checked)
         told = self._group.to_first("collect times", mine, self._deadline_s)
         block = [RankTimes(*(np.array(column) for column in columns)) for columns, _ in told]
         self._blocks.append(block)
-        if checked:
-            verdict = self._together.verdict([verdict for _, verdict in told])
+        if is_checked:
+            verdict = _everywhere([found for _, found in told])
             self._launches_checked += 1
             self._wrong = self._wrong or (None if verdict.passed else verdict)
         seconds: NDArray[np.float64] = np.mean([times.seconds for times in _busy(block)], axis=0)
@@ -314,29 +287,17 @@ class RankedStopwatch:
 
 def _last(blocks: Sequence[Sequence[RankTimes]], iterations: int) -> list[RankTimes]:
     """Each rank's times of the last iterations, which are those that were sampled and not warm-up."""
-    ranks = range(len(blocks[0]))
-    return [
-        RankTimes(
-            *(
-                np.concatenate([getattr(block[rank], name) for block in blocks])[-iterations:]
-                for name in ("seconds", "arrived_ns", "done_ns")
-            )
-        )
-        for rank in ranks
-    ]
 
+    def joined(times: Sequence[RankTimes]) -> RankTimes:
+        columns = ([getattr(each, name) for each in times] for name in ("seconds", "arrived_ns", "done_ns"))
+        return RankTimes(*(np.concatenate(column)[-iterations:] for column in columns))
 
-def _is_busy(times: RankTimes) -> bool:
-    return bool(times.seconds.size)
+    return [joined(of_rank) for of_rank in zip(*blocks, strict=True)]
 
 
 def _busy(times: Sequence[RankTimes]) -> list[RankTimes]:
     """Of the ranks that took part."""
-    return [each for each in times if _is_busy(each)]
-
-
-def _quantile(seconds: NDArray[np.float64], share: float) -> float | None:
-    return float(np.quantile(seconds, share)) if seconds.size else None
+    return [each for each in times if each.seconds.size]
 
 
 def _waits(times: Sequence[RankTimes]) -> dict[str, Metric]:
@@ -349,14 +310,6 @@ def _waits(times: Sequence[RankTimes]) -> dict[str, Metric]:
     }
 
 
-def _seen_together(everyone: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Rank 0's telemetry, in which the other ranks of its machine are not other processes, and each rank's GPU's."""
-    machine = everyone[0][0]
-    own_s = sum(process_cpu_s for there, process_cpu_s, _ in everyone if there == machine)
-    gpus = [gpu for _, _, gpu in everyone]
-    return {"process_cpu_s": own_s} | ({"rank_gpus": gpus} if any(gpus) else {})
-
-
 def _metric(seconds: NDArray[np.float64]) -> Metric:
     median, q20, q80 = median_and_quantiles(seconds)
     interval = median_interval(seconds, 0.95)
@@ -366,13 +319,17 @@ def _metric(seconds: NDArray[np.float64]) -> Metric:
 def _seen_by(times: Sequence[RankTimes]) -> dict[str, Any]:
     """What each rank saw; null for one that took no part."""
     first_ns = np.min([each.arrived_ns for each in _busy(times)], axis=0)
+
+    def quantiles(share: float) -> list[float | None]:
+        return [float(np.quantile(each.seconds, share)) if each.seconds.size else None for each in times]
+
     told: dict[str, Any] = {
         "ranks": len(times),
-        "rank_median_s": [_quantile(each.seconds, 0.5) for each in times],
-        "rank_q20_s": [_quantile(each.seconds, 0.2) for each in times],
-        "rank_q80_s": [_quantile(each.seconds, 0.8) for each in times],
+        "rank_median_s": quantiles(0.5),
+        "rank_q20_s": quantiles(0.2),
+        "rank_q80_s": quantiles(0.8),
         "rank_lag_s": [
-            _quantile((each.arrived_ns - first_ns) * 1e-9, 0.5) if _is_busy(each) else None for each in times
+            float(np.median((each.arrived_ns - first_ns) * 1e-9)) if each.seconds.size else None for each in times
         ],
     }
     if len(times) <= RANKS_KEPT_WHOLE:

@@ -20,8 +20,7 @@ from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import Journal, placed_records
-from pyperf_suite.runner.kept_records import KeptRecords
+from pyperf_suite.runner.journal import Journal, KeptRecords, placed_records
 from pyperf_suite.runner.outlook import Outlook, Progress, Visit
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import Effort
@@ -68,7 +67,7 @@ class Session:
         self._resources = ExitStack()
         self._began_s = self.clock()
         # The last visit of each case that is visited again, for a soak that asks tens of thousands of times.
-        self._visits: dict[tuple[str, str], list[int]] = {}
+        self._last_visits: dict[tuple[str, str], int] = {}
         # By visit, the place of its record.
         self._finished: dict[tuple[str, str, int], int] = {}
 
@@ -91,7 +90,7 @@ class Session:
         return self
 
     def finish(self) -> None:
-        """Measure the sentinel once more and close: the end of a run that was not interrupted."""
+        """Measure the sentinel once more and close."""
         try:
             with WorkerPool(self.plan.device, self.deadline_s) as fresh:
                 self._measure_sentinel(fresh)
@@ -165,8 +164,9 @@ class Session:
 
         Raises UserError where a record cannot be written.
         """
-        if self._is_held(planned, process):
-            return self.records[self._finished[_visit_of(planned, process)]]
+        finished = self._finished.get((*planned.key, process))
+        if finished is not None:
+            return self.records[finished]
         began_s = self.clock()
         answer = self._workers.measure(process, planned.case, self.plan.profile.effort)
         self.outlook.learn(planned, process, self.clock() - began_s)
@@ -174,19 +174,19 @@ class Session:
 
     def visit_again(self, planned: PlannedCase) -> Record:
         """One more visit by the first worker, numbered after those there are: what a soak repeats for minutes."""
-        case = _case_of(planned)
-        visits = self._visits.get(case) or [visit[-1] for visit in self._finished if visit[:2] == case]
+        if planned.key not in self._last_visits:
+            visits = [visit[-1] for visit in self._finished if visit[:2] == planned.key]
+            self._last_visits[planned.key] = max(visits, default=-1)
         answer = self._workers.measure(0, planned.case, self.plan.profile.effort)
-        record = self._record(planned, max(visits, default=-1) + 1, answer)
-        self._visits[case] = [record.process]
-        return record
+        self._last_visits[planned.key] += 1
+        return self._record(planned, self._last_visits[planned.key], answer)
 
     def is_finished(self, planned: PlannedCase) -> bool:
         """Whether a resumed run already holds the case from every process."""
         return all(self._is_held(planned, process) for process in self.processes(planned))
 
     def _is_held(self, planned: PlannedCase, process: int) -> bool:
-        return _visit_of(planned, process) in self._finished
+        return (*planned.key, process) in self._finished
 
     def processes(self, planned: PlannedCase) -> range:
         """The numbers of the processes that visit a case: one alone where its figures are read and not timed."""
@@ -227,13 +227,5 @@ class Session:
         return record
 
 
-def _case_of(planned: PlannedCase) -> tuple[str, str]:
-    return (planned.probe, planned.case.case_id)
-
-
-def _visit_of(planned: PlannedCase, process: int) -> tuple[str, str, int]:
-    return (planned.probe, planned.case.case_id, process)
-
-
 def _visit(record: Record) -> tuple[str, str, int]:
-    return (record.probe, record.case_id, record.process)
+    return record.probe, record.case_id, record.process

@@ -88,6 +88,9 @@ class Checks(Protocol):
     def report(self) -> dict[str, Any]: ...
 
 
+# Of a measurement, how its samples were taken.
+TOLD = ("launches_per_sample", "warmup_launches", "warmup_s", "steady", "stopped_by", "effective_samples")
+
 Finish = Callable[[Measurement, dict[str, Any]], None]
 
 
@@ -159,8 +162,9 @@ def sampled(
         measurement = measure(launch, watched, effort.stop, effort.warm_up, watch)
     metrics = {"time": dataclasses.asdict(time_metric(measurement))}
     if isinstance(stopwatch, CudaStopwatch):
-        clock = clock_metric(stopwatch.clocks_hz(len(measurement.seconds)))
-        metrics |= {"sm_clock": dataclasses.asdict(clock)} if clock is not None else {}
+        # So that a reader has cycles as well as seconds; not where the device's counters could not be read.
+        read = [hz for hz in stopwatch.clocks_hz(len(measurement.seconds)) if math.isfinite(hz)]
+        metrics |= {"sm_clock": dataclasses.asdict(observed_metric(Observed("Hz", read), digits=5))} if read else {}
     quality = {
         "converged": measurement.converged,
         "relative_half_width": measurement.relative_half_width,
@@ -185,22 +189,11 @@ def time_metric(measurement: Measurement) -> Metric:
     )
 
 
-def observed_metric(observed: Observed) -> Metric:
+def observed_metric(observed: Observed, digits: int = 9) -> Metric:
     """A quantity beside time: its median, and quantiles where it was seen more than once."""
     low, q20, median, q80, high = np.quantile(list(observed.samples), (0.0, 0.2, 0.5, 0.8, 1.0)).tolist()
-    return Metric(observed.unit, median, low, high, q20, q80, [float(f"{value:.9g}") for value in observed.samples])
-
-
-def clock_metric(clocks_hz: list[float]) -> Metric | None:
-    """The multiprocessors' clock during each sample, so that a reader has cycles as well as seconds.
-
-    None where the device's counters could not be read.
-    """
-    read = [hz for hz in clocks_hz if math.isfinite(hz)]
-    if not read:
-        return None
-    q20, median, q80 = np.quantile(read, (0.2, 0.5, 0.8)).tolist()
-    return Metric("Hz", median, min(read), max(read), q20, q80, [float(f"{hz:.5g}") for hz in read])
+    samples = [float(f"{value:.{digits}g}") for value in observed.samples]
+    return Metric(observed.unit, median, low, high, q20, q80, samples)
 
 
 def _how_sampled(measurement: Measurement, stopwatch: Stopwatch) -> dict[str, Any]:
@@ -208,11 +201,6 @@ def _how_sampled(measurement: Measurement, stopwatch: Stopwatch) -> dict[str, An
     return {
         "stopwatch": stopwatch.name,
         "resolution_s": stopwatch.resolution_s,
-        "launches_per_sample": measurement.launches_per_sample,
-        "warmup_launches": measurement.warmup_launches,
-        "warmup_s": measurement.warmup_s,
-        "steady": measurement.steady,
-        "stopped_by": measurement.stopped_by,
-        "effective_samples": measurement.effective_samples,
+        **{name: getattr(measurement, name) for name in TOLD},
         "confidence": measurement.interval[2],
     }

@@ -37,6 +37,16 @@ def ranks_command(count: int) -> tuple[str, ...]:
     return (sys.executable, "-m", "pyperf_suite.ranks.launch", str(count), MODULE)
 
 
+def request_for(case: Case, effort: Effort | None, device: Device, deadline_s: float) -> dict[str, Any]:
+    """What a worker is asked, as one line of JSON."""
+    return {
+        "case": case.to_json(),
+        "effort": effort.to_json() if effort is not None else None,
+        "device": str(device),
+        "deadline_s": deadline_s,
+    }
+
+
 class WorkerLost(Exception):
     """The worker died or ran past its deadline; the message is the reason for the case it was in."""
 
@@ -74,14 +84,8 @@ class WorkerProcess:
 
         `patience_s` is how much longer than the deadline to wait for a worker that keeps the deadline itself.
         """
-        request = {
-            "case": case.to_json(),
-            "effort": effort.to_json() if effort is not None else None,
-            "device": str(self._device),
-            "deadline_s": deadline_s,
-            "give_up_s": deadline_s + patience_s + GIVE_UP_S,
-        }
-        self.send(request)
+        give_up = {"give_up_s": deadline_s + patience_s + GIVE_UP_S}
+        self.send(request_for(case, effort, self._device, deadline_s) | give_up)
         return self.receive(deadline_s + patience_s)
 
     def send(self, request: dict[str, Any]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.findings import Remark, remark
 from pyperf_suite.spec.quantity import quantity
 from pyperf_suite.spec.rows import grouped
+
+if TYPE_CHECKING:
+    from pyperf_suite.runner.record import Record
 
 # Two sentinels of an idle machine differ by less; seen on two virtual cores.
 STEADY_MACHINE = 0.05

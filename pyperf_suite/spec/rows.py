@@ -7,19 +7,20 @@ such pairs, groups, and the case that differs from a row in named parameters alo
 from __future__ import annotations
 
 import math
-import statistics
 import string
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.findings import Cell, Claim, Heading, Kind, Remark, Series, Table, Verdict, remark
 from pyperf_suite.spec.quantity import Quantity, quantity
+
+if TYPE_CHECKING:
+    from pyperf_suite.runner.case import Case
+    from pyperf_suite.runner.record import Record
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -86,6 +87,8 @@ def readings(records: Iterable[Record]) -> list[Reading]:
 
 
 def _reading(visits: list[Record]) -> Reading:
+    import statistics
+
     # A resumed run may hold a second visit of the same process; the later one stands.
     latest = list({record.process: record for record in visits}.values())
     times = [record.metrics["time"] for record in latest]
@@ -116,6 +119,8 @@ def observed(records: Iterable[Record], metric: str) -> dict[str, float]:
 
 def all_observed(records: Iterable[Record]) -> dict[str, Mapping[str, float]]:
     """By case id, the median over processes of every metric but time, in the unit of its record."""
+    import statistics
+
     values: dict[str, dict[str, list[float]]] = {}
     for record in records:
         if record.outcome == "ok":

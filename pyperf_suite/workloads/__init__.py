@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.workload import Workload
 
-# The module and class of each whose module has another name than itself; all others are found by theirs, as OPERATOR.
+# The module and class of each whose module has another name than itself; all others are found by theirs, as WORKLOAD.
 OPERATORS = {
     "matmul": "matmul.product:Matmul",
     "attention": "attention.attention:Attention",
     "collective": "collective.collective:Collective",
+    "grouped_matmul": "grouped_matmul:GroupedMatmul",
     "compiled_kernel": "compiled_kernel:CompiledKernel",
     "training_step": "training.training_step:TrainingStep",
     "topology": "training.topology:Topology",
@@ -39,16 +39,8 @@ def find_workload(name: str) -> Workload[Any]:
         from pyperf_suite.workloads.user_kernel import UserKernel
 
         return UserKernel(name)
-    if name in OPERATORS:
-        module, _, kind = OPERATORS[name].partition(":")
-        made: Workload[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
-        return made
-    found: Workload[Any] | None
-    found = getattr(importlib.import_module(f"{__name__}.{name}"), "OPERATOR", None) if _is_module(name) else None
-    if found is None:
+    if name not in OPERATORS:
         raise UserError(f"Unknown operator {name!r}: choose from {', '.join(sorted(OPERATORS))}.")
-    return found
-
-
-def _is_module(name: str) -> bool:
-    return name.isidentifier() and importlib.util.find_spec(f"{__name__}.{name}") is not None
+    module, _, kind = OPERATORS[name].partition(":")
+    made: Workload[Any] = getattr(importlib.import_module(f"{__name__}.{module}"), kind)()
+    return made

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.kernels import (
@@ -24,10 +24,12 @@ from pyperf_suite.kernels import (
     nvrtc,
     static,
 )
-from pyperf_suite.workloads.workload import Exact, Implementation, Kernel, Place, Workload
+from pyperf_suite.limits import OneOf
+from pyperf_suite.workloads.workload import Exact, Implementation, Kernel, Place, Workload, by_name
 
 CUDA_TARGETS: Mapping[str, ModuleType] = {"sm_80": gemm_sm80, "sm_90a": gemm_sm90}
 TRITON_TARGETS = ("sm_80", "sm_90", "sm_100")
+TARGETS = sorted({*CUDA_TARGETS, *TRITON_TARGETS})
 
 # What a Triton kernel is compiled from.
 MATMUL_SOURCES = ("matmul_device.py", "schedule.py")
@@ -40,42 +42,46 @@ class CompiledKernelParameters:
     """A kernel of a target's default set, by name, and the target as compilers write it."""
 
     kernel: str
-    target: str
+    target: Annotated[str, OneOf(TARGETS)]
+
+    def validate(self) -> None:
+        """Raise UserError for a kernel that the target does not have."""
+        known = {**cuda_kernels(self.target), **triton_kernels(self.target)}
+        if self.kernel not in known:
+            raise UserError(
+                f"Unknown kernel {self.kernel!r} for {self.target}: choose from {', '.join(sorted(known))}."
+            )
 
 
-class CompiledCuda(Implementation[CompiledKernelParameters]):
+class Compiled(Implementation[CompiledKernelParameters]):
+    """Sources through one compiler, read by `read`."""
+
+    def __init__(self, name: str, read: Callable[[CompiledKernelParameters], static.StaticMetrics]) -> None:
+        self.name, self._read = name, read  # type: ignore[misc]
+
+    def prepare(self, parameters: CompiledKernelParameters, place: Place) -> Exact:
+        """Compile and read. Raises Unsupported where a compiler or a disassembler is missing, with what brings it."""
+        try:
+            found = self._read(parameters)
+        except (ImportError, nvrtc.NoCompiler, disassembly.NoDisassembler) as reason:
+            raise Unsupported(str(reason)) from None
+        details = {"threads": found.threads, "limited_by": found.occupancy.limited_by, **found.state()}
+        return Exact(Kernel(found.kernel, found.target, details), found.metrics())
+
+
+def read_cuda(parameters: CompiledKernelParameters) -> static.StaticMetrics:
     """Our CUDA sources through NVRTC."""
-
-    name = "nvrtc"
-    device_kind = "any"
-
-    def prepare(self, parameters: CompiledKernelParameters, place: Place) -> Exact:
-        """Compile and read. Raises Unsupported where NVRTC or a disassembler is missing, with what brings it."""
-        module = CUDA_TARGETS[parameters.target]
-        specialised = cuda_kernels(parameters.target)[parameters.kernel]
-        try:
-            found = static.of_cuda(parameters.kernel, specialised, module.sources(), parameters.target)
-        except (nvrtc.NoCompiler, disassembly.NoDisassembler) as reason:
-            raise Unsupported(str(reason)) from None
-        return _exact(found)
+    module = CUDA_TARGETS[parameters.target]
+    specialised = cuda_kernels(parameters.target)[parameters.kernel]
+    return static.of_cuda(parameters.kernel, specialised, module.sources(), parameters.target)
 
 
-class CompiledTriton(Implementation[CompiledKernelParameters]):
+def read_triton(parameters: CompiledKernelParameters) -> static.StaticMetrics:
     """Our Triton kernels through Triton's own compiler."""
-
-    name = "triton"
-    device_kind = "any"
-
-    def prepare(self, parameters: CompiledKernelParameters, place: Place) -> Exact:
-        """Compile and read. Raises Unsupported where Triton or a disassembler is missing."""
-        kernel = triton_kernels(parameters.target)[parameters.kernel]
-        folder = files("pyperf_suite.kernels")
-        source = "\0".join((folder / name).read_text("utf-8") for name in kernel.sources)
-        try:
-            binary = kernel.compile_for(parameters.target)
-            return _exact(static.of_triton(parameters.kernel, binary, source))
-        except (ImportError, disassembly.NoDisassembler) as reason:
-            raise Unsupported(str(reason)) from None
+    kernel = triton_kernels(parameters.target)[parameters.kernel]
+    folder = files("pyperf_suite.kernels")
+    source = "\0".join((folder / name).read_text("utf-8") for name in kernel.sources)
+    return static.of_triton(parameters.kernel, kernel.compile_for(parameters.target), source)
 
 
 class CompiledKernel(Workload[CompiledKernelParameters]):
@@ -84,21 +90,7 @@ class CompiledKernel(Workload[CompiledKernelParameters]):
     name = "compiled_kernel"
     parameters_type = CompiledKernelParameters
     is_exact = True
-    implementations: Mapping[str, Implementation[CompiledKernelParameters]] = {
-        "nvrtc": CompiledCuda(),
-        "triton": CompiledTriton(),
-    }
-
-    def validate(self, parameters: CompiledKernelParameters) -> None:
-        """Raise UserError for a target or a kernel there is not."""
-        targets = sorted({*CUDA_TARGETS, *TRITON_TARGETS})
-        if parameters.target not in targets:
-            raise UserError(f"Unknown target {parameters.target!r}: choose from {', '.join(targets)}.")
-        known = {**cuda_kernels(parameters.target), **triton_kernels(parameters.target)}
-        if parameters.kernel not in known:
-            raise UserError(
-                f"Unknown kernel {parameters.kernel!r} for {parameters.target}: choose from {', '.join(sorted(known))}."
-            )
+    implementations = by_name(Compiled("nvrtc", read_cuda), Compiled("triton", read_triton))
 
 
 @functools.cache
@@ -143,8 +135,3 @@ def triton_name(configuration: matmul.Configuration) -> str:
         f"triton_{types}_{configuration.layout.lower()}_{matmul.shown(configuration.tile)}_s{configuration.stages}"
         f"_w{configuration.warps}_{configuration.policy}_{configuration.operands}"
     )
-
-
-def _exact(found: static.StaticMetrics) -> Exact:
-    details = {"threads": found.threads, "limited_by": found.occupancy.limited_by, **found.state()}
-    return Exact(Kernel(found.kernel, found.target, details), found.metrics())

@@ -6,7 +6,7 @@ numpy has no bfloat16 and no float8, so they are stored as their bits: the same 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from pyperf_suite.errors import UserError
 
 # No sum of products of int8 is the least int32 unless it overflowed.
 NEVER_A_SUM = -(1 << 31)
+
+CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -80,17 +82,6 @@ def widen(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
     return stored.astype(np.float32, copy=False)
 
 
-def copies_elsewhere(arrays: Mapping[str, NDArray[Any]], sets: int) -> list[Mapping[str, NDArray[Any]]]:
-    """The arrays and `sets` − 1 copies of them, each elsewhere in memory, for launches to rotate through."""
-    rotation = [arrays]
-    for _ in range(sets - 1):
-        copies = {name: _aligned(array.shape, array.dtype) for name, array in arrays.items()}
-        for name, array in arrays.items():
-            copies[name][...] = array
-        rotation.append(copies)
-    return rotation
-
-
 def not_a_number(dtype: str) -> Any:
     """What poisons outputs before a launch, in `dtype`'s storage: NaN, and of integers the least one."""
     return element_type(dtype).not_a_number
@@ -101,21 +92,22 @@ def torch_name(dtype: str) -> str:
     return "float32" if dtype == "tfloat32" else dtype
 
 
+def poison_array(array: NDArray[Any]) -> None:
+    """Fill an array in storage form with what no correct output of its type holds."""
+    array.fill(next(each.not_a_number for each in ELEMENT_TYPES.values() if each.storage == array.dtype))
+
+
 def poison_tensor(tensor: Any) -> None:
-    """Fill a torch tensor as `not_a_number` fills an array."""
+    """The same for a torch tensor."""
     tensor.fill_(float("nan") if tensor.is_floating_point() else NEVER_A_SUM)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     """An uninitialised array that starts on a cache line: placement must not differ from process to process."""
-    return _aligned(shape, np.dtype(element_type(dtype).storage))
-
-
-def _aligned(shape: tuple[int, ...], storage: np.dtype[Any], alignment_bytes: int = 64) -> NDArray[Any]:
-    size_bytes = int(np.prod(shape)) * storage.itemsize
-    raw = np.empty(size_bytes + alignment_bytes, dtype=np.uint8)
-    start = -raw.ctypes.data % alignment_bytes
-    return raw[start : start + size_bytes].view(storage).reshape(shape)
+    size_bytes = math.prod(shape) * element_type(dtype).size_bytes
+    raw = np.empty(size_bytes + CACHE_LINE_BYTES, dtype=np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE_BYTES
+    return raw[start : start + size_bytes].view(element_type(dtype).storage).reshape(shape)
 
 
 @functools.cache

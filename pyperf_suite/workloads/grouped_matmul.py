@@ -6,27 +6,26 @@ kernel, which takes the tiles of all experts in one launch.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.hardware import cpu
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.kernels import matmul as triton_matmul
-from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
-from pyperf_suite.measure.stopwatch import Stopwatch
-from pyperf_suite.measure.verify import verify_product
+from pyperf_suite.limits import OneOf, Within
+from pyperf_suite.measure.arrays import Keep
+from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.workloads.cores import require_cores
-from pyperf_suite.workloads.dtypes import element_type
-from pyperf_suite.workloads.torch_device import TorchDevice
-from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Prepared, Work, Workload
+from pyperf_suite.workloads.inputs import Operand, Operands
+from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
+from pyperf_suite.workloads.operator import Launches, Operator, TimedImplementation
+from pyperf_suite.workloads.workload import Kernel, Place, Work, by_name
 
 DTYPES = ("float32", "bfloat16", "float16")
-# Beyond these a case is a mistake in typing.
-MOST_EXPERTS, MOST_SIZE = 4096, 1 << 24
-# Operands of all sets together are so many times the last cache, so that no launch finds its own in it.
-CACHE_TURNOVER, MOST_SETS = 3, 16
+# Beyond this a case is a mistake in typing.
+Size = Annotated[int, Within(1, 1 << 24)]
 TRITON_TILE = {"float32": (64, 64, 32), "bfloat16": (128, 128, 64), "float16": (128, 128, 64)}
 
 
@@ -34,12 +33,12 @@ TRITON_TILE = {"float32": (64, 64, 32), "bfloat16": (128, 128, 64), "float16": (
 class GroupedMatmulParameters:
     """Rows of all experts together, and how they are spread: expert e has a share like (e + 1) to the power -skew."""
 
-    experts: int
-    rows: int
-    n: int
-    k: int
-    skew: float = 0.0
-    dtype: str = "bfloat16"
+    experts: Annotated[int, Within(1, 4096)]
+    rows: Size
+    n: Size
+    k: Size
+    skew: Annotated[float, Within(0, 8)] = 0.0
+    dtype: Annotated[str, OneOf(DTYPES)] = "bfloat16"
     workers: int = 0
 
     @property
@@ -53,206 +52,128 @@ class GroupedMatmulParameters:
             found[expert] += 1
         return tuple(found)
 
-
-class GroupedMatmul(Workload[GroupedMatmulParameters]):
-    """C's rows of each expert = A's rows of it times its own B."""
-
-    name = "grouped_matmul"
-    parameters_type = GroupedMatmulParameters
-
-    def __init__(self) -> None:
-        ways = (Way("loop", loop), Way("padded", padded), Way("grouped_mm", grouped_mm), Way("triton", triton))
-        self.implementations: Mapping[str, Implementation[GroupedMatmulParameters]] = {way.name: way for way in ways}
-
-    def validate(self, parameters: GroupedMatmulParameters) -> None:
-        """Raise UserError for sizes, a skew or a type that cannot be."""
-        for name, most in (("experts", MOST_EXPERTS), ("rows", MOST_SIZE), ("n", MOST_SIZE), ("k", MOST_SIZE)):
-            if not 1 <= getattr(parameters, name) <= most:
-                raise UserError(
-                    f"{name}={getattr(parameters, name)} was asked for, but {name} lies between 1 and {most}."
-                )
-        if not 0 <= parameters.skew <= 8:
-            raise UserError(f"skew={parameters.skew} was asked for, but skew lies between 0 (balanced) and 8.")
-        if parameters.dtype not in DTYPES:
-            raise UserError(f"Unknown dtype {parameters.dtype!r}: choose from {', '.join(DTYPES)}.")
-
-    def footprint_bytes(self, parameters: GroupedMatmulParameters) -> int:
-        """A, B and C once."""
-        p = parameters
-        elements = p.rows * p.k + p.experts * p.k * p.n + p.rows * p.n
-        return elements * element_type(p.dtype).size_bytes
-
-    def work(self, parameters: GroupedMatmulParameters) -> Work:
-        """2·rows·N·K FLOP, whatever is padded; experts without a row are not read."""
-        p = parameters
-        used = sum(rows > 0 for rows in p.rows_of_experts)
-        moved = (p.rows * p.k + used * p.k * p.n + p.rows * p.n) * element_type(p.dtype).size_bytes
-        return Work(2 * p.rows * p.n * p.k, moved)
+    @property
+    def slices(self) -> list[tuple[int, slice]]:
+        """Of each expert that has rows its number, and where they are."""
+        ends = list(itertools.accumulate(self.rows_of_experts))
+        starts = [0, *ends]
+        return [(e, slice(starts[e], end)) for e, end in enumerate(ends) if end > starts[e]]
 
 
-@dataclass
-class Ready:
-    """One operand set bound to a way: what launches it, its result, the memory it writes, and what really runs."""
-
-    launch: Callable[[], Any]
-    result: Callable[[], Any]
-    written: Callable[[], Any]
-    kernel: Kernel
+# Binds the launch on one operand set, and tells what really runs.
+Bind = Callable[[GroupedMatmulParameters, TorchTensors, Mapping[str, Any]], tuple[Bound, Kernel]]
 
 
-class Way(Implementation[GroupedMatmulParameters]):
-    """One way to compute them, on the device asked for."""
+class Way(TimedImplementation[GroupedMatmulParameters]):
+    """One way to compute them through torch's tensors, on the device asked for."""
 
-    device_kind = "any"
-
-    def __init__(self, name: str, bind: Callable[[GroupedMatmulParameters, TorchDevice, Any, Any], Ready]) -> None:
-        self.name, self._bind = name, bind  # type: ignore[misc]
+    def __init__(self, bind: Bind) -> None:
+        self.name, self._bind = bind.__name__, bind  # type: ignore[misc]
 
     def validate(self, parameters: GroupedMatmulParameters) -> None:
         """Raise UserError for more workers than there are cores."""
         require_cores(parameters.workers)
 
-    def prepare(self, parameters: GroupedMatmulParameters, place: Place) -> GroupedLaunches:
+    def prepare(self, parameters: GroupedMatmulParameters, operands: Operands, place: Place) -> Launches:
         """Make operand sets there. Raises Unsupported where this torch, or this machine, has no such way."""
-        return GroupedLaunches(parameters, place.seed, TorchDevice(place.device, parameters.workers), self._bind)
+        tensors = TorchTensors(operands, place, parameters.workers)
+        bound = [self._bind(parameters, tensors, each) for each in tensors.sets]
+        kernel = bound[0][1]
+        details = {**kernel.details, **tensors.where.details()}
+        return Launches(tensors, [each for each, _ in bound], replace(kernel, details=details))
 
 
-class GroupedLaunches(Prepared):
-    """Launches that rotate through operand sets."""
-
-    def __init__(
-        self,
-        parameters: GroupedMatmulParameters,
-        seed: int,
-        where: TorchDevice,
-        bind: Callable[[GroupedMatmulParameters, TorchDevice, Any, Any], Ready],
-    ) -> None:
-        self._parameters, self._where = parameters, where
-        torch, p = where.torch, parameters
-        dtype = getattr(torch, p.dtype)
-        generator = torch.Generator().manual_seed(seed)
-        a = torch.randn(p.rows, p.k, generator=generator).to(where.device, dtype)
-        b = (torch.randn(p.experts, p.k, p.n, generator=generator) / math.sqrt(p.k)).to(where.device, dtype)
-        if where.is_gpu:
-            cache_bytes = torch.cuda.get_device_properties(where.device).L2_cache_size
-        else:
-            detected = cpu.detect()
-            cache_bytes = detected.l3_total_bytes or detected.l2_total_bytes
-        set_bytes = GroupedMatmul().footprint_bytes(p)
-        wanted = math.ceil(CACHE_TURNOVER * cache_bytes / set_bytes)
-        self.sets = max(1, min(wanted, MOST_SETS))
-        self._operands = (a, b)
-        self._ready = [bind(p, where, a.clone(), b.clone()) for _ in range(self.sets)]
-        if isinstance(where.stopwatch, CudaStopwatch):
-            where.stopwatch.sets = self.sets
-        cache = "partly_warm" if wanted > MOST_SETS else "cold_l2" if wanted > 1 else "larger_than_l2"
-        own = self._ready[0].kernel
-        details = {**own.details, "operand_sets": self.sets, "cache": cache, **where.details()}
-        self.kernel = Kernel(own.name, own.path, details)
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        return self._where.stopwatch
-
-    def launch(self, index: int) -> None:
-        self._ready[index % self.sets].launch()
-
-    def poison(self, index: int | None = None) -> None:
-        """NaN wherever results are written."""
-        for each in self._ready if index is None else (self._ready[index % self.sets],):
-            each.written().fill_(math.nan)
-
-    def kept(self, index: int) -> Any:
-        self._where.synchronize()
-        return self._ready[index % self.sets].result().clone()
-
-    def equals(self, index: int, kept: Any) -> bool:
-        self._where.synchronize()
-        return bool(self._where.torch.equal(self._ready[index % self.sets].result(), kept))
-
-    def left(self, index: int) -> Checked:
-        """Every element against the float64 product of its expert."""
-        self._where.synchronize()
-        p, result = self._parameters, self._ready[index % self.sets].result()
-        a, b = self._operands
-        wrong, compared, first, row = 0, 0, "", 0
-        for expert, rows in enumerate(p.rows_of_experts):
-            if not rows:
-                continue
-            found = verify_product(result[row : row + rows], a[row : row + rows], b[expert], p.dtype, p.dtype)
-            if not found.passed:
-                wrong, first = wrong + 1, first or f"expert {expert}: {found.message}"
-            compared, row = compared + rows * p.n, row + rows
-        return Checked(wrong, compared, first)
-
-
-def loop(p: GroupedMatmulParameters, where: TorchDevice, a: Any, b: Any) -> Ready:
+def loop(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[str, Any]) -> tuple[Bound, Kernel]:
     """One product of the library for each expert that has a row."""
-    torch = where.torch
-    c = a.new_empty(p.rows, p.n)
-    views, row = [], 0
-    for expert, rows in enumerate(p.rows_of_experts):
-        if rows:
-            views.append((a[row : row + rows], b[expert], c[row : row + rows]))
-            row += rows
+    multiply, (a, b, c) = tensors.torch.mm, (operands[name] for name in "abc")
+    products = [(a[rows], b[expert], c[rows]) for expert, rows in p.slices]
 
     def launch() -> None:
-        for left, right, out in views:
-            torch.mm(left, right, out=out)
+        for left, right, out in products:
+            multiply(left, right, out=out)
 
-    return Ready(launch, lambda: c, lambda: c, Kernel("torch.mm", "loop", {"calls": len(views)}))
+    return Bound.into(launch, c=c), Kernel("torch.mm", "loop", {"calls": len(products)})
 
 
-def padded(p: GroupedMatmulParameters, where: TorchDevice, a: Any, b: Any) -> Ready:
+def padded(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[str, Any]) -> tuple[Bound, Kernel]:
     """One batched product of all experts, each filled up with zeros to the largest: as capacity makes them."""
-    torch, rows = where.torch, p.rows_of_experts
-    most = max(rows)
+    torch, a, b = tensors.torch, operands["a"], operands["b"]
+    most = max(p.rows_of_experts)
     full, c = a.new_zeros(p.experts, most, p.k), a.new_empty(p.experts, most, p.n)
-    row = 0
-    for expert, count in enumerate(rows):
-        full[expert, :count] = a[row : row + count]
-        row += count
-    inside = torch.cat([expert * most + torch.arange(count) for expert, count in enumerate(rows)]).to(a.device)
-    return Ready(
-        lambda: torch.bmm(full, b, out=c),
-        lambda: c.view(-1, p.n)[inside],
-        lambda: c,
-        Kernel("torch.bmm", "padded", {"calls": 1, "rows_computed": p.experts * most}),
-    )
+    for expert, rows in p.slices:
+        full[expert, : rows.stop - rows.start] = a[rows]
+    held = enumerate(p.rows_of_experts)
+    inside = torch.cat([expert * most + torch.arange(rows) for expert, rows in held]).to(a.device)
+    bound = Bound(lambda: torch.bmm(full, b, out=c), lambda: {"c": c.view(-1, p.n)[inside]}, lambda: (c,))
+    return bound, Kernel("torch.bmm", "padded", {"calls": 1, "rows_computed": p.experts * most})
 
 
-def grouped_mm(p: GroupedMatmulParameters, where: TorchDevice, a: Any, b: Any) -> Ready:
-    """Torch's own grouped product. Raises Unsupported where there is none, or not for this."""
-    torch = where.torch
+def grouped_mm(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[str, Any]) -> tuple[Bound, Kernel]:
+    """Torch's own grouped product, which takes no `out`. Raises Unsupported where there is none, or not for this."""
+    torch, a, b = tensors.torch, operands["a"], operands["b"]
     product = getattr(torch, "_grouped_mm", None)
     if product is None:
         raise Unsupported(f"This torch ({torch.__version__}) has no _grouped_mm.")
     ends = torch.tensor(p.rows_of_experts, device=a.device).cumsum(0).to(torch.int32)
-    # Results are allocated at each launch: it takes no `out`.
-    held: list[Any] = [a.new_empty(p.rows, p.n)]
-
-    def launch() -> None:
-        held[0] = product(a, b, offs=ends)
-
+    bound = tensors.returned_by(lambda: product(a, b, offs=ends), "c")
     try:
-        launch()
+        bound.launch()
     except RuntimeError as error:
         raise Unsupported(f"torch._grouped_mm refuses this: {str(error).splitlines()[0]}") from None
-    return Ready(launch, lambda: held[0], lambda: held[0], Kernel("torch._grouped_mm", "one launch", {"calls": 1}))
+    return bound, Kernel("torch._grouped_mm", "one launch", {"calls": 1})
 
 
-def triton(p: GroupedMatmulParameters, where: TorchDevice, a: Any, b: Any) -> Ready:
+def triton(p: GroupedMatmulParameters, tensors: TorchTensors, operands: Mapping[str, Any]) -> tuple[Bound, Kernel]:
     """Our kernel. Raises Unsupported without a GPU: Triton only interprets on a CPU, which is no time."""
-    if not where.is_gpu:
+    if not tensors.where.is_gpu:
         raise Unsupported("Triton compiles for GPUs, and there is none here.")
     tile = TRITON_TILE[p.dtype]
-    multiprocessors = where.torch.cuda.get_device_properties(where.device).multi_processor_count
+    multiprocessors = tensors.torch.cuda.get_device_properties(tensors.device).multi_processor_count
     configuration = triton_matmul.Configuration(tile, p.dtype, p.dtype, "NN", stages=3, warps=8)
     product = triton_matmul.GroupedProduct(configuration, p.rows_of_experts, p.n, p.k, multiprocessors)
-    c = a.new_empty(p.rows, p.n)
-    launch = product.bind(a, b, c)
+    launch = product.bind(operands["a"], operands["b"], operands["c"])
     details = {"calls": 1, "tile": list(tile), "slots": multiprocessors, "tiles": product.tiles}
-    return Ready(launch, lambda: c, lambda: c, Kernel("grouped_matmul", "one launch", details))
+    return Bound.into(launch, c=operands["c"]), Kernel("grouped_matmul", "one launch", details)
 
 
-OPERATOR = GroupedMatmul()
+class GroupedMatmul(Operator[GroupedMatmulParameters]):
+    """C's rows of each expert = A's rows of it times its own B."""
+
+    name = "grouped_matmul"
+    parameters_type = GroupedMatmulParameters
+    implementations = by_name(*map(Way, (loop, padded, grouped_mm, triton)))
+
+    def work(self, parameters: GroupedMatmulParameters) -> Work:
+        """2·rows·N·K FLOP, whatever is padded; experts without a row are not read."""
+        p = parameters
+        unread = p.experts - len(p.slices)
+        of_one_expert = Operand((p.k, p.n), p.dtype).size_bytes
+        return Work(2 * p.rows * p.n * p.k, self.footprint_bytes(p) - unread * of_one_expert)
+
+    def described(self, parameters: GroupedMatmulParameters) -> dict[str, Operand]:
+        """A's rows one expert after the other, a B for each, and C's rows."""
+        p = parameters
+        return {
+            "a": Operand((p.rows, p.k), p.dtype, stream=0),
+            "b": Operand((p.experts, p.k, p.n), p.dtype, stream=1),
+            "c": Operand((p.rows, p.n), p.dtype),
+        }
+
+    def compare(self, parameters: GroupedMatmulParameters, values: Mapping[str, Any], keep: Keep) -> Verification:
+        """Each expert's rows against their float64 product; the verdict on the expert that is worst."""
+        p, found = parameters, []
+        for expert, rows in p.slices:
+            a, b, c = values["a"][rows], values["b"][expert], values["c"][rows]
+
+            def keep_its_own(name: str, compute: Any, expert: int = expert) -> Any:
+                return keep(f"expert {expert}, {name}", compute)
+
+            verdict = verify_product(c, a, b, p.dtype, p.dtype, keep=keep_its_own)
+            at = (rows.start + verdict.worst_at[0], *verdict.worst_at[1:])
+            found.append(replace(verdict, worst_at=at, message=f"expert {expert}: {verdict.message}"))
+        return max(found, key=lambda verdict: (not verdict.passed, verdict.worst_element_ratio))
+
+    def reference_key(self, parameters: GroupedMatmulParameters) -> str:
+        """Sizes, how rows are spread, and element type."""
+        p = parameters
+        return f"{p.rows_of_experts} {p.n} {p.k} {p.dtype}"

@@ -76,6 +76,11 @@ class Operands(Mapping[str, Array]):
             self._made[name] = array
         return self._made[name]
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of those that launches read."""
+        return tuple(name for name, operand in self.described.items() if operand.stream is not None)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.described)
 
@@ -111,22 +116,6 @@ def fill_on_device(gpu: CudaDevice, address: int, operand: Operand, seed: int) -
     gpu.context.synchronize()
 
 
-def place(gpu: CudaDevice, operands: Mapping[str, Array], sets: int) -> list[dict[str, Any]]:
-    """So many sets of the operands in a device's memory, each operand a `DeviceMemory`; outputs are left as found."""
-    placed: list[dict[str, Any]] = [{} for _ in range(sets)]
-    for memory in placed:
-        if not isinstance(operands, Operands):
-            for name, array in operands.items():
-                memory[name] = gpu.native.DeviceMemory(gpu.context, array.nbytes)
-                memory[name].write(array)
-            continue
-        for name, operand in operands.described.items():
-            memory[name] = gpu.native.DeviceMemory(gpu.context, operand.size_bytes)
-            if operand.stream is not None:
-                fill_on_device(gpu, memory[name].address, operand, operands.seed)
-    return placed
-
-
 @functools.cache
 def values_of(dtype: str) -> Array:
     """The 65,536 values that inputs of a dtype have, in its storage: quantiles of the normal distribution, rounded."""
@@ -155,16 +144,11 @@ _fillers: WeakKeyDictionary[CudaDevice, dict[str, tuple[Any, Any]]] = WeakKeyDic
 def _device_filler(gpu: CudaDevice, dtype: str) -> tuple[Any, Any]:
     fillers = _fillers.setdefault(gpu, {})
     if dtype not in fillers:
-        fillers[dtype] = _new_filler(gpu, dtype)
+        folder = files("pyperf_suite.kernels") / "cuda"
+        source, header = ((folder / name).read_text("utf-8") for name in ("fill.cu", "fill.cuh"))
+        cubin = gpu.compile("fill.cu", source, {"fill.cuh": header}, ("--std=c++17",))
+        values = values_of(dtype)
+        table = gpu.native.DeviceMemory(gpu.context, values.nbytes)
+        table.write(values)
+        fillers[dtype] = gpu.kernel(cubin, f"pyperf_fill_{8 * values.itemsize}"), table
     return fillers[dtype]
-
-
-def _new_filler(gpu: CudaDevice, dtype: str) -> tuple[Any, Any]:
-    folder = files("pyperf_suite.kernels") / "cuda"
-    source, header = ((folder / name).read_text("utf-8") for name in ("fill.cu", "fill.cuh"))
-    cubin = gpu.compile("fill.cu", source, {"fill.cuh": header}, ("--std=c++17",))
-    kernel = gpu.kernel(cubin, f"pyperf_fill_{8 * element_type(dtype).size_bytes}")
-    values = values_of(dtype)
-    table = gpu.native.DeviceMemory(gpu.context, values.nbytes)
-    table.write(values)
-    return kernel, table

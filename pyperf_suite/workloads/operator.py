@@ -9,24 +9,25 @@ import dataclasses
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pyperf_suite.errors import out_of_memory
+from pyperf_suite.errors import Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.arrays import Keep, computed_anew
+from pyperf_suite.measure.arrays import Array, Keep, computed_anew
 from pyperf_suite.measure.spot_checks import Verdict
+from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.cuda import cuda_device
-from pyperf_suite.workloads.inputs import Operands
-from pyperf_suite.workloads.workload import Parameters, Place, Prepared, Way, Workload
-
-Array = NDArray[np.generic]
+from pyperf_suite.workloads.dtypes import widen
+from pyperf_suite.workloads.inputs import Operand, Operands
+from pyperf_suite.workloads.operand_sets import Bound, OperandSets, as_stored, copied, same_bits
+from pyperf_suite.workloads.workload import Kernel, Parameters, Place, Prepared, Way, Workload
 
 # Rotating through operands that together exceed the caches this many times over leaves nothing of a set when it
 # comes round again (DESIGN: 2-3 x L2).
@@ -43,30 +44,51 @@ MEMORY_SHARE = 0.25
 HOST_FLOP = 2e9
 HOST_JUDGES_ONE_OF = 16
 
-
-class Tensors(NamedTuple):
-    """An operand set as torch tensors where it lies, by name and as stored: what launches read and what they write."""
-
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
+# Of launches that have to run before that is known.
+NOT_KNOWN = Kernel("", "")
 
 
 class Launches(Prepared):
-    """Launches over rotating operand sets, whose outputs `judge` compares with the reference."""
+    """Launches bound to rotating operand sets, whose results `judge` compares with the reference."""
 
     judge: Judge
 
-    @abstractmethod
-    def output(self, index: int) -> Array:
-        """What the last launch on that set wrote, in the output dtype's storage and the host's memory."""
+    def __init__(self, memory: OperandSets, bound: Sequence[Bound], kernel: Kernel = NOT_KNOWN) -> None:
+        self._memory, self._bound, self.kernel = memory, bound, kernel
+        self._launches = [each.launch for each in bound]
+        self.sets = len(bound)
 
-    @abstractmethod
+    @property
+    def stopwatch(self) -> Stopwatch:
+        return self._memory.stopwatch
+
+    def launch(self, index: int) -> Any:
+        return self._launches[index % self.sets]()
+
     def poison(self, index: int | None = None) -> None:
-        """Fill the outputs of every set, or of that one, with NaN, so that an element nobody wrote is seen."""
+        for each in self._bound if index is None else (self._bound[index % self.sets],):
+            for held in each.written():
+                self._memory.poison(held)
+        self._memory.synchronize()
 
-    def tensors(self, index: int) -> Tensors | None:
-        """The set as it lies in a GPU's memory, whatever was launched on it done; None where torch sees none there."""
-        return None
+    def results(self, index: int) -> dict[str, Any]:
+        """What the last launch on that set left, by name: as torch tensors, or as arrays in storage form."""
+        self._memory.synchronize()
+        found = self._bound[index % self.sets].results()
+        return {name: self._memory.seen(name, held) for name, held in found.items()}
+
+    def outputs(self, index: int) -> dict[str, Array]:
+        """The same in storage form, in the host's memory."""
+        described = self._memory.described
+        return {name: as_stored(found, described[name].dtype) for name, found in self.results(index).items()}
+
+    def tensors(self, index: int) -> Mapping[str, Any] | None:
+        """Inputs and results of a set where they lie in a GPU's memory; None where torch sees none there."""
+        results = self.results(index)
+        if any(isinstance(each, np.ndarray) or not each.is_cuda for each in results.values()):
+            return None
+        held = self._memory.sets[index % self.sets]
+        return {name: self._memory.seen(name, held[name]) for name in self._memory.inputs} | results
 
     def left(self, index: int) -> Verification:
         return self.judge(index)
@@ -83,30 +105,18 @@ class Launches(Prepared):
         return {"references": self.judge.references}
 
     def kept(self, index: int) -> Any:
-        """A copy of what the last launch on that set wrote, for `equals`."""
-        tensors = self.tensors(index)
-        if tensors is None:
-            return self.output(index).copy()
-        return {name: output.clone() for name, output in tensors.outputs.items()}
+        return {name: copied(found) for name, found in self.results(index).items()}
 
     def equals(self, index: int, kept: Any) -> bool:
-        """Whether the last launch on that set wrote what is `kept`, bit for bit."""
-        tensors = self.tensors(index)
-        if tensors is None:
-            return same_bits(self.output(index), kept)
-        return all(bool((_bits(output) == _bits(kept[name])).all()) for name, output in tensors.outputs.items())
-
-    def _chosen(self, index: int | None) -> range:
-        """The sets that are meant: all, or the one of that index."""
-        return range(self.sets) if index is None else range(index % self.sets, index % self.sets + 1)
+        return all(same_bits(found, kept[name]) for name, found in self.results(index).items())
 
 
 class TimedImplementation(Way[Parameters]):
     """One way to compute an operator on one kind of device."""
 
     @abstractmethod
-    def prepare(self, parameters: Parameters, operands: Mapping[str, Array], sets: int, device: Device) -> Launches:
-        """Make launches that rotate through `sets` copies of the operands in the device's memory.
+    def prepare(self, parameters: Parameters, operands: Operands, place: Place) -> Launches:
+        """Bind launches to as many copies of the operands as the place says.
 
         Raises Unsupported with the reason where this machine has no way to run the case.
         """
@@ -118,33 +128,61 @@ class Operator(Workload[Parameters]):
     own_check = False
 
     @abstractmethod
-    def operands(self, parameters: Parameters, seed: int) -> Operands:
-        """Seeded inputs and room for outputs, made when they are asked for."""
+    def described(self, parameters: Parameters) -> dict[str, Operand]:
+        """Every operand by name: inputs, and the results that launches leave."""
 
     @abstractmethod
-    def verify(
-        self, parameters: Parameters, operands: Mapping[str, Array], output: Array, keep: Keep = computed_anew
-    ) -> Verification:
-        """Compare an output with the float64 reference, computed in the host's memory or had from `keep`."""
+    def compare(self, parameters: Parameters, values: Mapping[str, Any], keep: Keep) -> Verification:
+        """Compare results with the float64 reference of the inputs, all numpy arrays of values or all torch tensors.
 
-    @abstractmethod
-    def verify_tensors(self, parameters: Parameters, tensors: Tensors) -> Verification:
-        """Compare the outputs of a set with the float64 reference, computed by torch where the set lies."""
+        What depends on inputs alone goes through `keep`.
+        """
 
     @abstractmethod
     def reference_key(self, parameters: Parameters) -> str:
         """What the reference depends on beside the seed: cases that agree in it share one."""
 
+    def operands(self, parameters: Parameters, seed: int) -> Operands:
+        """Seeded inputs and room for results, made when they are asked for."""
+        return Operands(self.described(parameters), seed)
+
+    def footprint_bytes(self, parameters: Parameters) -> int:
+        """Bytes of all operands; what an implementation keeps beside them is its own."""
+        return sum(operand.size_bytes for operand in self.described(parameters).values())
+
+    def verify(
+        self, parameters: Parameters, operands: Operands, outputs: Mapping[str, Array], keep: Keep = computed_anew
+    ) -> Verification:
+        """Compare outputs in storage form with the reference, computed in the host's memory or had from `keep`."""
+        stored = {name: operands[name] for name in operands.inputs} | dict(outputs)
+        values = {name: widen(array, operands.described[name].dtype) for name, array in stored.items()}
+        return self.compare(parameters, values, keep)
+
     def prepare(self, parameters: Parameters, implementation: str, place: Place) -> Launches:
         """Launches over as many copies of the operands as leave caches cold, with the judge of their outputs."""
         operands = self.operands(parameters, place.seed)
         sets, cache = sets_to_rotate(self.footprint_bytes(parameters), place.device)
-        if place.sets is not None:
-            sets = place.sets
-        launches: Launches = self.implementation(implementation).prepare(parameters, operands, sets, place.device)
-        launches.sampling = {"cache": cache, "operand_sets": sets}
+        place = dataclasses.replace(place, sets=place.sets or sets)
+        launches: Launches = self.implementation(implementation).prepare(parameters, operands, place)
+        launches.sampling = {"cache": cache, "operand_sets": place.sets}
         launches.judge = Judge(self, parameters, place.seed, operands, launches)
         return launches
+
+
+@contextmanager
+def refusing(kind: type[UserError | Unsupported]) -> Iterator[None]:
+    """Turn the ValueError by which a kernel refuses what it cannot do into an error of this kind."""
+    try:
+        yield
+    except ValueError as error:
+        raise kind(str(error)) from None
+
+
+def free_bytes(device: Device) -> int:
+    """Memory of a device that nobody has."""
+    if device.kind == "cuda":
+        return int(cuda_device(device.index).context.memory_bytes()[0])
+    return memory.available_bytes()
 
 
 class Judge:
@@ -155,7 +193,7 @@ class Judge:
     """
 
     def __init__(
-        self, operator: Operator[Any], parameters: Any, seed: int, operands: Mapping[str, Any], launches: Launches
+        self, operator: Operator[Any], parameters: Any, seed: int, operands: Operands, launches: Launches
     ) -> None:
         self._operator, self._parameters, self._operands, self._launches = operator, parameters, operands, launches
         key = f"{operator.name} {operator.reference_key(parameters)} seed {seed}"
@@ -171,7 +209,7 @@ class Judge:
             self.references = ["host"]
             return self._by_host(index)
         try:
-            by_device = self._operator.verify_tensors(self._parameters, tensors)
+            by_device = self._operator.compare(self._parameters, tensors, computed_anew)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -189,8 +227,8 @@ class Judge:
         return dataclasses.replace(by_host, passed=False, message=words)
 
     def _by_host(self, index: int) -> Verification:
-        output = self._launches.output(index)
-        return self._operator.verify(self._parameters, self._operands, output, self._keep)
+        outputs = self._launches.outputs(index)
+        return self._operator.verify(self._parameters, self._operands, outputs, self._keep)
 
 
 def sets_to_rotate(set_bytes: int, device: Device, most: int = MOST_SETS) -> tuple[int, str]:
@@ -200,24 +238,10 @@ def sets_to_rotate(set_bytes: int, device: Device, most: int = MOST_SETS) -> tup
     more would be needed than can be made.
     """
     if device.kind == "cuda":
-        context = cuda_device(device.index).context
-        cache_bytes, free_bytes = context.properties.l2_bytes, context.memory_bytes()[0]
+        cache_bytes = cuda_device(device.index).context.properties.l2_bytes
     else:
-        cache_bytes, free_bytes = cpu.detect().l2_total_bytes, memory.available_bytes()
+        cache_bytes = cpu.detect().l2_total_bytes
     wanted = math.ceil(CACHE_TURNOVER * cache_bytes / set_bytes)
-    affordable = int(MEMORY_SHARE * free_bytes / set_bytes)
+    affordable = int(MEMORY_SHARE * free_bytes(device) / set_bytes)
     sets = max(1, min(wanted, affordable, most))
     return sets, "partly_warm" if sets < wanted else "cold_l2" if wanted > 1 else "larger_than_l2"
-
-
-def same_bits(left: Array, right: Array) -> bool:
-    """Whether two arrays hold the same bytes in the same shape; NaN equals itself."""
-    words = np.dtype(f"u{left.dtype.itemsize}")
-    return left.shape == right.shape and bool((left.view(words) == right.view(words)).all())
-
-
-def _bits(tensor: Any) -> Any:
-    """A torch tensor as integers of its elements' size."""
-    import torch
-
-    return tensor.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])

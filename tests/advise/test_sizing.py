@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.advise.product.explain import contiguous, explain_product, findings_of_product
-from pyperf_suite.advise.product.likely_tile import TiledProduct
+from pyperf_suite.advise.product import TiledProduct, contiguous, explain_product, findings_of_product
 from pyperf_suite.advise.sizing.as_json import sizing_as_json
 from pyperf_suite.advise.sizing.candidates import Bounds
-from pyperf_suite.advise.sizing.causes import MEANINGS, legend, saved, spent_by
+from pyperf_suite.advise.sizing.causes import saved, spent_by
 from pyperf_suite.advise.sizing.checks import checks
 from pyperf_suite.advise.sizing.heat_maps import heat_maps
 from pyperf_suite.advise.sizing.prices import LawPrices
@@ -25,6 +24,7 @@ from pyperf_suite.commands import size as advise_commands
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.explained import MEANINGS, legend
 from pyperf_suite.render.text import sentence as sentence_of
 from pyperf_suite.spec.quantity import Quantity
 

@@ -197,7 +197,7 @@ def test_failed_and_unsupported_cases_are_told_by_pytest_and_recorded(suite: pyt
         (("--suite-device", "abacus"), "*abacus*"),
         (("--suite-device", "cuda:99"), "*cuda:99*"),
         (("--suite-axis", "baseline.dtype=float7"), "*dtype=float7 was asked for: choose from*"),
-        (("--suite-axis", "baseline.shape=0x1x1"), "*M = 0*"),
+        (("--suite-axis", "baseline.shape=0x1x1"), "*m=0*"),
         (("--suite-axis", "baseline.shape=9x9"), "*'9x9' is not a shape*"),
         (("--suite-axis", "baseline.colour=red"), "*no axis 'colour'*"),
         (("--suite-axis", "baseline.shape=2000000x2000000x1"), "*GB of memory*"),

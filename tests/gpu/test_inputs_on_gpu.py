@@ -6,13 +6,15 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.runner import measuring
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.workloads import operator
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.cuda import cuda_device
-from pyperf_suite.workloads.inputs import Operand, Operands, place
+from pyperf_suite.workloads.inputs import Operand, Operands
 from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.operand_sets import DeviceMemory
+from pyperf_suite.workloads.workload import Place
 
 pytestmark = pytest.mark.gpu
 
@@ -32,14 +34,14 @@ CASES = {
 @pytest.mark.parametrize("count", [1, 17, (1 << 22) + 5])
 def test_a_device_makes_the_values_of_the_host(dtype: str, count: int) -> None:
     operands = Operands({"a": Operand((count,), dtype, stream=2)}, seed=2**63 + 5)
-    for memory in place(cuda_device(0), operands, 2):
-        assert memory["a"].read() == operands["a"].tobytes()
+    for each in DeviceMemory(operands, Place(GPU, sets=2), cuda_device(0)).sets:
+        assert each["a"].read() == operands["a"].tobytes()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_both_references_find_a_case_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(measuring, "HOST_FLOP", 1e18)
+    monkeypatch.setattr(operator, "HOST_FLOP", 1e18)
     answer = measure_case(CASES[name], None, GPU)
     assert answer["outcome"] == "ok", answer.get("reason")
     assert answer["verification"]["references"] == ["device", "host"]

@@ -12,6 +12,7 @@ from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads.attention.attention import Attention
 from pyperf_suite.workloads.attention.parameters import AttentionParameters
 from pyperf_suite.workloads.attention.triton_own import TritonAttention
+from pyperf_suite.workloads.workload import Place
 
 pytestmark = pytest.mark.gpu
 
@@ -34,16 +35,16 @@ def check(device: Device, parameters: AttentionParameters) -> dict:
     operator.validate(parameters)
     implementation.validate(parameters)
     operands = operator.operands(parameters, seed=1)
-    launches = implementation.prepare(parameters, operands, 2, device)
+    launches = implementation.prepare(parameters, operands, Place(device, sets=2))
     launches.poison()
     for index in (0, 1):
         launches.launch(index)
-    first, other = launches.output(0).copy(), launches.output(1)
-    verification = operator.verify(parameters, operands, first)
+    first = launches.kept(0)
+    verification = operator.verify(parameters, operands, launches.outputs(0))
     assert verification.passed, f"{parameters}: {verification.message}"
-    assert first.tobytes() == other.tobytes()
+    assert launches.equals(1, first)
     launches.launch(0)
-    assert launches.output(0).tobytes() == first.tobytes()
+    assert launches.equals(0, first)
     return dict(launches.kernel.details)
 
 

@@ -33,10 +33,10 @@ def with_launch(body: str, folder) -> Arm:
     """This code with another launch of the native product."""
     program = f"""
         import os
-        from pyperf_suite.workloads.matmul import native_cpu
+        from pyperf_suite.workloads import operator
         def launch(self, index):
             {body}
-        native_cpu.NativeCpuLaunches.launch = launch
+        operator.Launches.launch = launch
     """
     return arm_that_first_runs(program, folder)
 

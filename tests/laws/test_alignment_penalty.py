@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.matmul.alignment_penalty import (
+from pyperf_suite.laws.matmul.alignment import (
     ALIGNED_BYTES,
     ON_ADA,
     ON_HOPPER,

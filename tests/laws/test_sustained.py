@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.hardware.catalogue import all_gpus, find_gpu
-from pyperf_suite.laws.matmul.sustained import (
-    MAMF_TFLOP_PER_S,
-    UNCAPPED_UTILIZATION,
-    sustained_origin,
-    sustained_slowdown,
-)
+from pyperf_suite.laws.matmul.gemm import MAMF_TFLOP_PER_S, UNCAPPED_UTILIZATION, sustained_slowdown
 
 UTILIZATIONS = np.linspace(0, 1, 101)
 
@@ -34,10 +29,7 @@ def test_the_fastest_product_sustains_the_rate_that_was_published(name):
 def test_a_gpu_without_a_figure_has_that_of_its_architecture_or_none():
     h100, h200, l40s = find_gpu("H100"), find_gpu("H200"), find_gpu("L40S")
     assert (sustained_slowdown(h100, UTILIZATIONS) == sustained_slowdown(h200, UTILIZATIONS)).all()
-    assert "H200 SXM, of the same architecture" in sustained_origin(h100)
-    assert "architecture" not in sustained_origin(h200)
     assert (sustained_slowdown(l40s, UTILIZATIONS) == 1).all()
-    assert sustained_origin(l40s) is None
 
 
 def test_a_gpu_with_more_power_than_the_measured_one_is_not_held_down_by_its_cap():

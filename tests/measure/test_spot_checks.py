@@ -124,9 +124,9 @@ def test_a_kernel_that_is_wrong_at_regular_intervals_is_caught() -> None:
 @pytest.mark.parametrize("wrong", range(8))
 def test_a_set_on_which_launches_are_always_wrong_is_seen_before_timing(wrong: int) -> None:
     launches = Simulated(fault=lambda _launch, at: 2.0 if at == wrong else 1.0)
-    with pytest.raises(WrongLaunch) as wrong:
+    with pytest.raises(WrongLaunch) as found:
         SpotChecks(launches).before_timing()
-    assert str(wrong.value) == ("wrong" if wrong == 0 else f"operand set {wrong}: wrong")
+    assert str(found.value) == ("wrong" if wrong == 0 else f"operand set {wrong}: wrong")
 
 
 def test_a_kernel_that_stops_writing_is_caught() -> None:

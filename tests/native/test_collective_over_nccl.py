@@ -126,7 +126,7 @@ def test_a_library_that_is_missing_on_all_ranks_is_said_once(double, monkeypatch
     ("fault", "words"),
     [
         # Operations of a rank: 0 makes connections, 1 is a barrier, and 2 is what is checked.
-        ("wrong@2:1", "Wrong result before timing: rank 1 has 1 of 1024 elements wrong: element"),
+        ("wrong@2:1", "1 of 2048 values are wrong: rank 1 has 1 of 1024 elements wrong: element"),
         ("hang@2:1", "No rank came out of 'check collective"),
         ("error@2:1", "Rank 1 failed in 'check collective"),
         ("die@2:1", "Rank 1 stopped answering in 'check collective"),

@@ -16,6 +16,7 @@ from pyperf_suite.workloads.cuda import CudaDevice
 from pyperf_suite.workloads.dtypes import widen
 from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, cuda_own
 from pyperf_suite.workloads.operator import Launches
+from pyperf_suite.workloads.workload import Place
 
 GPU = Device("cuda")
 
@@ -31,7 +32,7 @@ def prepare(cuda, fake, nvrtc, tmp_path_factory, monkeypatch: pytest.MonkeyPatch
         operator = Matmul()
         implementation = operator.implementation(name)
         implementation.validate(parameters)
-        return implementation.prepare(parameters, operator.operands(parameters, 0), sets, GPU)
+        return implementation.prepare(parameters, operator.operands(parameters, 0), Place(GPU, sets=sets))
 
     return made
 
@@ -108,7 +109,7 @@ def test_a_cluster_is_refused_by_kernels_that_launch_none(name: str) -> None:
 def test_outputs_are_poisoned_and_read_back_in_their_type(prepare, out_dtype: str) -> None:
     launches = prepare("cuda_sm90", parameters(out_dtype=out_dtype))
     launches.poison()
-    output = launches.output(1)
+    output = launches.outputs(1)["c"]
     assert output.shape == (300, 520)
     assert np.isnan(widen(output, out_dtype)).all()
 

@@ -69,6 +69,47 @@ def test_a_requirements_name_is_read_in_any_spelling(tool, line, name):
     assert tool("make_venv").requirement_name(line) == name
 
 
+def test_settings_of_pip_are_those_for_installing_and_the_environment_has_the_last_word(tool):
+    listed = """:env:.find-links='/new'
+download.dest='/elsewhere'
+global.cert='/ca.pem'
+global.find-links='/old'
+install.no-index='true'"""
+    assert tool("make_venv").pip_settings(listed) == {"cert": "/ca.pem", "find-links": "/new", "no-index": "true"}
+    assert tool("make_venv").pip_settings("") == {}
+
+
+def test_uv_is_handed_what_pip_is_set_to_and_not_used_where_it_cannot_follow(tool):
+    uv_arguments = tool("make_venv").uv_arguments
+    assert uv_arguments({}) == []
+    assert uv_arguments({"timeout": "60", "find-links": ""}) == []
+    settings = {"index-url": "https://a", "extra-index-url": "https://b\nhttps://c", "no-index": "0", "cert": "/ca.pem"}
+    assert uv_arguments(settings) == ["--index", "https://b", "--index", "https://c", "--default-index", "https://a"]
+    assert uv_arguments({"no-index": "true", "find-links": "/w"}) == ["--find-links", "/w", "--no-index"]
+    assert uv_arguments({"proxy": "http://proxy"}) is None
+
+
+def test_an_install_without_uv_or_with_one_that_fails_is_made_by_pip(tool, tmp_path, monkeypatch):
+    made = tool("make_venv")
+    calls = tmp_path / "calls"
+    for name, code in (("uv", 1), ("python", 0)):
+        program(tmp_path, name, f'echo "{name} $*" >> {calls}; exit {code}')
+    pip = [str(tmp_path / "python"), "-m", "pip", "install"]
+    monkeypatch.setattr(made, "requirements", lambda only_to_build: ["setuptools"])
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    made.install_everything(tmp_path / "python", tmp_path / "venv", pip, ["click"], is_new=True)
+    by_pip = f"python -m pip install --no-compile -c {tmp_path}/venv/constraints.txt"
+    told = calls.read_text().splitlines()
+    assert [line for line in told if line.startswith(by_pip)] == [f"{by_pip} setuptools", f"{by_pip} click"]
+    assert sum(line.startswith("uv pip install") for line in told) == 2
+    assert "python -m pip install --no-deps --no-build-isolation --editable ." in told
+    calls.unlink()
+    (tmp_path / "uv").unlink()
+    made.install_everything(tmp_path / "python", tmp_path / "venv", pip, ["click"], is_new=False)
+    assert not [line for line in calls.read_text().splitlines() if " uv" in line or line.startswith("uv")]
+
+
 def test_a_module_that_breaks_on_import_counts_as_absent(tool, tmp_path, monkeypatch):
     (tmp_path / "broken_module.py").write_text("raise OSError('libcudart.so is missing')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

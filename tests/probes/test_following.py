@@ -110,5 +110,5 @@ def test_a_probe_that_never_ends_is_stopped(probe: Callable[..., None]) -> None:
 
 def test_a_case_that_can_never_be_measured_is_refused(probe: Callable[..., None]) -> None:
     probe(follow_up=lambda records: [a_case(0)])
-    with pytest.raises(UserError, match="N = 0"):
+    with pytest.raises(UserError, match="n=0"):
         next(follow_ups(a_plan(), []))

@@ -13,7 +13,7 @@ from pyperf_suite.probes.transfer import OVER_BUS, PINNED_IS_FASTER, PROBE, TRAD
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Cell, Findings, Remark
-from pyperf_suite.workloads.training.transfer_parameters import TransferParameters
+from pyperf_suite.workloads.training.transfer import TransferParameters
 
 CPU, GPU = Device("cpu"), Device("cuda")
 SIZES = [1 << power for power in range(10, 27, 2)]

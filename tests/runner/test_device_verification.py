@@ -15,7 +15,8 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.workloads import find_workload, operator
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import Matmul, MatmulParameters
-from pyperf_suite.workloads.operator import Judge, Launches, Tensors
+from pyperf_suite.workloads.operand_sets import as_stored
+from pyperf_suite.workloads.operator import Judge, Launches
 from pyperf_suite.workloads.workload import Kernel
 
 torch = pytest.importorskip("torch")
@@ -52,17 +53,19 @@ class OnDevice(Launches):
         found = torch.autograd.grad(o, (q, k, v), self._inputs["do"].double())
         return {name: each.bfloat16().contiguous() for name, each in zip(("dq", "dk", "dv"), found, strict=True)}
 
-    def output(self, index: int) -> Any:
-        self.downloads += 1
-        found = [each.reshape(-1).view(torch.int16).numpy().view(np.uint16) for each in self._outputs[index].values()]
-        return found[0].reshape(96, 80) if self._case.operator == "matmul" else np.concatenate(found)
+    def results(self, index: int) -> dict[str, Any]:
+        return self._outputs[index % self.sets]
 
-    def tensors(self, index: int) -> Tensors:
-        return Tensors(self._inputs, self._outputs[index % self.sets])
+    def outputs(self, index: int) -> dict[str, Any]:
+        self.downloads += 1
+        return {name: as_stored(each, "bfloat16") for name, each in self.results(index).items()}
+
+    def tensors(self, index: int) -> dict[str, Any]:
+        return self._inputs | self.results(index)
 
     def poison(self, index: int | None = None) -> None:
-        for each in self._chosen(index):
-            for tensor in self._outputs[each].values():
+        for outputs in self._outputs if index is None else [self._outputs[index]]:
+            for tensor in outputs.values():
                 tensor.fill_(float("nan"))
 
 
@@ -137,10 +140,14 @@ def test_references_that_disagree_fail_the_case(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_device_without_memory_for_a_reference_leaves_it_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    on_either = Matmul.compare
 
-    monkeypatch.setattr(Matmul, "verify_tensors", full)
+    def full(self: Matmul, parameters: MatmulParameters, values: dict[str, Any], keep: Any) -> Any:
+        if isinstance(values["c"], torch.Tensor):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return on_either(self, parameters, values, keep)
+
+    monkeypatch.setattr(Matmul, "compare", full)
     verification, judge = judged(PRODUCT, OnDevice(PRODUCT, 1, nothing))
     assert verification.passed
     assert judge.references == ["host"]
@@ -150,7 +157,7 @@ def test_an_error_of_the_device_is_not_taken_for_one_of_memory(monkeypatch: pyte
     def broken(*_: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(Matmul, "verify_tensors", broken)
+    monkeypatch.setattr(Matmul, "compare", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         judged(PRODUCT, OnDevice(PRODUCT, 1, nothing))
 

@@ -23,7 +23,7 @@ from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order, most_in
 from pyperf_suite.runner.profiles import PROFILES, Effort, Profile, find_profile, fixed_steps
 from pyperf_suite.runner.results import create_run, find_run, open_run
 from pyperf_suite.runner.session import CLOSING_S, Session
-from pyperf_suite.runner.sparing_workers import SparingWorkers
+from pyperf_suite.runner.worker_pool import SparingWorkers
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = resolve("cpu")

@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
-
-import torch
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
@@ -21,39 +19,33 @@ from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads.attention import triton_own
 from pyperf_suite.workloads.attention.attention import Attention
 from pyperf_suite.workloads.attention.parameters import AttentionParameters
-from pyperf_suite.workloads.device_tensors import DeviceTensors
+from pyperf_suite.workloads.operand_sets import TorchTensors
+from pyperf_suite.workloads.workload import Place
 
 
-class HostTensors(DeviceTensors):
-    """The operands in the host's memory, and a torch whose device has nothing to wait for."""
+class HostTensors(TorchTensors):
+    """The operands in the host's memory."""
 
-    def __init__(self, operands: Any, dtypes: Any, sets: int, device: Device) -> None:
-        class Torch:
-            cuda = SimpleNamespace(synchronize=lambda device: None)
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(torch, name)
-
-        self.torch, self.device = Torch(), torch.device("cpu")
-        self.sets = [{name: self._upload(operands[name], dtype) for name, dtype in dtypes.items()} for _ in range(sets)]
+    def __init__(self, operands: Any, place: Place) -> None:
+        super().__init__(operands, replace(place, device=Device("cpu")))
 
 
 def answer(target: str, blocks: str, **named: Any) -> dict[str, Any]:
     """Two operand sets, each poisoned and launched."""
-    triton_own.DeviceTensors = HostTensors
+    triton_own.TorchTensors = HostTensors
     triton_own.gpu_of = lambda tensors: (target, 3)
     parameters = AttentionParameters(**named, blocks=Blocks.parse(blocks) if blocks else None)
     operator, implementation = Attention(), triton_own.TritonAttention()
     operator.validate(parameters)
     implementation.validate(parameters)
     operands = operator.operands(parameters, seed=1)
-    launches = implementation.prepare(parameters, operands, 2, Device("cuda"))
+    launches = implementation.prepare(parameters, operands, Place(Device("cuda"), sets=2))
     outcomes = []
     for index in (0, 1):
         launches.poison()
-        before = operator.verify(parameters, operands, launches.output(index)).passed
+        before = operator.verify(parameters, operands, launches.outputs(index)).passed
         launches.launch(index)
-        outcomes.append((before, operator.verify(parameters, operands, launches.output(index)).message))
+        outcomes.append((before, operator.verify(parameters, operands, launches.outputs(index)).message))
     kernel = launches.kernel
     return {"outcomes": outcomes, "name": kernel.name, "path": kernel.path, "details": kernel.details}
 

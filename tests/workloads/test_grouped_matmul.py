@@ -32,24 +32,36 @@ def test_every_row_has_one_expert_and_none_has_fewer_than_a_later_one(experts, r
 @pytest.mark.parametrize("way", ["loop", "padded", "grouped_mm"])
 def test_each_way_is_right_where_experts_differ_and_where_some_have_no_row(way, dtype):
     for parameters in (asked(skew=1.0, dtype=dtype), asked(experts=8, rows=5, dtype=dtype)):
-        steps = OPERATOR.implementation(way).prepare(parameters, Place(CPU))
-        checked = steps.check()
-        assert (checked.wrong, checked.first) == (0, "")
-        assert checked.compared == steps.sets * parameters.rows * parameters.n
+        launches = OPERATOR.prepare(parameters, way, Place(CPU, sets=3))
+        verdict = launches.check()
+        assert verdict.passed, verdict.message
 
 
 @pytest.mark.parametrize("way", ["loop", "padded", "grouped_mm"])
 def test_one_wrong_element_and_a_launch_that_did_nothing_are_seen(way):
-    steps = OPERATOR.implementation(way).prepare(asked(skew=1.0), Place(CPU))
-    steps.check()
-    kept = steps.kept(0)
-    assert steps.equals(0, kept)
-    steps._ready[0].written().view(-1)[0] += 0.5
-    assert not steps.equals(0, kept)
-    assert steps.left(0).wrong == 1
-    assert "expert 0" in steps.left(0).first
-    steps.poison(0)
-    assert steps.left(0).wrong > 0
+    launches = OPERATOR.prepare(asked(skew=1.0), way, Place(CPU, sets=2))
+    assert launches.check().passed
+    kept = launches.kept(0)
+    assert launches.equals(0, kept)
+    (written,) = launches._bound[0].written()
+    written.view(-1)[0] = 1e3
+    assert not launches.equals(0, kept)
+    verdict = launches.left(0)
+    assert not verdict.passed
+    assert verdict.worst_at == (0, 0)
+    assert "expert 0" in verdict.message
+    launches.poison(0)
+    assert not launches.left(0).passed
+
+
+def test_an_error_names_the_expert_and_the_row_of_all():
+    launches = OPERATOR.prepare(asked(), "loop", Place(CPU, sets=1))
+    launches.launch(0)
+    first_of_third = sum(asked().rows_of_experts[:2])
+    launches.results(0)["c"][first_of_third + 1, 5] += 1
+    verdict = launches.left(0)
+    assert verdict.worst_at == (first_of_third + 1, 5)
+    assert verdict.message.startswith("expert 2: ")
 
 
 def test_work_counts_useful_flop_and_experts_that_are_read():
@@ -60,7 +72,7 @@ def test_work_counts_useful_flop_and_experts_that_are_read():
 
 def test_triton_is_not_timed_where_it_would_interpret():
     with pytest.raises(Unsupported, match="compiles for GPUs"):
-        OPERATOR.implementation("triton").prepare(asked(), Place(CPU))
+        OPERATOR.prepare(asked(), "triton", Place(CPU))
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,18 @@ import shutil
 import statistics
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import nvrtc
-from pyperf_suite.workloads import device_tensors
-from pyperf_suite.workloads.device_tensors import DeviceTensors
+from pyperf_suite.workloads import operand_sets
 from pyperf_suite.workloads.dtypes import aligned_empty, element_type, widen
 from pyperf_suite.workloads.inputs import INT8_DEVIATION, Operand, Operands, fill, values_of
+from pyperf_suite.workloads.operand_sets import TorchTensors
+from pyperf_suite.workloads.workload import Place
 
 CUDA = Path(nvrtc.__file__).parent / "cuda"
 DTYPES = ("float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "int8")
@@ -140,16 +142,13 @@ def test_tensors_are_filled_on_the_device_and_never_made_on_the_host(kernel_on_h
         values = kernel_on_host(operand, seed)
         ctypes.memmove(address, values.ctypes.data, values.nbytes)
 
-    class HostTensors(DeviceTensors):
-        def __init__(self, operands, dtypes, sets):
-            self.torch, self.device = torch, torch.device("cpu")
-            self.sets = self._placed(operands, dtypes, sets, Device("cuda"))
-
-    monkeypatch.setattr(device_tensors, "fill_on_device", fill_there)
-    monkeypatch.setattr(device_tensors, "cuda_device", lambda index: None)
+    on_host = SimpleNamespace(torch=torch, device=torch.device("cpu"), stopwatch=None, is_gpu=True)
+    monkeypatch.setattr(operand_sets, "fill_on_device", fill_there)
+    monkeypatch.setattr(operand_sets, "cuda_device", lambda index: None)
+    monkeypatch.setattr(operand_sets, "TorchDevice", lambda device, workers: on_host)
     described = {"a": Operand((33, 7), "bfloat16", 0), "c": Operand((5,), "float32")}
     operands = Operands(described, seed=3)
-    sets = HostTensors(operands, {"a": "bfloat16", "c": "float32"}, 3).sets
+    sets = TorchTensors(operands, Place(Device("cuda"), sets=3)).sets
     assert not operands._made
     for each in sets:
         assert each["a"].view(torch.uint8).numpy().tobytes() == Operands(described, seed=3)["a"].tobytes()

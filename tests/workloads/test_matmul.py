@@ -13,6 +13,7 @@ from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.dtypes import ELEMENT_TYPES, aligned_empty, not_a_number, round_to, widen
 from pyperf_suite.workloads.matmul import LAYOUTS, Matmul, MatmulParameters
+from pyperf_suite.workloads.workload import Place
 
 CPU = resolve("cpu")
 TILE = Tile(32, 64, 48)
@@ -42,11 +43,11 @@ def test_every_implementation_agrees_with_the_reference(
     parameters = MatmulParameters(*shape, Schedule.parse(schedule), tile, dtype=dtype, layout=layout)
     operator = Matmul()
     operands = operator.operands(parameters, seed=1)
-    launches = operator.implementation(implementation).prepare(parameters, operands, 2, CPU)
+    launches = operator.implementation(implementation).prepare(parameters, operands, Place(CPU, sets=2))
     launches.poison()
     for index in (0, 1):
         launches.launch(index)
-        verification = operator.verify(parameters, operands, launches.output(index))
+        verification = operator.verify(parameters, operands, launches.outputs(index))
         assert verification.passed, verification.message
 
 
@@ -54,9 +55,9 @@ def test_an_output_nobody_wrote_fails_verification() -> None:
     parameters = MatmulParameters(5, 6, 7, Schedule("persistent", 1))
     operator = Matmul()
     operands = operator.operands(parameters, seed=0)
-    launches = operator.implementation("native").prepare(parameters, operands, 1, CPU)
+    launches = operator.implementation("native").prepare(parameters, operands, Place(CPU))
     launches.poison()
-    assert not operator.verify(parameters, operands, launches.output(0)).passed
+    assert not operator.verify(parameters, operands, launches.outputs(0)).passed
 
 
 def test_operands_are_the_seeds_own_and_normal() -> None:

@@ -15,8 +15,9 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.workloads.dtypes import not_a_number, round_to, widen
 from pyperf_suite.workloads.matmul import LAYOUTS, Matmul, MatmulParameters
-from pyperf_suite.workloads.matmul.torch_products import bind, refusals
+from pyperf_suite.workloads.matmul.libraries import bind, refusals
 from pyperf_suite.workloads.operator import Launches
+from pyperf_suite.workloads.workload import Place
 
 CPU = resolve("cpu")
 
@@ -31,7 +32,7 @@ def prepared(parameters: MatmulParameters) -> Launches:
     operator.validate(parameters)
     implementation = operator.implementation("torch" if parameters.pad_to == 1 else "torch_padded")
     implementation.validate(parameters)
-    return implementation.prepare(parameters, operator.operands(parameters, seed=1), 1, CPU)
+    return implementation.prepare(parameters, operator.operands(parameters, seed=1), Place(CPU))
 
 
 @pytest.mark.parametrize("pad_to", [1, 16])
@@ -51,7 +52,7 @@ def test_torch_multiplies_each_type_as_the_reference_does(
         pytest.skip(str(refusal))
     launches.poison()
     launches.launch(0)
-    verification = Matmul().verify(parameters, Matmul().operands(parameters, seed=1), launches.output(0))
+    verification = Matmul().verify(parameters, Matmul().operands(parameters, seed=1), launches.outputs(0))
     assert verification.passed, verification.message
 
 
@@ -78,8 +79,8 @@ def test_an_int8_output_nobody_wrote_fails_verification() -> None:
     parameters = of("int8")
     launches = prepared(parameters)
     launches.poison()
-    output = launches.output(0)
-    assert (output == not_a_number("int32")).all()
+    output = launches.outputs(0)
+    assert (output["c"] == not_a_number("int32")).all()
     assert not Matmul().verify(parameters, Matmul().operands(parameters, seed=1), output).passed
 
 
@@ -142,7 +143,7 @@ def test_float32_is_multiplied_as_tfloat32_during_a_call_and_not_after() -> None
     ("changed", "words"),
     [
         ({"dtype": "int32"}, "operands of integers are int8"),
-        ({"dtype": "int7"}, "Unknown dtype 'int7'"),
+        ({"dtype": "int7"}, "dtype=int7"),
         ({"dtype": "int8", "out_dtype": "float32"}, "int8 into float32"),
         ({"dtype": "float32", "out_dtype": "int32"}, "float32 into int32"),
         ({"dtype": "float32", "out_dtype": "int8"}, "products of int8 are stored as int32"),
@@ -180,7 +181,7 @@ def test_our_cpu_kernel_has_no_int8_and_says_so() -> None:
     parameters = MatmulParameters(64, 64, 64, Schedule("data_parallel", 1), dtype="int8")
     operands = Matmul().operands(parameters, seed=0)
     with pytest.raises(Unsupported, match="'int8' is unknown: choose float32 or bfloat16"):
-        Matmul().implementation("native").prepare(parameters, operands, 1, CPU)
+        Matmul().implementation("native").prepare(parameters, operands, Place(CPU))
 
 
 class OutOfMemory(RuntimeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,47 +14,39 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import matmul as triton_matmul
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.workloads.device_tensors import DeviceTensors
-from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, torch_gpu
+from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, libraries, triton_own
+from pyperf_suite.workloads.operand_sets import TorchTensors
 from pyperf_suite.workloads.operator import Launches
+from pyperf_suite.workloads.workload import Place
+
+TWO_ON_A_GPU = Place(Device("cuda"), sets=2)
 
 PAD = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<c10::BFloat16>>"
 GEMM = "void ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn"
 
 
-class HostTensors(DeviceTensors):
-    """The operands in the host's memory, and a torch whose device has nothing to wait for."""
+class HostTensors(TorchTensors):
+    """The operands in the host's memory, of a GPU whose profiler sees PAD, GEMM, PAD."""
 
-    def __init__(self, operands: Any, dtypes: Any, sets: int, device: Device) -> None:
-        import torch
+    def __init__(self, operands: Any, place: Place, *_: Any) -> None:
+        super().__init__(operands, replace(place, device=Device("cpu")))
 
-        class Torch:
-            cuda = SimpleNamespace(synchronize=lambda device: None, get_device_capability=lambda index: (9, 0))
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(torch, name)
-
-        self.torch, self.device = Torch(), torch.device("cpu")
-        self.sets = [{name: self._upload(operands[name], dtype) for name, dtype in dtypes.items()} for _ in range(sets)]
+    def launched_kernels(self, launch: Callable[[int], object]) -> list[str]:
+        launch(0)
+        return [PAD, GEMM, PAD]
 
 
 @pytest.fixture
 def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[[MatmulParameters], Launches]:
-    """Prepares a case whose kernels the profiler sees as PAD, GEMM, PAD."""
+    """Prepares a case with the host in the GPU's place."""
     pytest.importorskip("torch")
-
-    def launched_kernels(torch: Any, launch: Callable[[int], object]) -> list[str]:
-        launch(0)
-        return [PAD, GEMM, PAD]
-
-    monkeypatch.setattr(torch_gpu, "DeviceTensors", HostTensors)
-    monkeypatch.setattr(torch_gpu, "launched_kernels", launched_kernels)
+    monkeypatch.setattr(libraries, "TorchTensors", HostTensors)
 
     def prepared(parameters: MatmulParameters) -> Launches:
         operator = Matmul()
         implementation = operator.implementation("cublas" if parameters.pad_to == 1 else "cublas_padded")
         implementation.validate(parameters)
-        return implementation.prepare(parameters, operator.operands(parameters, seed=1), 2, Device("cuda"))
+        return implementation.prepare(parameters, operator.operands(parameters, seed=1), TWO_ON_A_GPU)
 
     return prepared
 
@@ -70,9 +63,9 @@ def test_a_padded_product_is_read_back_from_where_it_stands(prepare, shape: tupl
     launches = prepare(parameters)
     for index in (0, 1):
         launches.poison()
-        assert not Matmul().verify(parameters, operands, launches.output(index)).passed
+        assert not Matmul().verify(parameters, operands, launches.outputs(index)).passed
         launches.launch(index)
-        verification = Matmul().verify(parameters, operands, launches.output(index))
+        verification = Matmul().verify(parameters, operands, launches.outputs(index))
         assert verification.passed, verification.message
 
 
@@ -89,17 +82,17 @@ def test_an_unpadded_product_tells_nothing_of_padding(prepare) -> None:
 
 
 def test_where_no_name_is_known_the_first_kernel_stands(prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_gpu, "launched_kernels", lambda torch, launch: ["gemvx", "another"])
+    monkeypatch.setattr(HostTensors, "launched_kernels", lambda self, launch: ["gemvx", "another"])
     assert prepare(of("bfloat16", 1, 48, 64)).kernel.name == "gemvx"
-    monkeypatch.setattr(torch_gpu, "launched_kernels", lambda torch, launch: [])
+    monkeypatch.setattr(HostTensors, "launched_kernels", lambda self, launch: [])
     assert prepare(of("int8", 32, 48, 64)).kernel.name == "torch._int_mm"
 
 
 def test_a_shape_that_torch_refuses_on_the_device_is_unsupported(prepare, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(torch: Any, launch: Any) -> list[str]:
+    def refused(*_: Any) -> list[str]:
         raise RuntimeError("self.size(0) needs to be greater than 16, but got 7")
 
-    monkeypatch.setattr(torch_gpu, "launched_kernels", refused)
+    monkeypatch.setattr(HostTensors, "launched_kernels", refused)
     with pytest.raises(Unsupported, match=r"refuses 7x8x8 of int8 in layout TN: .*greater than 16, but got 7\.$"):
         prepare(of("int8", 7, 8, 8))
 
@@ -108,12 +101,12 @@ def test_sets_do_not_share_their_results(prepare) -> None:
     launches = prepare(of("float32", 33, 48, 64, pad_to=16))
     launches.poison()
     launches.launch(0)
-    assert np.isfinite(launches.output(0)).all()
-    assert np.isnan(launches.output(1)).all()
+    assert np.isfinite(launches.outputs(0)["c"]).all()
+    assert np.isnan(launches.outputs(1)["c"]).all()
 
 
 @pytest.fixture
-def prepare_triton(prepare, monkeypatch: pytest.MonkeyPatch):
+def prepare_triton(monkeypatch: pytest.MonkeyPatch):
     """Prepares a case of Triton on a Hopper whose shared memory holds the given (path, stages) only."""
 
     def prepared(parameters: MatmulParameters, fitting: set[tuple[str, int]]) -> Launches:
@@ -129,12 +122,13 @@ def prepare_triton(prepare, monkeypatch: pytest.MonkeyPatch):
 
                 return launch
 
+        torch = pytest.importorskip("torch")
         pytest.importorskip("triton")
         monkeypatch.setattr(triton_matmul, "Product", Product)
+        monkeypatch.setattr(triton_own, "TorchTensors", HostTensors)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
         operator = Matmul()
-        return operator.implementation("triton").prepare(
-            parameters, operator.operands(parameters, seed=1), 2, Device("cuda")
-        )
+        return operator.implementation("triton").prepare(parameters, operator.operands(parameters, 1), TWO_ON_A_GPU)
 
     return prepared
 

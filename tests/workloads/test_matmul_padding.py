@@ -12,6 +12,7 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.workloads.matmul import LAYOUTS, Matmul, MatmulParameters
 from pyperf_suite.workloads.operator import Launches
+from pyperf_suite.workloads.workload import Place
 
 CPU = resolve("cpu")
 
@@ -25,7 +26,7 @@ def prepared(parameters: MatmulParameters) -> Launches:
     operator = Matmul()
     implementation = operator.implementation("torch_padded")
     implementation.validate(parameters)
-    return implementation.prepare(parameters, operator.operands(parameters, seed=1), 2, CPU)
+    return implementation.prepare(parameters, operator.operands(parameters, seed=1), Place(CPU, sets=2))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -53,7 +54,7 @@ def test_a_padded_product_is_the_product_whatever_is_padded(
     for index in (0, 1):
         launches.poison()
         launches.launch(index)
-        verification = Matmul().verify(parameters, inputs, launches.output(index))
+        verification = Matmul().verify(parameters, inputs, launches.outputs(index))
         assert verification.passed, verification.message
 
 
@@ -62,7 +63,7 @@ def test_a_padded_product_nobody_launched_is_all_poison(shape: tuple[int, int, i
     launches = prepared(padded(*shape))
     launches.launch(0)
     launches.poison()
-    assert np.isnan(launches.output(0)).all()
+    assert np.isnan(launches.outputs(0)["c"]).all()
 
 
 def test_operands_padded_before_are_as_they_were() -> None:
@@ -71,7 +72,7 @@ def test_operands_padded_before_are_as_they_were() -> None:
     inputs = operator.operands(parameters, seed=1)
     before = {name: inputs[name].copy() for name in "ab"}
     pytest.importorskip("torch")
-    launches = operator.implementation("torch_padded").prepare(parameters, inputs, 1, CPU)
+    launches = operator.implementation("torch_padded").prepare(parameters, inputs, Place(CPU))
     launches.launch(0)
     for name, values in before.items():
         np.testing.assert_array_equal(inputs[name], values)
@@ -100,5 +101,5 @@ def test_what_pads_wants_to_be_told_to_what(implementation: str) -> None:
 
 @pytest.mark.parametrize("pad_to", [0, -8])
 def test_a_multiple_below_one_is_refused(pad_to: int) -> None:
-    with pytest.raises(UserError, match=f"pad_to = {pad_to} was asked for"):
+    with pytest.raises(UserError, match=f"pad_to={pad_to} was asked for"):
         Matmul().validate(padded(33, 41, 47, pad_to=pad_to))

@@ -12,6 +12,7 @@ from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads.attention.attention import Attention
 from pyperf_suite.workloads.attention.native_cpu import NativeCpuAttention, default_blocks
 from pyperf_suite.workloads.attention.parameters import AttentionParameters
+from pyperf_suite.workloads.workload import Place
 
 CPU = resolve("cpu")
 SMALL = AttentionParameters(2, 4, 40, 67, 91, kv_heads=2, dtype="float32", blocks=Blocks(16, 64))
@@ -27,18 +28,18 @@ def test_it_agrees_with_the_reference_on_every_operand_set(
     parameters = replace(SMALL, seq_q=seq_q, blocks=blocks, causal=causal, dtype=dtype)
     operator = Attention()
     operands = operator.operands(parameters, seed=1)
-    launches = NativeCpuAttention().prepare(parameters, operands, 2, CPU)
+    launches = NativeCpuAttention().prepare(parameters, operands, Place(CPU, sets=2))
     launches.poison()
     for index in (0, 1):
-        assert not operator.verify(parameters, operands, launches.output(index)).passed
+        assert not operator.verify(parameters, operands, launches.outputs(index)).passed
         launches.launch(index)
-        verification = operator.verify(parameters, operands, launches.output(index))
+        verification = operator.verify(parameters, operands, launches.outputs(index))
         assert verification.passed, verification.message
 
 
 def test_the_record_says_which_blocks_slots_and_padding_there_were() -> None:
     parameters = replace(SMALL, blocks=None)
-    launches = NativeCpuAttention().prepare(parameters, Attention().operands(parameters, seed=0), 1, CPU)
+    launches = NativeCpuAttention().prepare(parameters, Attention().operands(parameters, seed=0), Place(CPU))
     details = launches.kernel.details
     assert launches.kernel.name == f"native_attention_{details['isa']}"
     assert details["blocks"] == str(default_blocks(parameters))
@@ -71,4 +72,4 @@ def test_a_dtype_or_head_dim_beyond_the_kernel_is_unsupported(changes: dict, wor
     NativeCpuAttention().validate(parameters)
     operands = Attention().operands(parameters, seed=0)
     with pytest.raises(Unsupported, match=words):
-        NativeCpuAttention().prepare(parameters, operands, 1, CPU)
+        NativeCpuAttention().prepare(parameters, operands, Place(CPU))

@@ -14,13 +14,14 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.attention.counted import Blocks
-from pyperf_suite.workloads.attention.parameters import AttentionParameters
+from pyperf_suite.workloads.attention import Attention, AttentionParameters
 from pyperf_suite.workloads.attention.triton_own import (
     TritonAttention,
     configuration_of,
     costs_of,
     default_blocks,
 )
+from pyperf_suite.workloads.workload import Place
 
 SMALL = AttentionParameters(1, 4, 24, 20, 33, kv_heads=2, causal=True, dtype="float16")
 
@@ -99,7 +100,7 @@ def test_what_the_kernels_cannot_do_is_refused_in_one_sentence(change, words):
 def test_without_triton_the_case_is_unsupported(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Unsupported, match="triton is not installed"):
-        TritonAttention().prepare(SMALL, {}, 1, Device("cuda"))
+        TritonAttention().prepare(SMALL, Attention().operands(SMALL, 0), Place(Device("cuda")))
 
 
 def test_slots_are_the_programs_that_all_multiprocessors_hold_at_once():

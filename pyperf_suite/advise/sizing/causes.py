@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,29 +12,11 @@ from pyperf_suite.advise.sizing.prices import Prices, price
 from pyperf_suite.advise.sizing.search import Candidate
 from pyperf_suite.advise.sizing.setting import Setting
 from pyperf_suite.advise.sizing.step import parts_of
+from pyperf_suite.laws.explained import IDEAL
 
 # Savings of less than this share of the step are no cause worth naming.
 LEAST_TOLD = 0.002
 MOST_TOLD = 3
-IDEAL = "ideal"
-# What the laws' causes are, for those who read them for the first time.
-MEANINGS = {
-    "tile": "tiles that reach over the edge",
-    "wave": "multiprocessors without work in the last wave",
-    "kernel": "what the library's kernels fall short of the peak in whole tiles",
-    "rate": "what attention's kernels fall short of the peak",
-    "bandwidth": "waiting for memory, or for the links between GPUs",
-    "cache": "waiting for L2",
-    "network": "waiting for the network between nodes",
-    "split": "adding up the slices of K",
-    "launch": "starting kernels",
-    "alignment": "sizes that tensor cores, TMA or attention's kernels do not take whole",
-    "library": "what was measured beyond the law of tiles, so the library's choices",
-    "library choice": "the median library beyond the fastest",
-    "measured": "what neighbouring shapes were measured to take beyond the law",
-    "sustained": "clocks held down under lasting load",
-    "this machine": "what the calibration of one's own found",
-}
 
 
 @dataclass(frozen=True)
@@ -66,12 +48,6 @@ class Spent:
         """Causes other than the ideal time with their seconds, the largest first; what saves time is left out."""
         found = [(cause, seconds) for cause, seconds in self.causes.items() if cause != IDEAL and seconds > 0]
         return sorted(found, key=lambda each: -each[1])
-
-
-def legend(causes: Iterable[str]) -> str:
-    """A sentence that says what each of the causes is, in the order of `MEANINGS`."""
-    asked = set(causes)
-    return f"Causes: {'; '.join(f'{cause}, {meaning}' for cause, meaning in MEANINGS.items() if cause in asked)}."
 
 
 def spent_by(settings: Sequence[Setting], prices: Prices) -> list[list[Spent]]:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.advise.sizing.candidates import Bounds
-from pyperf_suite.advise.sizing.causes import IDEAL, Spent, legend, saved, spent_by
+from pyperf_suite.advise.sizing.causes import Spent, saved, spent_by
 from pyperf_suite.advise.sizing.checks import Check, checks
 from pyperf_suite.advise.sizing.heat_maps import heat_maps
 from pyperf_suite.advise.sizing.prices import Prices
 from pyperf_suite.advise.sizing.search import REPEATABILITY, Candidate, Search, search
 from pyperf_suite.advise.sizing.setting import Setting
 from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.explained import IDEAL, legend
 from pyperf_suite.laws.model_flops import model_flop, utilization
 from pyperf_suite.laws.training.memory import USABLE_SHARE
 from pyperf_suite.spec.findings import Findings, Remark, Table, findings, remark

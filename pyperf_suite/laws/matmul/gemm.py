@@ -17,10 +17,9 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.calibration import POOLED, Block, Calibration, shipped_calibration
 from pyperf_suite.laws.correction import correction_of, stated
 from pyperf_suite.laws.explained import Explained
-from pyperf_suite.laws.matmul.alignment_penalty import SIDE_BY_SIDE, alignment_penalty
+from pyperf_suite.laws.matmul.alignment import SIDE_BY_SIDE, alignment_penalty
 from pyperf_suite.laws.matmul.gemm_menu import MenuCoefficients, MenuTimes, Rates, menu_seconds, menu_times
 from pyperf_suite.laws.matmul.residual_grid import ResidualGrid
-from pyperf_suite.laws.matmul.sustained import sustained_slowdown
 
 MODES = ("burst", "sustained")
 # Which block prices a dtype. Kernels for fp16 are those for bf16; the others have no tables of their own.
@@ -31,6 +30,20 @@ BLOCK_OF = {
 FITTED_DTYPES = ("bf16", "fp16", "fp8")
 # Larger sizes are no product's: beyond them their FLOP would no longer be counted exactly.
 LARGEST_SIZE = 2**31
+# Fastest bf16 product in a burst and sustained, TFLOP/s, by name in the catalogue (stas00/ml-engineering, mamf-finder
+# tables: maximum achievable matmul FLOPS).
+MAMF_TFLOP_PER_S = {
+    "A100 PCIe": (285.0, 258.0),
+    "H200 SXM": (850.0, 755.0),
+    "B200 SXM": (1737.0, 1439.0),
+    "MI300X": (676.0, 659.0),
+}
+# Below this share of the dense peak the H200 and B200 of ai-dynamo/aiconfigurator's tables run for a second as fast as
+# in a burst.
+UNCAPPED_UTILIZATION = 0.45
+# A GPU that may draw more power than this times a measured one's is not held down as that one is: iterations of
+# training on A100 SXM (400 W, vTrain's tables) take as long as bursts of their products, whose PCIe card has 300 W.
+LIKE_POWER = 1.1
 
 Gpu = str | GpuSpec | Calibration
 
@@ -211,6 +224,34 @@ def _menu_parts(
 def _slowdown(law: GemmLaw, sizes: tuple[NDArray[np.float64], ...], burst: NDArray[np.float64]) -> NDArray[np.float64]:
     m, n, k = sizes
     return sustained_slowdown(law.gpu, np.minimum(2.0 * m * n * k / law.rates.flop_per_s / burst, 1.0))
+
+
+def sustained_slowdown(gpu: GpuSpec, utilization: ArrayLike) -> NDArray[np.float64]:
+    """Sustained time over burst time, at least 1, of products by the share of their dtype's dense peak in a burst.
+
+    That share, `utilization`, is 0 to 1, of any shape. The slowdown is 1 up to `UNCAPPED_UTILIZATION`, then rises
+    straight to that of the GPU's fastest product (MAMF). A GPU without a figure has that of its architecture, if it has
+    no more power; where there is none either the answer is 1: on an L40S a second's work was as fast as a burst.
+    """
+    known = _figure(gpu)
+    share = np.asarray(utilization, dtype=np.float64)
+    if known is None:
+        return np.ones_like(share)
+    measured, (burst, sustained) = known
+    fastest = burst * 1e12 / measured.peak("bf16")
+    return np.interp(share, [UNCAPPED_UTILIZATION, fastest], [1.0, burst / sustained])
+
+
+def _figure(gpu: GpuSpec) -> tuple[GpuSpec, tuple[float, float]] | None:
+    """The GPU's own figures, else those of the first of its architecture that has about as much power or more."""
+    measured = [find_gpu(name) for name in MAMF_TFLOP_PER_S]
+    alike = [
+        other
+        for other in measured
+        if other.architecture == gpu.architecture and gpu.power_w <= LIKE_POWER * other.power_w
+    ]
+    chosen = next((other for other in alike if other.name == gpu.name), alike[0] if alike else None)
+    return None if chosen is None else (chosen, MAMF_TFLOP_PER_S[chosen.name])
 
 
 def _coefficients(block: Block) -> MenuCoefficients:

@@ -9,79 +9,64 @@ import contextlib
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.workloads.attention.parameters import AttentionParameters, require_library_blocks
-from pyperf_suite.workloads.attention.torch_launches import TorchAttention, masks_something
-from pyperf_suite.workloads.cores import require_cores
-from pyperf_suite.workloads.operator import Array, Launches, TimedImplementation
+from pyperf_suite.workloads.attention.parameters import AttentionParameters
+from pyperf_suite.workloads.attention.torch_launches import Attend, TorchAttention, bind_attend
+from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
 from pyperf_suite.workloads.workload import Kernel
 
 COMPILE_BUDGET_S = 60.0
 """Twice what the first case takes on a slow core; within the deadline whose passing costs a worker its process."""
 
 
-class FlexAttention(TimedImplementation[AttentionParameters]):
+class FlexAttention(TorchAttention):
     """`torch.compile(flex_attention)`: Triton's code on GPUs, C++ on CPUs, where it has no backward pass."""
 
     name = "flex"
-    device_kind = "any"
+    called = "torch's flex_attention"
 
-    def validate(self, parameters: AttentionParameters) -> None:
-        """Raise UserError for blocks of ours, which the compiler chooses itself, or more workers than cores."""
-        require_library_blocks("torch's flex_attention", parameters)
-        require_cores(parameters.workers)
-
-    def prepare(
-        self, parameters: AttentionParameters, operands: Mapping[str, Array], sets: int, device: Device
-    ) -> Launches:
+    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[Bound], Kernel]:
         """Compile by launching once, within the budget."""
-        if device.kind == "cpu" and parameters.backward:
+        if parameters.backward and not tensors.where.is_gpu:
             raise Unsupported("torch's flex_attention has no backward pass on CPUs.")
-        launches = TorchAttention(parameters, operands, sets, device)
-        torch = launches.torch
+        torch = tensors.torch
         # A process that compiled for many shapes would else be refused for having compiled too often.
         torch.compiler.reset()
         try:
             with warnings.catch_warnings(), time_limit(COMPILE_BUDGET_S):
                 # The compiler's own imports and hints are none of the reader's business.
                 warnings.simplefilter("ignore")
-                launches.bind(self._attend(torch, parameters, launches.device))
-                launches.launch(0)
+                bound = bind_attend(parameters, tensors, _compiled(torch, parameters, tensors.device))
+                bound[0].launch()
         except (Unsupported, torch.OutOfMemoryError):
             raise
         except Exception as error:  # whatever a compiler stumbles over
             first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason is given")
             raise Unsupported(f"torch's flex_attention does not compile for this case: {first}") from None
-        names = launches.launched()
-        launches.kernel = Kernel(
-            name=names[0] if names else "torch.flex_attention",
-            path="compiled",
-            details={"mask": "block_mask" if masks_something(parameters) else "none"} | launches.details(names),
+        mask = "block_mask" if parameters.masks_something else "none"
+        return bound, Kernel("torch.flex_attention", "compiled", {"mask": mask})
+
+
+def _compiled(torch: Any, parameters: AttentionParameters, device: Any) -> Attend:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled = torch.compile(flex_attention, dynamic=False)
+    arguments: dict[str, Any] = {"enable_gqa": parameters.group > 1}
+    if parameters.masks_something:
+        last_of_first = parameters.keys - parameters.seq_q
+        arguments["block_mask"] = create_block_mask(
+            lambda _batch, _head, query, key: key <= query + last_of_first,
+            None,
+            None,
+            parameters.seq_q,
+            parameters.keys,
+            device=str(device),
         )
-        return launches
-
-    @staticmethod
-    def _attend(torch: Any, parameters: AttentionParameters, device: Any) -> Any:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        compiled = torch.compile(flex_attention, dynamic=False)
-        arguments: dict[str, Any] = {"enable_gqa": parameters.group > 1}
-        if masks_something(parameters):
-            last_of_first = parameters.keys - parameters.seq_q
-            arguments["block_mask"] = create_block_mask(
-                lambda _batch, _head, query, key: key <= query + last_of_first,
-                None,
-                None,
-                parameters.seq_q,
-                parameters.keys,
-                device=str(device),
-            )
-        return lambda q, k, v: compiled(q, k, v, **arguments)
+    return lambda q, k, v: compiled(q, k, v, **arguments)
 
 
 class OutOfTime(BaseException):

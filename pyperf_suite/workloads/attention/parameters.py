@@ -5,12 +5,22 @@ Q and O are stored [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, se
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Annotated
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention.counted import Blocks, visible_pairs
+from pyperf_suite.limits import OneOf, Within
+
+DTYPES = ("float32", "float16", "bfloat16")
+INPUTS = ("q", "k", "v")
+GRADIENTS = ("dq", "dk", "dv")
+
+# Beyond this no machine has memory for one head; it also keeps sizes inside 64-bit arithmetic.
+LARGEST_SIZE = 1 << 24
+Size = Annotated[int, Within(1, LARGEST_SIZE)]
+SizeOrNone = Annotated[int, Within(0, LARGEST_SIZE)]
 
 
 @dataclass(frozen=True)
@@ -21,16 +31,16 @@ class AttentionParameters:
     a forward pass done before. `workers` bounds the cores of a CPU; a GPU takes all its multiprocessors.
     """
 
-    batch: int
-    heads: int
-    head_dim: int
-    seq_q: int
-    seq_k: int = 0
-    kv_heads: int = 0
+    batch: Size
+    heads: Size
+    head_dim: Size
+    seq_q: Size
+    seq_k: SizeOrNone = 0
+    kv_heads: SizeOrNone = 0
     causal: bool = False
     backward: bool = False
-    dtype: str = "bfloat16"
-    workers: int = 1
+    dtype: Annotated[str, OneOf(DTYPES)] = "bfloat16"
+    workers: Size = 1
     blocks: Blocks | None = None
 
     @property
@@ -66,15 +76,41 @@ class AttentionParameters:
     @property
     def scale(self) -> float:
         """What scores are multiplied by before the softmax."""
-        return float(1 / np.sqrt(self.head_dim))
+        return 1 / math.sqrt(self.head_dim)
 
     @property
     def pairs(self) -> int:
         """Pairs of query and key that one head computes."""
         return int(visible_pairs(self.seq_q, self.keys, self.causal))
 
+    @property
+    def masks_something(self) -> bool:
+        """Whether causality hides any key: a single query sees all of them."""
+        return self.causal and self.seq_q > 1
 
-def require_library_blocks(library: str, parameters: AttentionParameters) -> None:
-    """Raise UserError where a library, which chooses its own blocks, is asked for ours."""
-    if parameters.blocks is not None:
-        raise UserError(f"{library} chooses its blocks itself, but {parameters.blocks} was asked of it: leave it out.")
+    @property
+    def shapes(self) -> dict[str, tuple[int, int, int, int]]:
+        """Shape of each operand by name; the gradients stand there only for the backward pass."""
+        shapes = {"q": self.q_shape, "k": self.k_shape, "v": self.k_shape, "o": self.q_shape}
+        if self.backward:
+            shapes |= {"do": self.q_shape, "dq": self.q_shape, "dk": self.k_shape, "dv": self.k_shape}
+        return shapes
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the operands that a launch writes."""
+        return GRADIENTS if self.backward else ("o",)
+
+    def validate(self) -> None:
+        """Raise UserError for a number of key heads, or a causal mask, that cannot be."""
+        heads, key_heads = self.heads, self.key_heads
+        if heads % key_heads:
+            allowed = ", ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
+            raise UserError(
+                f"{key_heads} key heads were asked for, but they must divide the {heads} heads: choose from {allowed}."
+            )
+        if self.causal and self.seq_q > self.keys:
+            raise UserError(
+                f"Causal attention of {self.seq_q} queries to {self.keys} keys was asked for, but the first "
+                f"{self.seq_q - self.keys} queries would see no key: ask for at least as many keys."
+            )

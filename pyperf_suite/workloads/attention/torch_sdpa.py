@@ -8,15 +8,19 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.workloads.attention.parameters import AttentionParameters, require_library_blocks
-from pyperf_suite.workloads.attention.torch_launches import Attend, TorchAttention, lower_right, masks_something
-from pyperf_suite.workloads.cores import require_cores
-from pyperf_suite.workloads.operator import Array, Launches, TimedImplementation
+from pyperf_suite.workloads.attention.parameters import AttentionParameters
+from pyperf_suite.workloads.attention.torch_launches import (
+    Attend,
+    TorchAttention,
+    bind_attend,
+    lower_right,
+    require_score_memory,
+)
+from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
 from pyperf_suite.workloads.workload import Kernel
 
 # What torch.backends.cuda switches, and the words by which operators and warnings name each backend.
@@ -41,84 +45,46 @@ KNOW_LOWER_RIGHT = ("default", "flash", "efficient")
 MATH_LAUNCH_BYTES, MATH_KEPT_BYTES = 8, 4
 
 
-class TorchSdpa(TimedImplementation[AttentionParameters]):
-    """One choice of backend; "default" leaves the choice to torch and records it as the path."""
+class TorchSdpa(TorchAttention):
+    """One choice of backend, and "default" leaves it to torch and records it as the path.
 
-    device_kind = "any"
-    backend: ClassVar[str]
+    flash: torch's copy of FA2 on GPUs, its own of the same algorithm on CPUs; cudnn: the attention of cuDNN; efficient:
+    that of xFormers, built on CUTLASS; math: the formula as torch operations, the whole score matrix in memory.
+    """
 
-    def validate(self, parameters: AttentionParameters) -> None:
-        """Raise UserError for blocks of ours, which a library chooses itself, or more workers than cores."""
-        require_library_blocks("torch's scaled_dot_product_attention", parameters)
-        require_cores(parameters.workers)
+    called = "torch's scaled_dot_product_attention"
 
-    def prepare(
-        self, parameters: AttentionParameters, operands: Mapping[str, Array], sets: int, device: Device
-    ) -> Launches:
+    def __init__(self, backend: str) -> None:
+        self.name, self._backend = f"sdpa_{backend}", backend  # type: ignore[misc]
+
+    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[Bound], Kernel]:
         """Find the way to ask for this case, see which backend answers, and run the forward pass of a backward one."""
-        if device.kind == "cpu" and self.backend in ("cudnn", "efficient"):
-            raise Unsupported(f"torch's {self.backend} backend of attention runs on GPUs only.")
-        launches = TorchAttention(parameters, operands, sets, device)
-        if self.backend == "math":
-            launches.require_score_memory(MATH_LAUNCH_BYTES, MATH_KEPT_BYTES if parameters.backward else 0)
-        torch = launches.torch
+        torch, backend = tensors.torch, self._backend
+        if backend in ("cudnn", "efficient") and not tensors.where.is_gpu:
+            raise Unsupported(f"torch's {backend} backend of attention runs on GPUs only.")
+        if backend == "math":
+            kept_bytes = MATH_KEPT_BYTES if parameters.backward else 0
+            require_score_memory(parameters, tensors, MATH_LAUNCH_BYTES, kept_bytes)
         # With K and V of fewer heads than Q where the backend takes that, else expanded to all heads at each launch.
         ways = ("enable_gqa", "expanded") if parameters.group > 1 else ("",)
         for way in ways:
-            attend, mask = attention_function(torch, self.backend, parameters, launches.device, way)
+            attend, mask = attention_function(torch, backend, parameters, tensors.device, way)
             try:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
                     with operators_seen() as seen:
-                        launches.bind(attend)
-                        launches.launch(0)
+                        bound = bind_attend(parameters, tensors, attend)
+                        bound[0].launch()
                 break
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, NotImplementedError) as error:
                 if way == ways[-1]:
-                    reason = reason_of_refusal(self.backend, [str(each.message) for each in caught], str(error))
-                    raise Unsupported(
-                        f"torch's {self.backend} backend of attention refuses this case: {reason}"
-                    ) from None
+                    reason = reason_of_refusal(backend, [str(each.message) for each in caught], str(error))
+                    raise Unsupported(f"torch's {backend} backend of attention refuses this case: {reason}") from None
         picked = backend_of(seen)
-        names = launches.launched()
-        launches.kernel = Kernel(
-            name=names[0] if names else f"torch.sdpa.{picked}",
-            path=picked,
-            details={"backend": picked, "mask": mask} | ({"gqa": way} if way else {}) | launches.details(names),
-        )
-        return launches
-
-
-class SdpaDefault(TorchSdpa):
-    """The backend that torch picks."""
-
-    name, backend = "sdpa_default", "default"
-
-
-class SdpaFlash(TorchSdpa):
-    """FlashAttention: torch's copy of FA2 on GPUs, its own of the same algorithm on CPUs."""
-
-    name, backend = "sdpa_flash", "flash"
-
-
-class SdpaCudnn(TorchSdpa):
-    """The attention of cuDNN."""
-
-    name, backend = "sdpa_cudnn", "cudnn"
-
-
-class SdpaEfficient(TorchSdpa):
-    """The memory-efficient attention of xFormers, built on CUTLASS."""
-
-    name, backend = "sdpa_efficient", "efficient"
-
-
-class SdpaMath(TorchSdpa):
-    """The formula as torch operations, the whole score matrix in memory."""
-
-    name, backend = "sdpa_math", "math"
+        details = {"backend": picked, "mask": mask} | ({"gqa": way} if way else {})
+        return bound, Kernel(f"torch.sdpa.{picked}", picked, details)
 
 
 def attention_function(
@@ -127,7 +93,7 @@ def attention_function(
     """The call a user would write, after the backend's switches, and how it says what is masked."""
     arguments: dict[str, Any] = {}
     mask = "none"
-    if masks_something(parameters):
+    if parameters.masks_something:
         # is_causal is aligned at the upper left, which is the same only for a square mask.
         if parameters.seq_q == parameters.keys:
             arguments["is_causal"], mask = True, "is_causal"

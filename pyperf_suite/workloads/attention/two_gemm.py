@@ -5,70 +5,54 @@ Beside it the products alone, so that softmax's share is 1 − t(products)/t(who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from pyperf_suite.hardware.devices import Device
-from pyperf_suite.workloads.attention.parameters import AttentionParameters, require_library_blocks
-from pyperf_suite.workloads.attention.torch_launches import TorchAttention, lower_right, masks_something
-from pyperf_suite.workloads.cores import require_cores
+from pyperf_suite.workloads.attention.parameters import AttentionParameters
+from pyperf_suite.workloads.attention.torch_launches import (
+    TorchAttention,
+    bind_attend,
+    lower_right,
+    require_score_memory,
+)
 from pyperf_suite.workloads.dtypes import element_type
-from pyperf_suite.workloads.matmul.kernel_names import REDUCTION, product_kernel
-from pyperf_suite.workloads.operator import Array, Launches, TimedImplementation
+from pyperf_suite.workloads.matmul.kernel_names import REDUCTION, parse
+from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
 from pyperf_suite.workloads.workload import Kernel
 
 SINGLE_BYTES = 4
 
 
-class TwoGemm(TimedImplementation[AttentionParameters]):
-    """Scores by one batched product, which scales and masks them, their softmax in fp32, times V by another."""
+class TwoGemm(TorchAttention):
+    """Scores by one batched product, which scales and masks them, their softmax in fp32, times V by another.
 
-    name = "two_gemm"
-    device_kind = "any"
-    products_alone: ClassVar[bool] = False
+    Or `products_alone`: what lies between them was computed before.
+    """
 
-    def validate(self, parameters: AttentionParameters) -> None:
-        """Raise UserError for blocks of ours, which the library's products choose, or more workers than cores."""
-        require_library_blocks(f"torch's products, of which {self.name} consists,", parameters)
-        require_cores(parameters.workers)
+    def __init__(self, name: str, products_alone: bool = False) -> None:
+        self.name, self._products_alone = name, products_alone  # type: ignore[misc]
+        self.called = f"torch's products, of which {name} consists,"
 
-    def prepare(
-        self, parameters: AttentionParameters, operands: Mapping[str, Array], sets: int, device: Device
-    ) -> Launches:
+    def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[Bound], Kernel]:
         """Build the mask, and what is known before a launch: probabilities for products alone, a backward's graph."""
-        launches = TorchAttention(parameters, operands, sets, device)
         # Scores and probabilities in dtype, the softmax between them in fp32; a graph keeps the latter two.
         of_dtype = element_type(parameters.dtype).size_bytes
-        keeps = parameters.backward or self.products_alone
-        launches.require_score_memory(2 * of_dtype + SINGLE_BYTES, of_dtype + SINGLE_BYTES if keeps else 0)
-        products = BatchedProducts(launches.torch, parameters, launches.device)
-        if not self.products_alone:
-            launches.bind(products.attend)
-        elif parameters.backward:
-            launches.bind_each(products.gradients_given_probabilities)
+        kept_bytes = of_dtype + SINGLE_BYTES if parameters.backward or self._products_alone else 0
+        require_score_memory(parameters, tensors, 2 * of_dtype + SINGLE_BYTES, kept_bytes)
+        products = BatchedProducts(tensors.torch, parameters, tensors.device)
+        if not self._products_alone:
+            bound = bind_attend(parameters, tensors, products.attend)
         else:
-            launches.bind_each(products.output_given_probabilities)
-        launches.launch(0)
-        names = launches.launched()
-        kernels = [found for found in map(product_kernel, ([name] for name in names)) if found is not None]
-        told = [
-            {field: value for field, value in vars(kernel).items() if value is not None}
-            for kernel in kernels
-            if kernel.family != REDUCTION
-        ]
-        launches.kernel = Kernel(
-            name="torch.bmm",
-            path="products" if self.products_alone else "products and softmax",
-            details={"products": told} | launches.details(names),
-        )
-        return launches
+            given = products.given_gradients if parameters.backward else products.given_output
+            bound = [tensors.returned_by(given(each), *parameters.results) for each in tensors.sets]
+        bound[0].launch()
+        return bound, Kernel("torch.bmm", "products" if self._products_alone else "products and softmax")
 
-
-class TwoGemmProducts(TwoGemm):
-    """The products of `two_gemm` alone: what lies between them was computed before."""
-
-    name = "two_gemm_products"
-    products_alone = True
+    def described(self, kernel: Kernel, launched: Sequence[str], where: Mapping[str, Any]) -> Kernel:
+        """The products, each with what its kernel's name tells."""
+        found = [each for each in map(parse, launched) if each is not None]
+        told = [each.told for each in found if each.family != REDUCTION]
+        return Kernel(kernel.name, kernel.path, {"products": told, **where})
 
 
 class BatchedProducts:
@@ -85,7 +69,7 @@ class BatchedProducts:
         dtype = getattr(torch, parameters.dtype)
         # With beta 0 torch leaves the summand unread.
         self._bias, self._beta = torch.zeros(1, 1, 1, dtype=dtype, device=device), 0
-        if masks_something(parameters):
+        if parameters.masks_something:
             hidden = lower_right(torch, parameters, device).logical_not().repeat(parameters.group, 1)
             self._bias = torch.zeros(1, *hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
             self._beta = 1
@@ -107,7 +91,7 @@ class BatchedProducts:
         q, k, v = (self._stacked(each) for each in (q, k, v))
         return self._torch.bmm(self.probabilities(self.scores(q, k)), v).view(self._shapes[0])
 
-    def output_given_probabilities(self, tensors: Mapping[str, Any]) -> Callable[[], Any]:
+    def given_output(self, tensors: Mapping[str, Any]) -> Callable[[], Any]:
         """A launch of both products of the forward pass, the second with probabilities known before."""
         q, k, v = (self._stacked(tensors[name]) for name in ("q", "k", "v"))
         probabilities = self.probabilities(self.scores(q, k))
@@ -118,7 +102,7 @@ class BatchedProducts:
 
         return launch
 
-    def gradients_given_probabilities(self, tensors: Mapping[str, Any]) -> Callable[[], Any]:
+    def given_gradients(self, tensors: Mapping[str, Any]) -> Callable[[], Any]:
         """A launch of the four products of the backward pass, with P and dS known before."""
         torch = self._torch
         q, k, v, do = (self._stacked(tensors[name]) for name in ("q", "k", "v", "do"))

@@ -7,8 +7,7 @@ value stands where depends on the position and on the rank, so that data from el
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
 from pyperf_suite.workloads.dtypes import element_type, round_to, widen
-from pyperf_suite.workloads.workload import Checked
+from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Transfers
 
 Stored = NDArray[Any]
 
@@ -44,127 +43,104 @@ class Memory(Protocol):
 
     def poison(self) -> None:
         """Set every byte to POISON_BYTE."""
-        ...
 
     def repeat(self, first: int, values: Stored, count: int) -> None:
         """Fill `count` elements from `first` on with the values, which repeat."""
-        ...
 
     def outside(self, first: int, low: Stored, high: Stored, count: int) -> tuple[int, int]:
         """Of `count` elements from `first` on, how many are not from low to high, which repeat, and the first such.
 
         All are compared as unsigned integers of their bits, where they are; positions count from `first`, -1 is none.
         """
-        ...
 
     def read(self, first: int, count: int) -> Stored:
         """So many elements from `first` on."""
-        ...
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """`count` elements that repeat `values`."""
-
-    values: Stored
-    count: int
-
-    @classmethod
-    def of(cls, period: Stored, phase: int, count: int) -> Stretch:
-        """Of a period that begins in its middle, at `phase`."""
-        return cls(np.ascontiguousarray(np.roll(period, -(phase % len(period)))[:count]), count)
-
-
-@dataclass(frozen=True)
 class RankData:
-    """The inputs of one rank and what it must find after the collective has run once."""
+    """The inputs of one rank and what it must find after the collective has run once.
 
-    parameters: CollectiveParameters
-    rank: int
+    In place there is one buffer, that to send from. What a rank sends is then its own part of what it receives, or the
+    other way, so that one of both begins in the middle.
+    """
 
-    @property
-    def send_count(self) -> int:
-        """Elements of the send buffer; in place there is one buffer, which is this."""
-        send, receive = self._counts
-        return max(send, receive) if self.parameters.in_place else send
-
-    @property
-    def receive_count(self) -> int:
-        """Elements of the receive buffer; none in place."""
-        return 0 if self.parameters.in_place else self._counts[1]
-
-    @property
-    def input_at(self) -> int:
-        """Where the input begins: in place what a rank sends is its own part of what it receives, or the other way."""
-        send, receive = self._counts
-        return self.rank * send if self.parameters.in_place and send < receive and send else 0
-
-    @property
-    def output_at(self) -> int:
-        """Where the output begins in the buffer that holds it."""
-        send, receive = self._counts
-        return self.rank * receive if self.parameters.in_place and receive < send else 0
+    def __init__(self, parameters: CollectiveParameters, rank: int) -> None:
+        self.parameters, self.rank = parameters, rank
+        self.inputs, self.outputs = parameters.send_count(rank), parameters.receive_count(rank)
+        in_place = parameters.in_place
+        self.send_count = max(self.inputs, self.outputs) if in_place else self.inputs
+        self.receive_count = 0 if in_place else self.outputs
+        self.input_at = rank * self.inputs if in_place and self.inputs < self.outputs else 0
+        self.output_at = rank * self.outputs if in_place and self.outputs < self.inputs else 0
 
     def fill(self, send: Memory | None, receive: Memory | None) -> None:
         """Poison both buffers and write the input."""
         for memory in (send, receive):
             if memory is not None:
                 memory.poison()
-        if send is not None and self._counts[0]:
-            send.repeat(self.input_at, _inputs(self.parameters, self.rank)[: self._counts[0]], self._counts[0])
+        if send is not None and self.inputs:
+            send.repeat(self.input_at, _inputs(self.parameters, self.rank)[: self.inputs], self.inputs)
 
     def check(self, output: Memory | None) -> Checked:
         """Compare all of the output (in place the send buffer) with what it must be; a rank without any has none wrong.
 
         It is compared where it lies, so that 8 GiB on a GPU cost no more of the host than a few bytes do.
         """
-        wrong, first_wrong, at = 0, "", 0
-        for stretch in self.expected() if output is not None else ():
+        wrong, first_wrong, at, count = 0, "", 0, self.parameters.count
+        for values in self.expected() if output is not None else ():
             assert output is not None
-            low, high = _bounds(stretch.values, self.parameters)
-            outside, first = output.outside(self.output_at + at, low, high, stretch.count)
+            outside, first = output.outside(self.output_at + at, *_bounds(values, self.parameters), count)
             if outside and not first_wrong:
-                found = output.read(self.output_at + at + first, 1)
-                due = stretch.values[first % len(stretch.values) :][:1]
-                first_wrong = self._in_words(at + first, found, due)
+                pair = output.read(self.output_at + at + first, 1), values[first % len(values) :][:1]
+                found, due = (float(widen(value, self.parameters.dtype)[0]) for value in pair)
+                first_wrong = f"element {at + first} is {found:g} and must be {due:g}"
             wrong += outside
-            at += stretch.count
+            at += count
         return Checked(wrong, at, first_wrong)
 
-    def expected(self) -> Iterator[Stretch]:
-        """What this rank must have received, in order."""
-        parameters, rank, count = self.parameters, self.rank, self.parameters.count
-        if self._counts[1] == 0:
-            return
-        if parameters.operation.reduces:
-            yield Stretch.of(_reduced(parameters), rank * count if parameters.op == "reduce_scatter" else 0, count)
-            return
-        # Operations that spread a buffer take of each source the part that is this rank's.
-        phase = rank * count if parameters.op in ("scatter", "all_to_all") else 0
-        for source in self._sources():
-            yield Stretch.of(_inputs(parameters, source), phase, count)
+    def expected(self) -> Iterator[Stored]:
+        """What this rank must have received, in order: values that repeat for `count` elements, of each source."""
+        p, count = self.parameters, self.parameters.count
+        # Operations that spread a buffer take of it the part that is this rank's.
+        phase = self.rank * count if p.op in ("reduce_scatter", "scatter", "all_to_all") else 0
+        for source in self._sources() if self.outputs else ():
+            period = _reduced(p) if p.operation.reduces else _inputs(p, source)
+            yield np.ascontiguousarray(np.roll(period, -(phase % len(period)))[:count])
 
-    def _sources(self) -> Iterator[int]:
-        """The ranks whose data this one receives, in the order of its buffer."""
-        parameters, rank = self.parameters, self.rank
-        if parameters.op in ("broadcast", "scatter"):
-            yield parameters.root
-        elif parameters.op == "send_receive":
-            yield (rank - 1) % parameters.ranks
-        elif parameters.op == "ping_pong":
-            yield next(pair[pair[0] == rank] for pair in parameters.pairs if rank in pair)
-        elif parameters.pairs:
-            yield from (source for source, destination in parameters.pairs if destination == rank)
-        else:
-            yield from range(parameters.ranks)
+    def _sources(self) -> Sequence[int]:
+        """The ranks whose data this one receives, in the order of its buffer; any one where all are reduced to one."""
+        p, rank = self.parameters, self.rank
+        if p.operation.reduces or p.op in ("broadcast", "scatter"):
+            return [p.root]
+        if p.op == "send_receive":
+            return [(rank - 1) % p.ranks]
+        if p.op == "ping_pong":
+            return [pair[pair[0] == rank] for pair in p.pairs if rank in pair]
+        return [source for source, destination in p.pairs if destination == rank] if p.pairs else range(p.ranks)
 
-    @property
-    def _counts(self) -> tuple[int, int]:
-        return self.parameters.send_count(self.rank), self.parameters.receive_count(self.rank)
 
-    def _in_words(self, position: int, found: Stored, due: Stored) -> str:
-        is_, must_be = (float(widen(value, self.parameters.dtype)[0]) for value in (found, due))
-        return f"element {position} is {is_:g} and must be {must_be:g}"
+class Exchange(Transfers):
+    """One rank's buffers: filled before what is checked, and compared after it."""
+
+    def __init__(self, parameters: CollectiveParameters, rank: int, allocated: Callable[[int], Any]) -> None:
+        """`allocated` makes a Memory of so many elements."""
+        self.data = RankData(parameters, rank)
+        self.takes_part = parameters.takes_part(rank)
+        self.unchecked = "" if parameters.repeatable else BUILD_ON_EACH_OTHER
+        self.send: Any
+        self.receive: Any
+        self.send, self.receive = (
+            allocated(count) if count else None for count in (self.data.send_count, self.data.receive_count)
+        )
+
+    def poison(self, index: int | None = None) -> None:
+        self.data.fill(self.send, self.receive)
+
+    def left(self, index: int = 0) -> Checked:
+        return self.data.check(self.send if self.data.parameters.in_place else self.receive)
+
+    def close(self) -> None:
+        self.send = self.receive = None
 
 
 def _bounds(due: Stored, parameters: CollectiveParameters) -> tuple[Stored, Stored]:
@@ -211,17 +187,14 @@ def _inputs(parameters: CollectiveParameters, rank: int) -> Stored:
     i mod n, so that a rank that is left out or counted twice is seen.
     """
     position = _positions(parameters)
-    largest = LARGEST_EXACT[parameters.dtype]
     if not parameters.operation.reduces:
-        return _stored(_mixed(position, rank) % (largest + 1), parameters.dtype)
+        return _stored(_mixed(position, rank) % (LARGEST_EXACT[parameters.dtype] + 1), parameters.dtype)
     height = _height(parameters)
-    base, other = {
-        "sum": (height, height + 1),
-        "avg": (height, height + _avg_step(parameters)),
-        "prod": (np.ones_like(position), height + 1),
-        "max": (height, height + 1),
-        "min": (height + 1, height),
-    }[parameters.reduction]
+    base, other = height, height + _step(parameters)
+    if parameters.reduction == "prod":
+        base = np.ones_like(position)
+    elif parameters.reduction == "min":
+        base, other = other, base
     return _stored(np.where(position % parameters.ranks == rank, other, base), parameters.dtype)
 
 
@@ -229,21 +202,15 @@ def _inputs(parameters: CollectiveParameters, rank: int) -> Stored:
 def _reduced(parameters: CollectiveParameters) -> Stored:
     """One period of what the reduction of all ranks' inputs is."""
     height, n = _height(parameters), parameters.ranks
-    reduced = {
-        "sum": n * height + 1,
-        "avg": height + _avg_step(parameters) / n,
-        "prod": height + 1,
-        "max": height + 1,
-        "min": height,
-    }[parameters.reduction]
-    return _stored(reduced, parameters.dtype)
+    factor, step = {"sum": (n, 1), "avg": (1, _step(parameters) / n), "min": (1, 0)}.get(parameters.reduction, (1, 1))
+    return _stored(factor * height + step, parameters.dtype)
 
 
 def _height(parameters: CollectiveParameters) -> NDArray[np.int64]:
     """h(i): at least 1 wherever n · h(i) + 1 can be exact, and 0 for ranks too many for that."""
     largest = LARGEST_EXACT[parameters.dtype]
     if parameters.reduction in ("sum", "avg"):
-        highest = (largest - _avg_step(parameters)) // parameters.ranks
+        highest = (largest - _step(parameters)) // parameters.ranks
     else:
         highest = largest - 1
     if highest < 0:
@@ -261,7 +228,7 @@ def _positions(parameters: CollectiveParameters) -> NDArray[np.int64]:
     return np.arange(min(PERIOD, parameters.count * parameters.ranks), dtype=np.int64)
 
 
-def _avg_step(parameters: CollectiveParameters) -> int:
+def _step(parameters: CollectiveParameters) -> int:
     """By how much the one rank differs: an average of integers must be one too."""
     return parameters.ranks if parameters.reduction == "avg" and parameters.dtype.startswith("int") else 1
 

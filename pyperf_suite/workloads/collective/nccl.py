@@ -21,28 +21,19 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import nccl_log
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.ranks.group import Group
-from pyperf_suite.workloads.collective.agreement import agree, connect_together
-from pyperf_suite.workloads.collective.data import POISON_BYTE, RankData, Stored
-from pyperf_suite.workloads.collective.direct_copies import require_started_so
+from pyperf_suite.workloads.collective.data import POISON_BYTE, Exchange, Stored
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
+from pyperf_suite.workloads.collective.ranks import agree, do_together, require_started_so
 from pyperf_suite.workloads.cuda import cuda_device
 from pyperf_suite.workloads.dtypes import element_type
 from pyperf_suite.workloads.native import native_extension
-from pyperf_suite.workloads.workload import (
-    BUILD_ON_EACH_OTHER,
-    Checked,
-    Implementation,
-    Kernel,
-    Place,
-    RankTimes,
-    Transfers,
-)
+from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, RankTimes, Transfers
 
 # Below site-packages: where the wheels of NVIDIA put it, of which torch brings one along.
 WHEEL_PATTERNS = ("nvidia/nccl/lib/libnccl.so.2", "nvidia/cu1?/lib/libnccl.so.2")
 OVERRIDE = "PYPERF_LIBNCCL"
 
-# NCCL's names where they are not ours, and the functions that a version may lack: those are then made of the last.
+# NCCL's names where they are not ours.
 DTYPES = {"float8_e4m3fn": "float8_e4m3"}
 FUNCTIONS = {
     "all_reduce": "ncclAllReduce",
@@ -71,11 +62,9 @@ class Nccl(Implementation[CollectiveParameters]):
     """Calls of NCCL in a loop of C++, each waited for."""
 
     name = "nccl"
-    device_kind = "any"
     graph: ClassVar[bool] = False
 
     def prepare(self, parameters: CollectiveParameters, place: Place) -> Transfers:
-        """Join the communicator, which the first case makes, and allocate this rank's buffers."""
         connection = _connection(place.ranks, place.device, place.deadline_s)
         _require_supported(parameters, connection, place.device)
         with _translated(connection.nccl):
@@ -117,14 +106,13 @@ def _connection(group: Group, device: Device, deadline_s: float) -> Connection:
     first_id = bytes.fromhex(group.from_first("share NCCL's unique id", unique_id.hex(), deadline_s))
 
     def connect() -> Connection:
-        communicator = nccl.Communicator(
-            library, memory, first_id, group.rank, group.count, deadline_s + NCCL_PATIENCE_S
-        )
+        patience_s = deadline_s + NCCL_PATIENCE_S
+        communicator = nccl.Communicator(library, memory, first_id, group.rank, group.count, patience_s)
         element = nccl.Buffer(communicator, 4)
         barrier = nccl.Collective(communicator, "all_reduce", 1, "int32", element, in_place=True)
         return Connection(nccl, library, communicator, barrier)
 
-    connection = connect_together(group, "connect by NCCL", connect, deadline_s)
+    connection = do_together(group, "connect by NCCL", connect, deadline_s)
     # What hangs in NCCL cannot be interrupted, but given up: before the watchdog ends the process it is.
     group.watchdog.before_end(connection.communicator.request_abort)
     _CONNECTIONS[device.kind] = connection
@@ -135,8 +123,7 @@ def _open(group: Group, device: Device) -> tuple[ModuleType, Any, Any, bytes]:
     """(the extension's nccl, the library, the memory it works in, a unique id on rank 0)."""
     if device.kind != "cuda" and not os.environ.get(OVERRIDE):
         raise Unsupported("NCCL needs GPUs, and the device asked for is the CPU: ask for gloo.")
-    native = native_extension()
-    nccl = native.nccl
+    nccl = native_extension().nccl
     with _translated(nccl):
         library = nccl.Library(list(wheels()))
         if device.kind == "cuda":
@@ -185,7 +172,7 @@ def _require_supported(parameters: CollectiveParameters, connection: Connection,
             )
 
 
-class NcclTransfers(Transfers):
+class NcclTransfers(Exchange):
     """One rank's buffers and the collective that is timed.
 
     NCCL starts a thread of the host for each call on a communicator that does not block, which is in the time of a call
@@ -198,44 +185,45 @@ class NcclTransfers(Transfers):
         self, parameters: CollectiveParameters, connection: Connection, graph: bool, deadline_s: float
     ) -> None:
         nccl, communicator = connection.nccl, connection.communicator
-        self._data = RankData(parameters, communicator.rank)
-        self._takes_part = parameters.takes_part(communicator.rank)
+
+        def allocated(count: int) -> BufferMemory:
+            buffer = nccl.Buffer(communicator, count * parameters.element_bytes, parameters.registered)
+            return BufferMemory(buffer, parameters.dtype)
+
+        super().__init__(parameters, communicator.rank, allocated)
         self._barrier, self._graph = connection.barrier, graph
-        self.unchecked = "" if parameters.repeatable else BUILD_ON_EACH_OTHER
         is_short = parameters.message_bytes <= SHORT_BYTES
         self.calls = GRAPH_CALLS if graph and is_short and not self.unchecked else 1
         self._patience_s = deadline_s + NCCL_PATIENCE_S
-        self._send, self._receive = (
-            nccl.Buffer(communicator, count * parameters.element_bytes, parameters.registered) if count else None
-            for count in (self._data.send_count, self._data.receive_count)
-        )
         self._collective = nccl.Collective(
             communicator,
             parameters.op,
             parameters.count,
             DTYPES.get(parameters.dtype, parameters.dtype),
-            self._send,
-            self._receive,
+            *(memory.buffer if memory else None for memory in (self.send, self.receive)),
             reduction=parameters.reduction,
             root=parameters.root,
             in_place=parameters.in_place,
             pattern=list(parameters.pairs) if parameters.operation.by_pairs else [],
         )
         self._has_run = False
-        self.kernel = Kernel(_function(parameters, connection.library), "nccl", self._details(connection.library))
+        # A version may lack the function: it is then made of the last.
+        function = FUNCTIONS.get(parameters.op, SEND_AND_RECEIVE)
+        function = function if connection.library.optional.get(function, True) else SEND_AND_RECEIVE
+        self.kernel = Kernel(function, "nccl", self._details(connection.library))
 
     def poison(self, index: int | None = None) -> None:
         if not self._has_run:
             # The first run makes connections; it must not be the one that is checked, which in place it would change.
             self._collective.run(self._patience_s)
             self._has_run = True
-        self._data.fill(*self._memories())
+        super().poison(index)
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
         # Ranks learn of a block one after the other; what is timed begins for all at once.
         patience_s = deadline_s + NCCL_PATIENCE_S
         self._barrier.run(patience_s)
-        if not self._takes_part:
+        if not self.takes_part:
             return RankTimes(np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
         seconds, arrived_ns, done_ns = self._collective.time(
             iterations, patience_s, synchronise_each=True, graph_calls=self.calls if self._graph else 0
@@ -244,34 +232,29 @@ class NcclTransfers(Transfers):
         return RankTimes(seconds / self.calls, arrived_ns, arrived_ns + (done_ns - arrived_ns) // self.calls)
 
     def left(self, index: int = 0) -> Checked:
-        if self._data.parameters.logged:
+        if self.data.parameters.logged:
             self._keep_choice()
-        send, receive = self._memories()
-        return self._data.check(send if self._data.parameters.in_place else receive)
+        return super().left(index)
 
     def close(self) -> None:
-        self._collective = self._send = self._receive = None
+        self._collective = None
+        super().close()
 
     def _keep_choice(self) -> None:
         """The algorithm and protocol of the run that just ended, from what NCCL wrote down."""
-        parameters, path = self._data.parameters, nccl_log.own_file()
+        parameters, path = self.data.parameters, nccl_log.own_file()
         text = path.read_text("utf-8", "replace") if path is not None and path.exists() else ""
         found = nccl_log.parse(text).choice(parameters.operation.counted_as, parameters.message_bytes, parameters.ranks)
         if found is not None:
             told = {"algorithm": found.algorithm, "protocol": found.protocol, "channels": found.channels}
             self.kernel = replace(self.kernel, details={**self.kernel.details, **told})
 
-    def _memories(self) -> tuple[BufferMemory | None, BufferMemory | None]:
-        dtype = self._data.parameters.dtype
-        send, receive = (BufferMemory(buffer, dtype) if buffer else None for buffer in (self._send, self._receive))
-        return send, receive
-
     def _details(self, library: Any) -> dict[str, Any]:
         """The copy in use and what was set for it: a user's own settings explain many a figure."""
         settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
         details: dict[str, Any] = {"nccl": library.version_text, "library": library.path}
         details |= {"graph": True, "calls_per_graph": self.calls} if self._graph else {"thread_per_call": True}
-        details |= {"registered": self._send.registered} if self._send and self._data.parameters.registered else {}
+        details |= {"registered": self.send.buffer.registered} if self.send and self.data.parameters.registered else {}
         return details | ({"settings": settings} if settings else {})
 
 
@@ -294,13 +277,6 @@ class BufferMemory:
 
     def read(self, first: int, count: int) -> Stored:
         element = element_type(self.dtype)
-        read: Stored = np.frombuffer(
-            self.buffer.read(count * element.size_bytes, first * element.size_bytes), element.storage
-        )
+        found = self.buffer.read(count * element.size_bytes, first * element.size_bytes)
+        read: Stored = np.frombuffer(found, element.storage)
         return read
-
-
-def _function(parameters: CollectiveParameters, library: Any) -> str:
-    """NCCL's name of what is called."""
-    function = FUNCTIONS.get(parameters.op, SEND_AND_RECEIVE)
-    return function if library.optional.get(function, True) else SEND_AND_RECEIVE

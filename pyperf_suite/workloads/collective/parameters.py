@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.network.communication import element_count, message_bytes
+from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.workloads.dtypes import element_type
 
 Pairs = tuple[tuple[int, int], ...]
@@ -60,12 +62,12 @@ class CollectiveParameters:
     algorithm and protocol it takes; it writes at every call, so the time of such a case is of no use.
     """
 
-    op: str
-    bytes: int
-    ranks: int
-    dtype: str = "float32"
+    op: Annotated[str, OneOf(OPERATIONS)]
+    bytes: Annotated[int, Within(1, MOST_BYTES)]
+    ranks: Annotated[int, Within(1, MOST_RANKS)]
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
     in_place: bool = False
-    reduction: str = "sum"
+    reduction: Annotated[str, OneOf(REDUCTIONS)] = "sum"
     root: int = 0
     pattern: str = ""
     peer_to_peer: bool = True
@@ -75,8 +77,7 @@ class CollectiveParameters:
     @property
     def operation(self) -> Operation:
         """What its operation takes. Raises UserError where there is none of that name."""
-        if self.op not in OPERATIONS:
-            raise UserError(f"Unknown collective {self.op!r}: choose from {', '.join(OPERATIONS)}.")
+        OneOf(OPERATIONS).check("op", self.op)
         return OPERATIONS[self.op]
 
     @property
@@ -152,13 +153,6 @@ class CollectiveParameters:
     def validate(self) -> None:
         """Raise UserError for what cannot be, whoever implements it."""
         operation = self.operation
-        if not 1 <= self.ranks <= MOST_RANKS:
-            raise UserError(f"{self.ranks} ranks were asked for: ask for 1 to {MOST_RANKS}.")
-        if not 1 <= self.bytes <= MOST_BYTES:
-            raise UserError(f"A message of {self.bytes} bytes was asked for: ask for 1 to {MOST_BYTES}.")
-        for what, name, choices in (("dtype", self.dtype, DTYPES), ("reduction", self.reduction, REDUCTIONS)):
-            if name not in choices:
-                raise UserError(f"Collectives have no {what} {name!r}: choose from {', '.join(choices)}.")
         if not 0 <= self.root < self.ranks:
             raise UserError(f"Root {self.root} was asked for among {self.ranks} ranks: they count from 0.")
         for given, taken, field in (
@@ -181,14 +175,13 @@ class CollectiveParameters:
         if self.op == "bisection" and self.ranks < 2:
             raise UserError("bisection of 1 rank was asked for: it takes at least 2.")
         pairs = self.pairs if self.operation.by_pairs else ()
-        for pair in pairs:
-            if pair[0] == pair[1] or max(pair) >= self.ranks:
+        for first, second in pairs:
+            if first == second or max(first, second) >= self.ranks:
                 raise UserError(
-                    f"{self.op} of the ranks {pair[0]}-{pair[1]} was asked for among {self.ranks}: give two different "
+                    f"{self.op} of the ranks {first}-{second} was asked for among {self.ranks}: give two different "
                     "ones, counted from 0."
                 )
-        ranks = [rank for pair in pairs for rank in pair]
-        if self.op == "ping_pong" and len(set(ranks)) < len(ranks):
+        if self.op == "ping_pong" and len({rank for pair in pairs for rank in pair}) < 2 * len(pairs):
             raise UserError(
                 f"ping_pong of {self.pattern} was asked for: a rank plays with one other, so name it in one pair."
             )

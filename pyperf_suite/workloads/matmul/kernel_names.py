@@ -75,6 +75,11 @@ class KernelName:
     accumulator: str | None = None
     output: str | None = None
 
+    @property
+    def told(self) -> dict[str, object]:
+        """By field what the name tells."""
+        return {field: value for field, value in vars(self).items() if value is not None}
+
 
 def parse(name: str) -> KernelName | None:
     """Read a kernel's name as torch's profiler prints it, cut off ("…") or not; None for none of the families."""

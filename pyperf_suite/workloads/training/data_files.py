@@ -41,7 +41,6 @@ class DataFiles(ABC):
     def __init__(self, folder: Path, count: int, seed: int) -> None:
         """Write the files. Raises Unsupported where the decoder is not installed."""
         self._folder, self._count, self._seed = folder, count, seed
-        self.require()
         for index in range(count):
             self._write(self.path(index), self.expected(index))
 
@@ -61,17 +60,18 @@ class DataFiles(ABC):
         """The mean over the files."""
         return sum(self.path(index).stat().st_size for index in range(self._count)) / self._count
 
-    def require(self) -> None:
-        """Raise Unsupported where something is missing that decodes; nothing is unless a subclass says so."""
-        return
+    def wrong(self, numbers: Any, samples: Any) -> list[str]:
+        """Which samples of a batch of tensors are not as written, in words."""
+        pairs = zip(numbers.tolist(), samples.cpu().numpy(), strict=True)
+        return [f"sample {number} is not what was written" for number, each in pairs if not self.is_right(number, each)]
 
     @abstractmethod
     def expected(self, index: int) -> Sample:
         """What the sample must decode to."""
 
-    @abstractmethod
     def is_right(self, index: int, decoded: Sample) -> bool:
         """Whether it did."""
+        return bool(np.array_equal(self.expected(index), decoded))
 
     @abstractmethod
     def _write(self, path: Path, sample: Sample) -> None: ...
@@ -97,9 +97,6 @@ class TextFiles(DataFiles):
     def expected(self, index: int) -> Sample:
         return self._random(index).integers(0, VOCABULARY, self._length)
 
-    def is_right(self, index: int, decoded: Sample) -> bool:
-        return bool(np.array_equal(self.expected(index), decoded))
-
     def _write(self, path: Path, sample: Sample) -> None:
         path.write_text(" ".join(_word(number) for number in sample.tolist()))
 
@@ -113,10 +110,10 @@ class PictureFiles(DataFiles):
 
     suffix = ".jpg"
 
-    def require(self) -> None:
-        """Raise Unsupported without Pillow."""
+    def __init__(self, folder: Path, count: int, seed: int) -> None:
         if importlib.util.find_spec("PIL") is None:
             raise Unsupported("Pillow, which decodes JPEG, is not installed.")
+        super().__init__(folder, count, seed)
 
     def expected(self, index: int) -> Sample:
         random, squares = self._random(index), PICTURE // BLOCK
@@ -149,11 +146,7 @@ KINDS: dict[str, type[DataFiles]] = {"text": TextFiles, "jpeg": PictureFiles}
 
 def _word(number: int) -> str:
     """Letters for a number of the vocabulary, as long as words are on average: `zabab` and so on."""
-    letters = "z"
-    for _ in range(4):
-        number, rest = divmod(number, 16)
-        letters += chr(ord("a") + rest)
-    return letters
+    return "z" + "".join(chr(ord("a") + (number >> shift) % 16) for shift in (0, 4, 8, 12))
 
 
 def wrong_samples(files: DataFiles, batches: Any) -> tuple[int, str]:
@@ -162,11 +155,9 @@ def wrong_samples(files: DataFiles, batches: Any) -> tuple[int, str]:
     `batches` yields pairs of numbers and samples, of tensors that lie in host memory.
     """
     seen = np.zeros(len(files), dtype=int)
-    wrong = []
+    wrong: list[str] = []
     for numbers, samples in batches:
-        for number, sample in zip(numbers.tolist(), samples.numpy(), strict=True):
-            seen[number] += 1
-            if not files.is_right(number, sample):
-                wrong.append(f"sample {number} is not what was written")
+        np.add.at(seen, numbers.numpy(), 1)
+        wrong += files.wrong(numbers, samples)
     wrong += [f"sample {number} came {seen[number]} times" for number in np.flatnonzero(seen != 1).tolist()]
     return len(wrong), wrong[0] if wrong else ""

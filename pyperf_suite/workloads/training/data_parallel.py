@@ -1,27 +1,44 @@
 """A training step on several ranks that average their gradients: DDP with its options, and what stands beside it.
 
 Every rank trains the same transformer on a batch of its own; the weights stay as they are, so each step is the same.
+The gradients that a step leaves are compared with those of a single process that sees every rank's batch, and with the
+other ranks' bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.laws.network.communication import bus_factor
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
-from pyperf_suite.workloads.collective import direct_copies
-from pyperf_suite.workloads.collective.torch_group import process_group
-from pyperf_suite.workloads.training import on_ranks
-from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS
-from pyperf_suite.workloads.training.replica import GpuReplica, Replica
+from pyperf_suite.limits import OneOf, Within
+from pyperf_suite.workloads.collective.ranks import OnRanks, torch_place
+from pyperf_suite.workloads.training.gradients import exchanged_limit, same_on_all, seed_of, summed
+from pyperf_suite.workloads.training.on_ranks import (
+    DTYPES,
+    MOST_RANKS,
+    OverGloo,
+    OverNccl,
+    RankSteps,
+    average,
+    distributed,
+)
 from pyperf_suite.workloads.training.shape import TransformerShape
-from pyperf_suite.workloads.workload import Implementation, Place, Transfers, Work, Workload
+from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Transfers, Work, by_name
 
 # "ddp" exchanges buckets while backward goes on; "after" all gradients at once when it is over; "none" not at all, so
 # that its time is what the others add to; "dp" is torch's DataParallel, one process whose threads drive all GPUs.
-EXCHANGES = ("ddp", "after", "none", "dp")
+EXCHANGES = {
+    "ddp": "DistributedDataParallel",
+    "after": "all_reduce after backward",
+    "none": "no exchange",
+    "dp": "DataParallel",
+}
 # torch's own default.
 BUCKET_BYTES = 25 * 2**20
 MOST_MICRO_BATCHES = 1 << 10
@@ -35,14 +52,14 @@ class DataParallelParameters(TransformerShape):
     in each. `peer_to_peer` False has NCCL go without direct copies between GPUs (NCCL_P2P_DISABLE).
     """
 
-    ranks: int = 2
-    exchange: str = "ddp"
-    bucket_bytes: int = BUCKET_BYTES
-    accumulate: int = 1
+    ranks: Annotated[int, Within(1, MOST_RANKS)] = 2
+    exchange: Annotated[str, OneOf(EXCHANGES)] = "ddp"
+    bucket_bytes: Annotated[int, Within(1)] = BUCKET_BYTES
+    accumulate: Annotated[int, Within(1, MOST_MICRO_BATCHES)] = 1
     no_sync: bool = True
     static_graph: bool = False
     peer_to_peer: bool = True
-    dtype: str = "float32"
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
 
     @property
     def gradient_bytes(self) -> int:
@@ -68,96 +85,175 @@ class DataParallelParameters(TransformerShape):
     def validate(self) -> None:
         """Raise UserError for what cannot be, whoever implements it."""
         super().validate()
-        on_ranks.require_words(self, {"exchange": EXCHANGES, "dtype": tuple(DTYPES)})
-        on_ranks.require_within(self, {"ranks": (1, MOST_RANKS), "accumulate": (1, MOST_MICRO_BATCHES)})
-        if self.bucket_bytes < 1:
-            raise UserError(f"Buckets of {self.bucket_bytes} bytes were asked for: ask for at least 1.")
         if self.dropout:
             raise UserError("Gradients of a step with dropout cannot be compared with a single process's: leave it 0.")
-        if self.exchange != "ddp":
-            self._refuse_options_of_ddp()
+        usual = DataParallelParameters()
+        for name in ("bucket_bytes", "no_sync", "static_graph"):
+            if self.exchange != "ddp" and getattr(self, name) != getattr(usual, name):
+                raise UserError(f"{name} is DDP's, but exchange={self.exchange} was asked for: leave it out.")
         if self.accumulate == 1 and not self.no_sync:
             raise UserError("no_sync=false differs from true only with several micro-batches: ask for accumulate=2.")
         if self.static_graph and self.accumulate > 1:
             raise UserError("DDP takes no static graph with several micro-batches: leave one of them out.")
 
-    def _refuse_options_of_ddp(self) -> None:
-        usual = DataParallelParameters()
-        for name in ("bucket_bytes", "no_sync", "static_graph"):
-            if getattr(self, name) != getattr(usual, name):
-                raise UserError(f"{name} is DDP's, but exchange={self.exchange} was asked for: leave it out.")
 
+class Replica(RankSteps):
+    """One rank's copy of the model, its micro-batches, and the step in which gradients are exchanged."""
 
-class DataParallel(Workload[DataParallelParameters]):
-    """Steps of all ranks together; on each the gradients are compared with those of a single process."""
+    # No step changes the weights, and each makes its gradients anew.
+    unchecked = ""
 
-    name = "data_parallel"
-    parameters_type = DataParallelParameters
+    def __init__(self, parameters: DataParallelParameters, rank: int, group: Any, where: str) -> None:
+        from pyperf_suite.workloads.training import gpt
 
-    def __init__(self) -> None:
-        self.implementations: Mapping[str, Implementation[DataParallelParameters]] = {
-            each.name: each for each in (OverGloo(), OverNccl(), InThreads())
-        }
+        super().__init__(parameters, rank, group, where)
+        dtype = getattr(self.torch, parameters.dtype)
+        gpt.require_attention(parameters, where, dtype)
+        # Equal on all ranks, as they are built from one seed.
+        self.model: Any = gpt.build(parameters).to(where, dtype)
+        self._batches = self._micro_batches(range(parameters.ranks) if parameters.exchange == "dp" else [rank])
+        self._due: list[Any] = []
+        self.kernel = Kernel("data_parallel_step", EXCHANGES[parameters.exchange], self._details())
+        self.call = self._wrapped(self.model)
 
-    def validate(self, parameters: DataParallelParameters) -> None:
-        """Raise UserError for a transformer or an exchange that cannot be."""
-        parameters.validate()
+    def poison(self, index: int | None = None) -> None:
+        """Gradients are made anew in each step; one that nobody makes is missed."""
+        self.model.zero_grad(set_to_none=True)
 
-    def ranks(self, parameters: DataParallelParameters) -> int:
-        """How many processes train: DataParallel is one."""
-        return 1 if parameters.exchange == "dp" else parameters.ranks
+    def step(self) -> None:
+        """Forward and backward of every micro-batch, with the exchange that was asked for."""
+        self._run(self.call)
+        if self._parameters.exchange == "after":
+            average([each.grad for each in self.model.parameters()], self._parameters.ranks, self._group)
 
-    def environment(self, parameters: DataParallelParameters) -> dict[str, str]:
-        """What NCCL must be told before it is loaded."""
-        return direct_copies.environment(parameters.peer_to_peer)
+    def meet(self) -> None:
+        if self._parameters.exchange != "dp":
+            super().meet()
 
-    def work(self, parameters: DataParallelParameters) -> Work:
-        """Bytes of gradients that one rank hands over in a step."""
-        return Work(bytes=parameters.exchanges * parameters.gradient_bytes)
+    def left(self, index: int = 0) -> Checked:
+        """Each element of gradients against the single process's, and a digest of all against the other ranks'."""
+        p = self._parameters
+        names = [f"the gradient of {name}" for name, _ in self.model.named_parameters()]
+        self._due = self._due or self._single_process()
+        exact = dict(zip(names, self._due, strict=True))
+        terms = p.accumulate * (p.ranks if p.exchange != "none" else 1) + 1
+        limits = {name: exchanged_limit(due, p.dtype, terms) for name, due in exact.items()}
+        gradients = [each.grad for each in self.model.parameters()]
+        wrong = self._other_buckets()
+        there = (each for each in gradients if each is not None)
+        if p.exchange in ("ddp", "after") and not same_on_all(there, self._group, self._where):
+            wrong = ["gradients differ between ranks", *wrong]
+        return self.verdict(dict(zip(names, gradients, strict=True)), exact, limits, *wrong)
 
-    def footprint_bytes(self, parameters: DataParallelParameters) -> int:
-        """Of one rank."""
-        return parameters.footprint_bytes
+    def close(self) -> None:
+        self.call = self.model = None
+        self._batches, self._due = [], []
 
+    def _details(self) -> dict[str, Any]:
+        """What a record says of the exchange: bucket by bucket as the hook saw it, and bytes that this rank sent."""
+        p = self._parameters
+        weights = sum(each.numel() for each in self.model.parameters())
+        buckets = [weights * DTYPES[p.dtype]]
+        handed_over = sum(buckets) * p.exchanges
+        if p.exchange == "ddp":
+            seen = self._hooked()
+            buckets, handed_over = seen[-(len(seen) // p.exchanges) :], sum(seen)
+        found: dict[str, Any] = {"parameters": weights, **self._torch_details()}
+        if p.exchange in ("ddp", "after"):
+            sent = round(handed_over * float(bus_factor("all_reduce", p.ranks)))
+            found |= {"buckets": buckets, "exchanges": p.exchanges, "wire_bytes": sent}
+        return found
 
-class OverGloo(Implementation[DataParallelParameters]):
-    """Ranks on CPU cores that exchange over gloo; each computes on as many threads as OMP_NUM_THREADS says, or one."""
+    def _hooked(self) -> list[int]:
+        """Bytes of every bucket of one whole step, in order, as a communication hook gets them.
 
-    name = "gloo"
-    device_kind = "cpu"
-
-    def validate(self, parameters: DataParallelParameters) -> None:
-        """Raise UserError for DataParallel, for what is NCCL's, and for more ranks than cores can keep alive."""
-        _refuse_dp(parameters, self.name)
-        on_ranks.require_for_gloo(parameters.ranks, parameters.peer_to_peer)
-
-    def prepare(self, parameters: DataParallelParameters, place: Place) -> Transfers:
-        """Join gloo's process group and build this rank's model and batches. Raises Unsupported for want of memory."""
-        joined = process_group(place.ranks, "gloo", place.deadline_s)
-        on_ranks.require_memory(place.ranks, parameters.footprint_bytes)
-        return Replica(parameters, place.ranks.rank, joined, "cpu")
-
-
-class OverNccl(Implementation[DataParallelParameters]):
-    """One GPU a rank, exchanging over NCCL."""
-
-    name = "nccl"
-    device_kind = "cuda"
-
-    def validate(self, parameters: DataParallelParameters) -> None:
-        """Raise UserError for DataParallel, which has no ranks."""
-        _refuse_dp(parameters, self.name)
-
-    def prepare(self, parameters: DataParallelParameters, place: Place) -> Transfers:
-        """Join NCCL's process group and build this rank's model and batches on its GPU.
-
-        Raises Unsupported for ranks that go without direct copies and were started with them.
+        Of a copy and before anything is timed: a hook in Python takes time. The first step shows DDP the order in which
+        gradients are made, by which it cuts its buckets anew; with a static graph the second one does.
         """
-        direct_copies.require_started_so(parameters.peer_to_peer)
-        gpu = f"cuda:{place.device.index}"
-        return GpuReplica(
-            parameters, place.ranks.rank, process_group(place.ranks, "nccl", place.deadline_s, device=gpu), gpu
-        )
+        sizes: list[int] = []
+        count, group = self._parameters.ranks, self._group
+
+        def counting(_state: Any, bucket: Any) -> Any:
+            buffer = bucket.buffer()
+            sizes.append(buffer.numel() * buffer.element_size())
+            work = self.torch.distributed.all_reduce(buffer.div_(count), group=group, async_op=True)
+            return work.get_future().then(lambda reduced: reduced.value()[0])
+
+        # DDP compares annotations with its own classes, and these are text.
+        counting.__annotations__ = {}
+        counted = self._wrapped(copy.deepcopy(self.model))
+        counted.register_comm_hook(None, counting)
+        for _ in range(2 if self._parameters.static_graph else 1):
+            self._run(counted)
+        sizes.clear()
+        self._run(counted)
+        return sizes
+
+    def _other_buckets(self) -> list[str]:
+        """What to say where the timed model's buckets, once it has cut them, are not those that were counted."""
+        if self._parameters.exchange != "ddp":
+            return []
+        told = self.call._get_ddp_logging_data()
+        counted = list(self.kernel.details["buckets"])
+        if not told.get("has_rebuilt_buckets") or "rebuilt_bucket_sizes" not in told:
+            return []
+        timed = [int(size) for size in str(told["rebuilt_bucket_sizes"]).split(",")]
+        return [] if timed == counted else [f"buckets of {timed} bytes are timed, and {counted} were counted"]
+
+    def _wrapped(self, model: Any) -> Any:
+        """What is called: DDP around the model, DataParallel, or the model itself."""
+        p = self._parameters
+        if p.exchange == "dp":
+            return self.torch.nn.DataParallel(model, device_ids=list(range(p.ranks)))
+        if p.exchange != "ddp":
+            return model
+        bucket_cap_mb = p.bucket_bytes / 2**20
+        return distributed(model, self._group, bucket_cap_mb=bucket_cap_mb, static_graph=p.static_graph)
+
+    def _run(self, call: Any) -> None:
+        """All micro-batches; the weights' gradients are what they add up to."""
+        call.zero_grad(set_to_none=True)
+        last = len(self._batches) - 1
+        for index, (inputs, upstream) in enumerate(self._batches):
+            held: AbstractContextManager[Any] = nullcontext()
+            if self._parameters.exchange == "ddp" and self._parameters.no_sync and index < last:
+                held = call.no_sync()
+            with held:
+                result = call(*inputs)
+                # From the mean loss, one a GPU under DataParallel, or the gradient of the last block's output.
+                (result.mean() if upstream is None else result).backward(upstream)
+
+    def _micro_batches(self, ranks: Sequence[int]) -> list[tuple[tuple[Any, ...], Any]]:
+        """Inputs of each micro-batch of those ranks together, and the gradient from above; None of a loss."""
+        from pyperf_suite.workloads.training import gpt
+
+        p, dtype = self._parameters, getattr(self.torch, self._parameters.dtype)
+
+        def placed(parts: Sequence[Any]) -> Any:
+            whole = self.torch.cat(list(parts))
+            return whole.to(self._where, dtype if whole.is_floating_point() else whole.dtype)
+
+        found = []
+        for micro in range(p.accumulate):
+            seeds = [seed_of(rank, micro, p.accumulate) for rank in ranks]
+            drawn = [gpt.inputs(p, seed) for seed in seeds]
+            upstream = None
+            if not p.vocab:
+                # Another seed than any input's. The mean over ranks, as of a loss.
+                upstream = placed([gpt.inputs(p, 10**6 + seed)[0] for seed in seeds]) / len(ranks)
+            found.append((tuple(placed(parts) for parts in zip(*drawn, strict=True)), upstream))
+        return found
+
+    def _single_process(self) -> list[Any]:
+        """Each weight's gradient: the mean over ranks, each rank's being this process's own work.
+
+        In float64, or on a GPU, whose models are large, where they are in float32: what is told apart is far above its
+        rounding.
+        """
+        wide = self.torch.float32 if self.is_gpu else self.torch.float64
+        everyone = range(self._parameters.ranks) if self._parameters.exchange != "none" else [self._rank]
+        batches = (batch for rank in everyone for batch in self._micro_batches([rank]))
+        return summed(self.model, list(self.model.parameters()), batches, len(everyone), wide)
 
 
 class InThreads(Implementation[DataParallelParameters]):
@@ -167,22 +263,36 @@ class InThreads(Implementation[DataParallelParameters]):
     device_kind = "cuda"
 
     def validate(self, parameters: DataParallelParameters) -> None:
-        """Raise UserError for exchanges of several processes."""
         if parameters.exchange != "dp":
             raise UserError(f"dp is one process, but exchange={parameters.exchange} was asked for: ask for dp.")
         if parameters.accumulate > 1:
             raise UserError("DataParallel exchanges in each micro-batch: leave accumulate out.")
 
     def prepare(self, parameters: DataParallelParameters, place: Place) -> Transfers:
-        """Build the model and the batches of all GPUs. Raises Unsupported where there are fewer GPUs."""
         import torch
 
         present: Any = torch.cuda.device_count()
         if present < parameters.ranks:
             raise Unsupported(f"DataParallel over {parameters.ranks} GPUs was asked for, but torch sees {present}.")
-        return GpuReplica(parameters, 0, None, f"cuda:{place.device.index}")
+        return Replica(parameters, 0, None, torch_place(place))
 
 
 def _refuse_dp(parameters: DataParallelParameters, name: str) -> None:
     if parameters.exchange == "dp":
         raise UserError(f"DataParallel is one process, but {name} was asked for: ask for the implementation dp.")
+
+
+class DataParallel(OnRanks[DataParallelParameters]):
+    """Steps of all ranks together; on each the gradients are compared with those of a single process."""
+
+    name = "data_parallel"
+    parameters_type = DataParallelParameters
+    implementations = by_name(OverGloo(Replica.of, _refuse_dp), OverNccl(Replica.of, _refuse_dp), InThreads())
+
+    def ranks(self, parameters: DataParallelParameters) -> int:
+        """DataParallel is one."""
+        return 1 if parameters.exchange == "dp" else parameters.ranks
+
+    def work(self, parameters: DataParallelParameters) -> Work:
+        """Bytes of gradients that one rank hands over in a step."""
+        return Work(bytes=parameters.exchanges * parameters.gradient_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import tempfile
 import time
@@ -11,14 +12,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu
+from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training.data_files import KINDS, DataFiles, wrong_samples
-from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Observed, Place, Prepared, Work, Workload
+from pyperf_suite.workloads.workload import (
+    Checked,
+    Implementation,
+    Kernel,
+    Observed,
+    Place,
+    Prepared,
+    Workload,
+    by_name,
+)
 
 # What a step of the model keeps busy: a device of its own, on which the host waits; or a core of the host.
 MODELS = ("device", "host")
@@ -26,17 +37,8 @@ MODELS = ("device", "host")
 # How Python starts a process; which of them a system has is its own affair.
 STARTS = ("fork", "forkserver", "spawn")
 
-MOST_LOADERS = 256
-
-# The least and the most of each number: files are written first, and a case has minutes for all it does.
-BOUNDS = {
-    "loaders": (0, MOST_LOADERS),
-    "prefetch": (1, 1024),
-    "step_us": (0, 10_000_000),
-    "batch": (1, 1 << 14),
-    "files": (1, 1 << 14),
-    "iterations": (1, 1024),
-}
+# Files are written first, and a case has minutes for all it does.
+MOST_LOADERS, MOST_FILES, MOST_ITERATIONS, MOST_STEP_US = 256, 1 << 14, 1024, 10_000_000
 
 # The last ones are told of; a standard visit sees far fewer.
 MOST_TOLD = 4096
@@ -56,51 +58,28 @@ class InputPipelineParameters:
     loaders hand out their batches in bursts.
     """
 
-    data: str = "text"
-    loaders: int = 0
-    prefetch: int = 2
+    data: Annotated[str, OneOf(KINDS)] = "text"
+    loaders: Annotated[int, Within(0, MOST_LOADERS)] = 0
+    prefetch: Annotated[int, Within(1, 1024)] = 2
     persistent: bool = True
     pinned: bool = False
-    start: str = "fork"
-    model: str = "device"
-    step_us: int = 5000
-    batch: int = 8
-    files: int = 32
-    iterations: int = 4
+    start: Annotated[str, OneOf(STARTS)] = "fork"
+    model: Annotated[str, OneOf(MODELS)] = "device"
+    step_us: Annotated[int, Within(0, MOST_STEP_US)] = 5000
+    batch: Annotated[int, Within(1, MOST_FILES)] = 8
+    files: Annotated[int, Within(1, MOST_FILES)] = 32
+    iterations: Annotated[int, Within(1, MOST_ITERATIONS)] = 4
 
-
-class InputPipeline(Workload[InputPipelineParameters]):
-    """Iterations of a training loop over files."""
-
-    name = "input_pipeline"
-    parameters_type = InputPipelineParameters
-
-    def __init__(self) -> None:
-        self.implementations: Mapping[str, Implementation[InputPipelineParameters]] = {"torch": TorchLoader()}
-
-    def validate(self, parameters: InputPipelineParameters) -> None:
-        """Raise UserError for a loader that cannot be."""
-        for name, allowed in (("data", tuple(KINDS)), ("model", MODELS), ("start", STARTS)):
-            if getattr(parameters, name) not in allowed:
-                raise UserError(f"Unknown {name} {getattr(parameters, name)!r}: choose from {', '.join(allowed)}.")
-        for name, (least, most) in BOUNDS.items():
-            if getattr(parameters, name) < least:
-                raise UserError(f"A loader needs {name} of at least {least}, not {getattr(parameters, name)}.")
-            if getattr(parameters, name) > most:
-                raise UserError(f"{name}={getattr(parameters, name)} was asked for: ask for at most {most}.")
-        if parameters.files < parameters.batch:
-            raise UserError(f"{parameters.files} files do not fill a batch of {parameters.batch}: ask for more files.")
-
-    def work(self, parameters: InputPipelineParameters) -> Work:
-        """No arithmetic is asked for."""
-        return Work(0, 0)
+    def validate(self) -> None:
+        """Raise UserError for an epoch without a batch."""
+        if self.files < self.batch:
+            raise UserError(f"{self.files} files do not fill a batch of {self.batch}: ask for more files.")
 
 
 class TorchLoader(Implementation[InputPipelineParameters]):
     """torch.utils.data.DataLoader."""
 
     name = "torch"
-    device_kind = "any"
 
     def prepare(self, parameters: InputPipelineParameters, place: Place) -> Prepared:
         """Write the files. Raises Unsupported for a decoder, a way to start processes or a GPU that is not there."""
@@ -109,6 +88,14 @@ class TorchLoader(Implementation[InputPipelineParameters]):
         if parameters.pinned and place.device.kind == "cpu":
             raise Unsupported("Pinned memory is for copies to a GPU, and this case runs on the CPU.")
         return LoaderSteps(parameters, place.seed, TorchDevice(place.device, workers=1, queueing="open"))
+
+
+class InputPipeline(Workload[InputPipelineParameters]):
+    """Iterations of a training loop over files."""
+
+    name = "input_pipeline"
+    parameters_type = InputPipelineParameters
+    implementations = by_name(TorchLoader())
 
 
 class LoaderSteps(Prepared):
@@ -140,7 +127,7 @@ class LoaderSteps(Prepared):
 
     def launch(self, index: int) -> None:
         if self._batches is None:
-            self._batches = iter(self._loader(Endless(len(self._files))))
+            self._batches = iter(self._loader(itertools.cycle(range(len(self._files)))))
             # What was prefetched while nobody took it is no rate of the loader's.
             for _ in range(self._parameters.loaders * self._parameters.prefetch):
                 self._iterate()
@@ -161,11 +148,8 @@ class LoaderSteps(Prepared):
         """Each sample of the last batch, as it was written."""
         if self._last is None:
             return Checked(1, 1, "no batch came")
-        numbers, samples = self._last[0].tolist(), self._last[1].cpu().numpy()
-        wrong = [
-            number for number, each in zip(numbers, samples, strict=True) if not self._files.is_right(number, each)
-        ]
-        return Checked(len(wrong), len(numbers), f"sample {wrong[0]} is not what was written" if wrong else "")
+        wrong = self._files.wrong(*self._last)
+        return Checked(len(wrong), len(self._last[0]), wrong[0] if wrong else "")
 
     def kept(self, index: int) -> None:
         """Nothing: samples are made anew from their numbers."""
@@ -185,13 +169,11 @@ class LoaderSteps(Prepared):
         for a first epoch to its first batch, `next_epoch` the same for the second.
         """
         told = list(self._told)[len(self._told) // 2 :]
-        waited, modelled = ([each[column] for each in told] for column in (0, 1))
-        share = [wait / (wait + step) for wait, step in told]
         first, later = self._epoch_begins()
         return {
-            "wait": Observed("s", waited),
-            "model": Observed("s", modelled),
-            "starved": Observed("1", share),
+            "wait": Observed("s", [wait for wait, _ in told]),
+            "model": Observed("s", [step for _, step in told]),
+            "starved": Observed("1", [wait / (wait + step) for wait, step in told]),
             "first_batch": Observed("s", [first]),
             "next_epoch": Observed("s", [later]),
         }
@@ -206,20 +188,15 @@ class LoaderSteps(Prepared):
         assert self._batches is not None
         begin = time.perf_counter()
         numbers, samples = next(self._batches)
-        if self._where.is_gpu:
-            samples = samples.to(self._where.device, non_blocking=self._parameters.pinned)
-        self._last = numbers, samples
+        self._last = numbers, self._moved(samples) if self._where.is_gpu else samples
         arrived = time.perf_counter()
         self._model.step()
         return arrived - begin, time.perf_counter() - arrived
 
     def _loader(self, order: Any) -> Any:
         p = self._parameters
-        several = {
-            "prefetch_factor": p.prefetch,
-            "persistent_workers": p.persistent,
-            "multiprocessing_context": p.start,
-        }
+        several: dict[str, Any] = {"prefetch_factor": p.prefetch, "persistent_workers": p.persistent}
+        several |= {"multiprocessing_context": p.start}
         return self._where.torch.utils.data.DataLoader(
             self._files,
             batch_size=p.batch,
@@ -231,8 +208,10 @@ class LoaderSteps(Prepared):
 
     def _on_host(self, batches: Any) -> Iterator[Any]:
         """Batches as they come back from where the model is."""
-        for numbers, samples in batches:
-            yield numbers, samples.to(self._where.device, non_blocking=self._parameters.pinned).cpu()
+        return ((numbers, self._moved(samples).cpu()) for numbers, samples in batches)
+
+    def _moved(self, samples: Any) -> Any:
+        return samples.to(self._where.device, non_blocking=self._parameters.pinned)
 
     def _epoch_begins(self) -> tuple[float, float]:
         """Seconds to the first batch of a loader's first epoch, and of its second, with nothing prefetched."""
@@ -246,20 +225,6 @@ class LoaderSteps(Prepared):
             seconds.append(time.perf_counter() - begin)
             deque(batches, maxlen=0)
         return seconds[0], seconds[1]
-
-
-class Endless:
-    """The numbers of all samples, over and over: an order for a loader that never reaches an epoch's end."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return 1 << 40
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            yield from range(self._count)
 
 
 class Model:

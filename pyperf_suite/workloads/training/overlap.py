@@ -5,15 +5,26 @@ On a GPU the two are on streams of their own; on a CPU gloo's threads exchange w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import statistics
+import tempfile
+import time
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
-from pyperf_suite.workloads.collective import direct_copies
-from pyperf_suite.workloads.collective.torch_group import process_group
-from pyperf_suite.workloads.training import on_ranks
-from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS
-from pyperf_suite.workloads.training.side_by_side import OnCpu, OnGpu
-from pyperf_suite.workloads.workload import Implementation, Place, Transfers, Work, Workload
+import numpy as np
+
+from pyperf_suite.errors import UserError
+from pyperf_suite.limits import OneOf, Within
+from pyperf_suite.measure.verify import Verification, verify_product
+from pyperf_suite.workloads import scratch
+from pyperf_suite.workloads.collective.ranks import OnRanks
+from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS, OverGloo, OverNccl, RankSteps
+from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Kernel, RankTimes, Work, by_name
 
 # What is timed. "product_beside" times products while all_reduces go on throughout, "all_reduce_beside" the other way.
 RUNS = ("product", "all_reduce", "in_turn", "together", "product_beside", "all_reduce_beside")
@@ -21,16 +32,29 @@ MOST_SIZE, MOST_BYTES = 1 << 17, 1 << 40
 # Of the float64 copies by which products and means are compared.
 WIDE_BYTES = 8
 
+# What goes on beside lasts so many times as long as what is timed, which may get slower and must not outlast it.
+MARGIN = 1.5
+MOST_BESIDE = 16
+TRIALS = 3
+
+# Inputs are whole numbers below this plus the rank: their mean, and each step to it, is exact where there is room for
+# the bits of 1/n. Elsewhere, and where n is no power of two, 1/n is rounded and so is each sum.
+PERIOD = 61
+RANKS_EXACT = {"float32": 1 << 16, "bfloat16": 4}
+MEAN_LIMIT = {"float32": 1e-5, "bfloat16": 3e-2}
+
+Times = tuple[float, int, int]  # seconds, arrived and done by time.monotonic_ns()
+
 
 @dataclass(frozen=True)
 class OverlapParameters:
     """A product of `size`³ in `dtype` on every rank, and an all_reduce of `bytes` of that type among `ranks`."""
 
-    size: int
-    bytes: int
-    ranks: int = 2
-    run: str = "together"
-    dtype: str = "float32"
+    size: Annotated[int, Within(1, MOST_SIZE)]
+    bytes: Annotated[int, Within(1, MOST_BYTES)]
+    ranks: Annotated[int, Within(1, MOST_RANKS)] = 2
+    run: Annotated[str, OneOf(RUNS)] = "together"
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
     peer_to_peer: bool = True
 
     @property
@@ -54,74 +78,254 @@ class OverlapParameters:
         return self.run != "product"
 
     def validate(self) -> None:
-        """Raise UserError for what cannot be, whoever implements it."""
-        on_ranks.require_words(self, {"run": RUNS, "dtype": tuple(DTYPES)})
-        least = DTYPES[self.dtype]
-        on_ranks.require_within(self, {"size": (1, MOST_SIZE), "bytes": (least, MOST_BYTES), "ranks": (1, MOST_RANKS)})
+        """Raise UserError for a message of less than one element."""
+        if self.count == 0:
+            least = DTYPES[self.dtype]
+            raise UserError(f"bytes={self.bytes} was asked for, but one {self.dtype} takes {least}: ask for that.")
 
 
-class Overlap(Workload[OverlapParameters]):
+class SideBySide(RankSteps):
+    """One rank's operands of a product and buffer of an all_reduce; subclasses know how the two run.
+
+    The all_reduce takes the mean: repeated on its own result it changes nothing, where sums would grow without end.
+    """
+
+    def __init__(self, parameters: OverlapParameters, rank: int, group: Any, where: str) -> None:
+        super().__init__(parameters, rank, group, where)
+        torch, dtype = self.torch, getattr(self.torch, parameters.dtype)
+        generator = torch.Generator().manual_seed(rank)
+        shape = (parameters.size, parameters.size)
+        self._a, self._b = (torch.randn(shape, generator=generator).to(where, dtype) for _ in range(2))
+        self._out = torch.empty_like(self._a)
+        self._message = torch.empty(parameters.count, dtype=dtype, device=where)
+        self._mean = torch.distributed.ReduceOp.AVG
+        self.poison()
+        # A mean that is rounded drifts when it is taken again and again.
+        drifts = parameters.has_all_reduce and not self._mean_is_exact
+        self.unchecked = BUILD_ON_EACH_OTHER if drifts else ""
+        self._beside = 0
+        self._beside = self._agreed_beside()
+        self.kernel = Kernel("product_and_all_reduce", f"{where.split(':')[0]} {parameters.run}", self._details())
+
+    @abstractmethod
+    def timed(self, run: str) -> Times:
+        """One of RUNS, and how long it took."""
+
+    def step(self) -> None:
+        self.timed(self._parameters.run)
+
+    def time(self, iterations: int, deadline_s: float) -> RankTimes:
+        self.meet()
+        self._synchronize()
+        times = (self.timed(self._parameters.run) for _ in range(iterations))
+        seconds, arrived, done = zip(*times, strict=True)
+        return RankTimes(np.array(seconds), np.array(arrived, dtype=np.int64), np.array(done, dtype=np.int64))
+
+    def poison(self, index: int | None = None) -> None:
+        self._out.fill_(float("nan"))
+        self._message.copy_(self._input() + self._rank)
+
+    def left(self, index: int = 0) -> Checked:
+        """The product against float64 where it ran, and every element of the mean where that did."""
+        wrong, compared, first = 0, 0, ""
+        p = self._parameters
+        if p.has_product:
+            found = self._product_verified()
+            wrong, compared, first = int(not found.passed), self._out.numel(), "" if found.passed else found.message
+        if p.has_all_reduce:
+            due = (self._input().double() + (p.ranks - 1) / 2).cpu()
+            off = (self._message.cpu().double() - due).abs()
+            bad = ~(off <= (0.0 if self._mean_is_exact else MEAN_LIMIT[p.dtype]) * due)
+            wrong, compared = wrong + int(bad.sum()), compared + bad.numel()
+            first = first or (f"{int(bad.sum())} elements are not the mean of the ranks" if bad.any() else "")
+        return Checked(wrong, compared, first)
+
+    def close(self) -> None:
+        self._a = self._b = self._out = self._message = None
+
+    def _product_verified(self) -> Verification:
+        """Of every element, on a GPU by the GPU; a large one on a CPU by Freivalds' check (measure/verify.py)."""
+        p = self._parameters
+        if self.is_gpu:
+            return verify_product(self._out, self._a, self._b, p.dtype, p.dtype)
+        keep = scratch.shared(f"product of {p.size} in {p.dtype} drawn by rank {self._rank}")
+        out, a, b = (each.float().numpy() for each in (self._out, self._a, self._b))
+        return verify_product(out, a, b, p.dtype, p.dtype, keep=keep)
+
+    @property
+    def _mean_is_exact(self) -> bool:
+        p = self._parameters
+        return bool(p.ranks & (p.ranks - 1) == 0 and p.ranks <= RANKS_EXACT[p.dtype])
+
+    def _input(self) -> Any:
+        """What rank 0 holds; each next one has one more."""
+        return self.torch.arange(self._parameters.count, device=self._where) % PERIOD
+
+    def _product(self) -> None:
+        self.torch.mm(self._a, self._b, out=self._out)
+
+    def _all_reduce(self, asynchronous: bool = False, message: Any = None) -> Any:
+        message = self._message if message is None else message
+        return self.torch.distributed.all_reduce(message, op=self._mean, group=self._group, async_op=asynchronous)
+
+    def _agreed_beside(self) -> int:
+        """How often the other runs beside what is timed: rank 0 times both alone and tells, as all must send alike."""
+        run = self._parameters.run
+        if not run.endswith("_beside"):
+            return 0
+        self.timed("product"), self.timed("all_reduce")
+        product_s, all_reduce_s = (
+            statistics.median(self.timed(alone)[0] for _ in range(TRIALS)) for alone in ("product", "all_reduce")
+        )
+        ratio = product_s / all_reduce_s if run == "product_beside" else all_reduce_s / product_s
+        wanted = self.torch.tensor([min(MOST_BESIDE, max(1, math.ceil(MARGIN * ratio)))], device=self._where)
+        self.torch.distributed.broadcast(wanted, src=0, group=self._group)
+        return int(wanted)
+
+    def _details(self) -> dict[str, Any]:
+        return self._torch_details() | ({"beside": self._beside} if self._beside else {})
+
+    def _synchronize(self) -> None:
+        """Wait until all that was begun is over, where the host goes on meanwhile."""
+
+
+class OnCpu(SideBySide):
+    """By the host's clock; an all_reduce that was begun goes on in gloo's threads, which say when it is through."""
+
+    def __init__(self, parameters: OverlapParameters, rank: int, group: Any, where: str) -> None:
+        super().__init__(parameters, rank, group, where)
+        # gloo runs several at once, which may not share a buffer.
+        others = self._beside - 1 if parameters.run == "product_beside" else 0
+        self._messages = [self._message, *(self._message.clone() for _ in range(others))]
+
+    def timed(self, run: str) -> Times:
+        if run == "product_beside":
+            begun = [self._all_reduce(asynchronous=True, message=each) for each in self._messages]
+            times = _clocked(self._product)
+            for work in begun:
+                work.wait()
+            return times
+        if run == "all_reduce_beside":
+            return self._all_reduce_beside()
+        alone_or_both = {"product": self._product, "all_reduce": self._all_reduce, "in_turn": self._in_turn}
+        return _clocked(alone_or_both.get(run, self._together))
+
+    def _in_turn(self) -> None:
+        self._product()
+        self._all_reduce()
+
+    def _together(self) -> None:
+        begun = self._all_reduce(asynchronous=True)
+        self._product()
+        begun.wait()
+
+    def _all_reduce_beside(self) -> Times:
+        through: list[int] = []
+        arrived = time.monotonic_ns()
+        begun = self._all_reduce(asynchronous=True)
+        told = begun.get_future().then(lambda _: through.append(time.monotonic_ns()))
+        # Products go on until it is through, so that it never runs alone, however slow it gets.
+        while not through:
+            self._product()
+        told.wait()
+        begun.wait()
+        return (through[0] - arrived) * 1e-9, arrived, through[0]
+
+
+class OnGpu(SideBySide):
+    """By events on two streams: torch's own computes, the other waits for NCCL's."""
+
+    def __init__(self, parameters: OverlapParameters, rank: int, group: Any, where: str) -> None:
+        import torch
+
+        torch.cuda.set_device(where)
+        self._side: Any = torch.cuda.Stream(where)
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        super().__init__(parameters, rank, group, where)
+
+    def timed(self, run: str) -> Times:
+        """So many products and all_reduces from one beginning, to the end of one of their streams, or of both."""
+        products, all_reduces, end = {
+            "product": (1, 0, "main"),
+            "all_reduce": (0, 1, "side"),
+            "in_turn": (1, 1, "side"),
+            "together": (1, 1, "both"),
+            "product_beside": (1, self._beside, "main"),
+            "all_reduce_beside": (self._beside, 1, "side"),
+        }[run]
+        main = self.torch.cuda.current_stream(self._where)
+        arrived = time.monotonic_ns()
+        self._begin.record(main)
+        if run == "in_turn":
+            self._products(products)
+        self._side.wait_stream(main)
+        with self.torch.cuda.stream(self._side):
+            for _ in range(all_reduces):
+                self._all_reduce()
+            if end == "side":
+                self._end.record(self._side)
+        if run != "in_turn":
+            self._products(products)
+        if end == "both":
+            main.wait_stream(self._side)
+        if end != "side":
+            self._end.record(main)
+        self._end.synchronize()
+        done = time.monotonic_ns()
+        seconds = self._begin.elapsed_time(self._end) * 1e-3
+        # What still goes on beside belongs to this iteration, not to the next.
+        self._synchronize()
+        return seconds, arrived, done
+
+    def _products(self, count: int) -> None:
+        for _ in range(count):
+            self._product()
+
+    def _details(self) -> dict[str, Any]:
+        blocks = _blocks_of_nccl(self.torch, self._all_reduce) if self._parameters.has_all_reduce else None
+        properties = self.torch.cuda.get_device_properties(self._where)
+        # NCCL starts one block a channel, and a block of its kernels fills an SM's shared memory.
+        return super()._details() | {"nccl_blocks": blocks, "multiprocessors": properties.multi_processor_count}
+
+    def _synchronize(self) -> None:
+        self.torch.cuda.synchronize(self._where)
+
+
+def _clocked(action: Callable[[], object]) -> Times:
+    arrived = time.monotonic_ns()
+    action()
+    done = time.monotonic_ns()
+    return (done - arrived) * 1e-9, arrived, done
+
+
+def _blocks_of_nccl(torch: Any, all_reduce: Callable[[], object]) -> int | None:
+    """Thread blocks of NCCL's kernel as torch's profiler traced it; None where it traced none."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        all_reduce()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory(dir=scratch.folder()) as folder:
+        trace = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(trace))
+        return blocks_in_trace(json.loads(trace.read_text()).get("traceEvents", []))
+
+
+def blocks_in_trace(events: list[dict[str, Any]]) -> int | None:
+    """Thread blocks of the first NCCL kernel among a Chrome trace's events, from its grid; None without one."""
+    for event in events:
+        grid = event.get("args", {}).get("grid")
+        if "nccl" in str(event.get("name", "")).lower() and grid:
+            return math.prod(int(each) for each in grid)
+    return None
+
+
+class Overlap(OnRanks[OverlapParameters]):
     """Products and all_reduces of all ranks; the product is compared with float64, the mean of the ranks exactly."""
 
     name = "overlap"
     parameters_type = OverlapParameters
-
-    def __init__(self) -> None:
-        self.implementations: Mapping[str, Implementation[OverlapParameters]] = {
-            each.name: each for each in (BesideGloo(), BesideNccl())
-        }
-
-    def validate(self, parameters: OverlapParameters) -> None:
-        """Raise UserError for sizes, ranks or a run that cannot be."""
-        parameters.validate()
-
-    def ranks(self, parameters: OverlapParameters) -> int:
-        """How many processes compute and exchange."""
-        return parameters.ranks
-
-    def environment(self, parameters: OverlapParameters) -> dict[str, str]:
-        """What NCCL must be told before it is loaded."""
-        return direct_copies.environment(parameters.peer_to_peer)
+    implementations = by_name(OverGloo(OnCpu.of), OverNccl(OnGpu.of))
 
     def work(self, parameters: OverlapParameters) -> Work:
         """Bytes of the message, where there is one."""
         return Work(bytes=parameters.bytes if parameters.has_all_reduce else 0)
-
-    def footprint_bytes(self, parameters: OverlapParameters) -> int:
-        """Of one rank."""
-        return parameters.footprint_bytes
-
-
-class BesideGloo(Implementation[OverlapParameters]):
-    """On CPU cores: products on as many threads as OMP_NUM_THREADS says, or one, beside gloo's own threads."""
-
-    name = "gloo"
-    device_kind = "cpu"
-
-    def validate(self, parameters: OverlapParameters) -> None:
-        """Raise UserError for what is NCCL's, and for more ranks than cores can keep alive."""
-        on_ranks.require_for_gloo(parameters.ranks, parameters.peer_to_peer)
-
-    def prepare(self, parameters: OverlapParameters, place: Place) -> Transfers:
-        """Join gloo's process group and make this rank's operands. Raises Unsupported for want of memory."""
-        joined = process_group(place.ranks, "gloo", place.deadline_s)
-        on_ranks.require_memory(place.ranks, parameters.footprint_bytes)
-        return OnCpu(parameters, place.ranks.rank, joined, "cpu")
-
-
-class BesideNccl(Implementation[OverlapParameters]):
-    """One GPU a rank: cuBLAS on one stream, NCCL on another."""
-
-    name = "nccl"
-    device_kind = "cuda"
-
-    def prepare(self, parameters: OverlapParameters, place: Place) -> Transfers:
-        """Join NCCL's process group and make this rank's operands on its GPU.
-
-        Raises Unsupported for ranks that go without direct copies and were started with them.
-        """
-        direct_copies.require_started_so(parameters.peer_to_peer)
-        gpu = f"cuda:{place.device.index}"
-        return OnGpu(
-            parameters, place.ranks.rank, process_group(place.ranks, "nccl", place.deadline_s, device=gpu), gpu
-        )

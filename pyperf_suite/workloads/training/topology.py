@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Annotated, Any
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware import cgroup, cpu, pcie, topology, virtualisation
 from pyperf_suite.hardware.cpu_layout import CpuLayout, read_layout
 from pyperf_suite.hardware.cuda_driver import Gpu, gpus
@@ -22,9 +22,12 @@ from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_cpu_
 from pyperf_suite.hardware.nvml import Nvml, nvml
 from pyperf_suite.hardware.pcie import PcieLink
 from pyperf_suite.hardware.shared_library import Unavailable
-from pyperf_suite.workloads.workload import Exact, Implementation, Kernel, Place, Workload, exact_metric
+from pyperf_suite.limits import OneOf
+from pyperf_suite.workloads.workload import Exact, Implementation, Kernel, Place, Workload, by_name, exact_metric
 
 PARTS = ("host", "gpus")
+# What is told of a processor as it is detected.
+OF_CPU = ("model", "l2_bytes", "l2_total_bytes", "l3_bytes", "l3_total_bytes", "caches_assumed")
 # Variables that take a path away from NCCL, as left behind by yesterday's search for an error.
 NCCL_SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_LEVEL")
 # An idle GPU's link comes back within milliseconds of the first copy; this is how long it is waited for.
@@ -36,30 +39,13 @@ COPIED_BYTES = 16 << 20
 class TopologyParameters:
     """What is read: the "host", or the "gpus" that this process sees."""
 
-    part: str = "host"
-
-
-class Topology(Workload[TopologyParameters]):
-    """What is connected to what."""
-
-    name = "topology"
-    parameters_type = TopologyParameters
-    is_exact = True
-
-    def __init__(self) -> None:
-        self.implementations: Mapping[str, Implementation[TopologyParameters]] = {"system": System()}
-
-    def validate(self, parameters: TopologyParameters) -> None:
-        """Raise UserError for a part there is not."""
-        if parameters.part not in PARTS:
-            raise UserError(f"Unknown part of a machine {parameters.part!r}: choose from {', '.join(PARTS)}.")
+    part: Annotated[str, OneOf(PARTS)] = "host"
 
 
 class System(Implementation[TopologyParameters]):
     """The operating system's word, and the driver's for GPUs."""
 
     name = "system"
-    device_kind = "any"
 
     def prepare(self, parameters: TopologyParameters, place: Place) -> Exact:
         """Read it. Raises Unsupported where there is no GPU to ask about."""
@@ -71,19 +57,23 @@ class System(Implementation[TopologyParameters]):
         return Exact(Kernel("topology", parameters.part, details), metrics)
 
 
+class Topology(Workload[TopologyParameters]):
+    """What is connected to what."""
+
+    name = "topology"
+    parameters_type = TopologyParameters
+    implementations = by_name(System())
+    is_exact = True
+
+
 def host_details(files: KernelFiles) -> dict[str, Any]:
     """Plain JSON about CPUs, memory nodes, links, and the walls around this process."""
     found, layout = cpu.detect(), read_layout(files)
     return {
-        "model": found.model,
+        **{name: getattr(found, name) for name in OF_CPU},
         "sockets": layout.sockets,
         "cores": layout.cores,
         "online": cpu_list(layout.online),
-        "l2_bytes": found.l2_bytes,
-        "l2_total_bytes": found.l2_total_bytes,
-        "l3_bytes": found.l3_bytes,
-        "l3_total_bytes": found.l3_total_bytes,
-        "caches_assumed": found.caches_assumed,
         "quota_cores": cgroup.cpu_quota_cores(files),
         "memory_left_bytes": cgroup.memory_available_bytes(files),
         "hypervisor": virtualisation.hypervisor(files, frozenset(found.isa_flags)),
@@ -114,14 +104,11 @@ def gpu_details(files: KernelFiles) -> dict[str, Any]:
 
 def _direct_copies(present: Sequence[Gpu], manager: Nvml | Unavailable) -> dict[str, str]:
     """For every two GPUs by CUDA's numbers, as in `0-3`, what NVML says of copies between them; of slices nothing."""
-    whole = [gpu for gpu in present if not gpu.uuid.startswith("MIG-")]
     if isinstance(manager, Unavailable):
         return {}
-    told = {
-        f"{one.index}-{other.index}": manager.direct_copies(one.uuid, other.uuid)
-        for one, other in combinations(whole, 2)
-    }
-    return {pair: words for pair, words in told.items() if words is not None}
+    pairs = combinations((gpu for gpu in present if not gpu.uuid.startswith("MIG-")), 2)
+    told = ((one, other, manager.direct_copies(one.uuid, other.uuid)) for one, other in pairs)
+    return {f"{one.index}-{other.index}": words for one, other, words in told if words is not None}
 
 
 def _placement(layout: CpuLayout) -> dict[str, Any]:
@@ -142,11 +129,8 @@ def _placement(layout: CpuLayout) -> dict[str, Any]:
 
 def _gpu(gpu: Gpu, manager: Nvml | Unavailable, files: KernelFiles) -> dict[str, Any]:
     """One GPU by CUDA's number; NVML's word on its link before the kernel's."""
-    told: dict[str, Any] = {
-        "index": gpu.index,
-        "name": gpu.name,
-        "compute_capability": list(gpu.compute_capability),
-    }
+    told: dict[str, Any] = {"index": gpu.index, "name": gpu.name}
+    told |= {"compute_capability": list(gpu.compute_capability)}
     if isinstance(manager, Unavailable):
         return told
     address = manager.pci_address(gpu.uuid)

@@ -22,8 +22,8 @@ import torch.distributed.tensor.parallel
 from torch import distributed
 
 from pyperf_suite.runner.case import Case
-from pyperf_suite.workloads.training.parallel import engine, tensor_cut
-from pyperf_suite.workloads.training.parallel.engine import ParallelSteps
+from pyperf_suite.workloads.training.parallel import cuts
+from pyperf_suite.workloads.training.parallel.parallel_step import ParallelSteps, require_possible
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -96,26 +96,26 @@ FAULTS: dict[str, Callable[[ParallelSteps], None]] = {
 
 def steps_of(case: Case, fault: str) -> ParallelSteps:
     """Made ready; "rows_as_they_are" cuts attention's fused matrix without regard to heads."""
-    reordered = tensor_cut.rows_by_rank
+    reordered = cuts.rows_by_rank
     if fault == "rows_as_they_are":
-        tensor_cut.rows_by_rank = lambda parameters, torch: reordered(parameters, torch).sort().values
+        cuts.rows_by_rank = lambda parameters: reordered(parameters).sort().values
     try:
-        steps = ParallelSteps(case.parameters, distributed.get_rank(), "cpu")
+        steps = ParallelSteps(case.parameters, distributed.get_rank(), None, "cpu")
     finally:
-        tensor_cut.rows_by_rank = reordered
+        cuts.rows_by_rank = reordered
     FAULTS.get(fault, lambda steps: None)(steps)
     return steps
 
 
 def told_of(case: Case, fault: str) -> dict[str, Any]:
     """What a check says at once, and again after further steps have changed weights and optimizer."""
-    engine.require_possible(case.parameters, "cpu")
+    require_possible(case.parameters, "cpu")
     steps = steps_of(case, fault)
     checks = []
     for _ in range(1 if fault else 2):
         steps.poison()
         steps.time(1, 10.0)
-        checks.append(dataclasses.asdict(steps.check()))
+        checks.append(dataclasses.asdict(steps.left()))
         steps.time(1, 10.0)
     losses = [float(each.detach().sum()) for each in steps.data.weights[:1]]
     kernel = dataclasses.asdict(steps.kernel)

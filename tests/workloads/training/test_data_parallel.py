@@ -9,9 +9,9 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
-from pyperf_suite.workloads.training.data_parallel import DataParallel, DataParallelParameters, InThreads
-from pyperf_suite.workloads.training.replica import Replica
+from pyperf_suite.workloads.training.data_parallel import DataParallel, DataParallelParameters, Replica
 from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
 
@@ -53,9 +53,9 @@ def replica(parameters: DataParallelParameters) -> Replica:
 
 @pytest.mark.parametrize("exchange", ["ddp", "after"])
 def test_a_rank_that_was_left_out_is_seen(group_of_one, exchange):
-    assert replica(replace(SMALL, exchange=exchange, ranks=1)).check().wrong == 0
+    assert replica(replace(SMALL, exchange=exchange, ranks=1)).left().wrong == 0
     # The mean over two ranks is due, and one has nobody to exchange with.
-    checked = replica(replace(SMALL, exchange=exchange, ranks=2)).check()
+    checked = replica(replace(SMALL, exchange=exchange, ranks=2)).left()
     assert checked.wrong > SMALL.dimensions.parameters / 2
 
 
@@ -63,30 +63,30 @@ def test_a_gradient_that_is_missing_or_of_another_step_is_seen(group_of_one):
     made = replica(replace(SMALL, ranks=1))
     weight = next(made.model.parameters())
     weight.grad.mul_(1.001)
-    assert made.check().wrong > 0.9 * weight.numel()
+    assert made.left().wrong > 0.9 * weight.numel()
     made.poison()
-    assert "is missing" in made.check().first
+    assert "is missing" in made.left().first
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("pick", ["largest", "usual"])
 def test_a_single_element_with_the_wrong_sign_is_found(group_of_one, dtype, pick):
     made = replica(replace(SMALL, ranks=1, dtype=dtype))
-    assert made.check().wrong == 0
+    assert made.left().wrong == 0
     for weight in made.model.parameters():
         gradient = weight.grad.view(-1)
         place = int(gradient.abs().argmax() if pick == "largest" else gradient.abs().argsort()[3 * len(gradient) // 5])
         gradient[place] *= -1
-        assert made.check().wrong == 1
+        assert made.left().wrong == 1
         gradient[place] *= -1
 
 
 def test_gradients_that_are_zero_where_they_must_be_are_right(group_of_one):
     # A norm over a single element gives its bias whatever comes in, and no weight before it has a gradient.
     made = replica(replace(SMALL, hidden=1, heads=1, ranks=1, exchange="none"))
-    assert made.check().wrong == 0
+    assert made.left().wrong == 0
     made.model.blocks[0].attention.qkv.weight.grad.add_(1.0)
-    assert made.check().wrong == 3
+    assert made.left().wrong == 3
 
 
 def test_a_rank_counts_weights_gradients_and_what_forward_keeps():
@@ -107,7 +107,7 @@ def test_gradients_that_differ_between_ranks_are_seen(group_of_one, monkeypatch)
         found[1].copy_(mine + 1)
 
     monkeypatch.setattr(torch.distributed, "all_gather", another)
-    checked = made.check()
+    checked = made.left()
     assert (checked.wrong, checked.first) == (1, "gradients differ between ranks")
 
 
@@ -117,9 +117,9 @@ def test_buckets_that_are_timed_are_those_that_were_counted(group_of_one, static
     made.time(4, 10.0)
     counted = made.kernel.details["buckets"]
     assert len(counted) > 3
-    assert made.check().wrong == 0
+    assert made.left().wrong == 0
     made.kernel.details["buckets"] = [*counted[1:], counted[0] + 4]
-    assert "were counted" in made.check().first
+    assert "were counted" in made.left().first
 
 
 @pytest.mark.parametrize("vocab", [0, 96])
@@ -133,7 +133,7 @@ def test_bytes_of_gradients_are_those_of_the_models_weights(vocab, gated):
 
 def test_data_parallel_says_how_many_gpus_it_lacks():
     with pytest.raises(Unsupported, match="DataParallel over 4096 GPUs"):
-        InThreads().prepare(replace(SMALL, exchange="dp", ranks=4096), None, Device("cuda"), 1.0)
+        DataParallel().prepare(replace(SMALL, exchange="dp", ranks=4096), "dp", Place(Device("cuda")))
 
 
 def test_data_parallel_is_one_process_and_others_are_as_many_as_ranks():
@@ -156,7 +156,7 @@ def test_data_parallel_is_one_process_and_others_are_as_many_as_ranks():
         ({"exchange": "none", "bucket_bytes": 5}, "gloo", "bucket_bytes is DDP's"),
         ({"no_sync": False}, "gloo", "several micro-batches"),
         ({"static_graph": True, "accumulate": 2}, "gloo", "no static graph"),
-        ({"ranks": 30000}, "gloo", "keep"),
+        ({"ranks": 30000}, "gloo", "launch them on several machines"),
         ({"peer_to_peer": False}, "gloo", "NCCL's alone"),
         ({"exchange": "dp"}, "gloo", "ask for the implementation dp"),
         ({"exchange": "dp"}, "nccl", "ask for the implementation dp"),

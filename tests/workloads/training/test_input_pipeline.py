@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads.training import data_files
 from pyperf_suite.workloads.training.data_files import KINDS, PictureFiles, TextFiles, wrong_samples
-from pyperf_suite.workloads.training.input_pipeline import Endless, InputPipeline, InputPipelineParameters
+from pyperf_suite.workloads.training.input_pipeline import InputPipeline, InputPipelineParameters
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
@@ -171,11 +170,6 @@ def test_files_are_gone_where_a_case_cannot_be_prepared(prepare, monkeypatch, tm
     assert list(Path(tmp_path).iterdir()) == []
 
 
-def test_an_endless_order_comes_back_to_each_sample():
-    assert list(itertools.islice(Endless(3), 7)) == [0, 1, 2, 0, 1, 2, 0]
-    assert len(Endless(3)) > 10**9
-
-
 def test_pinned_memory_on_a_cpu_is_unsupported(prepare):
     with pytest.raises(Unsupported, match="copies to a GPU"):
         prepare(replace(SMALL, pinned=True))
@@ -192,7 +186,7 @@ def test_a_case_is_measured_like_any_other():
     assert Case.from_json(case.to_json()) == case
     answer = measure_case(case, None, CPU)
     assert answer["outcome"] == "ok", answer
-    assert answer["verification"]["compared"] == SMALL.files
+    assert answer["verification"]["compared"] == SMALL.batch, "of the step that was looked at"
 
 
 @pytest.mark.gpu
@@ -210,15 +204,15 @@ def test_batches_reach_a_gpu_as_they_were_written(pinned):
         ({"data": "sound"}, "choose from text, jpeg"),
         ({"model": "cloud"}, "choose from device, host"),
         ({"start": "jump"}, "choose from fork"),
-        ({"loaders": -1}, "loaders of at least 0"),
-        ({"loaders": 10_000}, "at most 256"),
-        ({"files": 10**11}, "files=100000000000 was asked for: ask for at most"),
+        ({"loaders": -1}, "loaders lies between 0 and 256"),
+        ({"loaders": 10_000}, "loaders lies between 0 and 256"),
+        ({"files": 10**11}, "files=100000000000 was asked for"),
         ({"prefetch": 10**9}, "prefetch=1000000000"),
         ({"step_us": 10**13}, "step_us=10000000000000"),
-        ({"prefetch": 0}, "prefetch of at least 1"),
+        ({"prefetch": 0}, "prefetch lies between 1"),
         ({"batch": 7}, "do not fill a batch of 7"),
-        ({"step_us": -1}, "step_us of at least 0"),
-        ({"iterations": 0}, "iterations of at least 1"),
+        ({"step_us": -1}, "step_us lies between 0"),
+        ({"iterations": 0}, "iterations lies between 1"),
     ],
 )
 def test_what_cannot_be_loaded_says_so(change, sentence):

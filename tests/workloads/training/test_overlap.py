@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
-from pyperf_suite.workloads.collective.direct_copies import require_started_so
-from pyperf_suite.workloads.training.on_ranks import require_memory
-from pyperf_suite.workloads.training.overlap import RUNS, BesideNccl, Overlap, OverlapParameters
-from pyperf_suite.workloads.training.side_by_side import OnCpu, blocks_in_trace
+from pyperf_suite.workloads.collective import ranks
+from pyperf_suite.workloads.training import overlap
+from pyperf_suite.workloads.training.overlap import RUNS, OnCpu, OnGpu, Overlap, OverlapParameters, blocks_in_trace
+from pyperf_suite.workloads.workload import Place
 
 pytest.importorskip("torch")
 
@@ -40,27 +41,27 @@ def test_every_run_computes_and_exchanges_what_it_must(workers, run):
 def test_a_wrong_product_and_a_missing_rank_are_seen(group_of_one, dtype):
     alone = replace(SMALL, ranks=1, dtype=dtype)
     sides = OnCpu(alone, 0, None, "cpu")
-    assert sides.check().wrong > 0, "nothing has run yet"
+    assert sides.left().wrong > 0, "nothing has run yet"
     sides.time(1, 10.0)
-    assert sides.check().wrong == 0
+    assert sides.left().wrong == 0
     sides._out[0, 3] += 1
-    assert (sides.check().wrong, "out[0, 3]" in sides.check().first) == (1, True)
+    assert (sides.left().wrong, "out[0, 3]" in sides.left().first) == (1, True)
     sides.time(1, 10.0)
     place = sides._out.abs().argmax()
     sides._out.view(-1)[place] *= -1
-    assert sides.check().wrong == 1
+    assert sides.left().wrong == 1
 
     # The mean of two ranks is due, and one has nobody to exchange with.
     sides = OnCpu(replace(alone, ranks=2), 0, None, "cpu")
     sides.time(1, 10.0)
-    assert sides.check().wrong == alone.count
-    assert "mean of the ranks" in sides.check().first
+    assert sides.left().wrong == alone.count
+    assert "mean of the ranks" in sides.left().first
 
 
 def test_means_that_are_repeated_stay_what_they_are(group_of_one):
     sides = OnCpu(replace(SMALL, ranks=1), 0, None, "cpu")
     sides.time(50, 10.0)
-    assert sides.check().wrong == 0
+    assert sides.left().wrong == 0
 
 
 def test_an_all_reduce_beside_products_ends_with_itself(group_of_one):
@@ -68,6 +69,58 @@ def test_an_all_reduce_beside_products_ends_with_itself(group_of_one):
     times = sides.time(5, 10.0)
     assert (times.seconds > 0).all()
     assert ((times.done_ns - times.arrived_ns) * 1e-9 == pytest.approx(times.seconds)) is True
+
+
+@pytest.mark.parametrize(
+    ("run", "queued"),
+    {
+        "product": ["begin", "mm", "end main"],
+        "all_reduce": ["begin", "ar", "end side"],
+        "in_turn": ["begin", "mm", "ar", "end side"],
+        "together": ["begin", "ar", "mm", "main waits", "end main"],
+        "product_beside": ["begin", "ar", "ar", "mm", "end main"],
+        "all_reduce_beside": ["begin", "ar", "end side", "mm", "mm"],
+    }.items(),
+)
+def test_a_gpu_is_timed_to_the_end_of_the_stream_that_is_asked_about(group_of_one, monkeypatch, run, queued):
+    import torch
+
+    log: list[str] = []
+
+    class Stream:
+        def __init__(self, where: str, name: str = "side") -> None:
+            self.name = name
+
+        def wait_stream(self, other: Any) -> None:
+            log.extend(["main waits"] if self.name == "main" else [])
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            pass
+
+        def record(self, stream: Any) -> None:
+            log.append(f"end {stream.name}" if "begin" in log else "begin")
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Any) -> float:
+            return 1.0
+
+    main = Stream("cpu", "main")
+    stubs = {"set_device": lambda _: None, "synchronize": lambda _: None, "current_stream": lambda _: main}
+    stubs |= {"Stream": Stream, "Event": Event, "stream": lambda _: nullcontext()}
+    stubs["get_device_properties"] = lambda _: SimpleNamespace(multi_processor_count=132)
+    for name, stub in stubs.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    monkeypatch.setattr(overlap, "_blocks_of_nccl", lambda *_: 24)
+    monkeypatch.setattr(OnGpu, "_agreed_beside", lambda self: 2 if self.timed("product")[0] else 0)
+    sides = OnGpu(replace(SMALL, ranks=1, run=run), 0, None, "cpu")
+    for name, word in (("_product", "mm"), ("_all_reduce", "ar")):
+        monkeypatch.setattr(sides, name, lambda word=word: log.append(word))
+    log.clear()
+    assert sides.time(1, 10.0).seconds.tolist() == [1e-3]
+    assert log == queued
 
 
 def test_blocks_of_nccl_are_read_from_a_trace():
@@ -92,20 +145,20 @@ def test_a_rank_counts_what_it_holds_and_what_it_compares_with():
 
 
 def test_ranks_that_do_not_fit_into_memory_together_are_refused(monkeypatch):
-    monkeypatch.setattr("pyperf_suite.workloads.training.on_ranks.memory.available_bytes", lambda: 10**9)
+    monkeypatch.setattr(ranks.memory, "available_bytes", lambda: 10**9)
     need = "2 ranks on this machine need 1.2 GB, but 1.0 GB of memory are free: ask for fewer"
     with pytest.raises(Unsupported, match=need):
-        require_memory(TWO_HERE, 600_000_000)
-    require_memory(TWO_HERE, 400_000_000)
+        ranks.require_memory(TWO_HERE, 600_000_000)
+    ranks.require_memory(TWO_HERE, 400_000_000)
 
 
 def test_ranks_started_with_direct_copies_are_not_timed_as_if_without(monkeypatch):
     monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
-    require_started_so(peer_to_peer=True)
+    ranks.require_started_so(peer_to_peer=True)
     with pytest.raises(Unsupported, match="start them with NCCL_P2P_DISABLE=1"):
-        BesideNccl().prepare(replace(SMALL, peer_to_peer=False), TWO_HERE, Device("cuda"), 1.0)
+        Overlap().prepare(replace(SMALL, peer_to_peer=False), "nccl", Place(Device("cuda"), group=TWO_HERE))
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    require_started_so(peer_to_peer=False)
+    ranks.require_started_so(peer_to_peer=False)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +169,7 @@ def test_ranks_started_with_direct_copies_are_not_timed_as_if_without(monkeypatc
         ({"size": 0}, "size=0"),
         ({"bytes": 3}, "bytes=3"),
         ({"ranks": 0}, "ranks=0"),
-        ({"ranks": 30000}, "keep"),
+        ({"ranks": 30000}, "launch them on several machines"),
         ({"peer_to_peer": False}, "NCCL's alone"),
     ],
 )

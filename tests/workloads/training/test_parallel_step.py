@@ -231,7 +231,7 @@ def environ_of(process: psutil.Process) -> dict[str, str]:
 
 
 def test_what_torch_cannot_do_names_the_nearest_that_works():
-    from pyperf_suite.workloads.training.parallel.engine import require_possible
+    from pyperf_suite.workloads.training.parallel.parallel_step import require_possible
 
     with pytest.raises(Unsupported, match="ask for micro_batches=4"):
         require_possible(replace(SMALL, pipeline=4, micro_batches=2), "cpu")
@@ -241,11 +241,11 @@ def test_what_torch_cannot_do_names_the_nearest_that_works():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"data": 100000}, "ask for 1 to"),
-        ({"data": 1000}, "keep"),
+        ({"data": 100000}, "data lies between 1 and"),
+        ({"data": 1000}, "launch them on several machines"),
         ({"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
         ({"tensor": 3}, "cannot be cut over TP = 3"),
-        ({"zero_stage": 4}, "stages 0 to 3"),
+        ({"zero_stage": 4}, "zero_stage lies between 0 and 3"),
     ],
 )
 def test_what_cannot_be_says_so(change, sentence):

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pyperf_suite.workloads.training.parallel.data_cut import DataCut
+from pyperf_suite.workloads.training.parallel.cuts import DataCut
 from pyperf_suite.workloads.training.peak_bytes import bytes_of, plain_tensors
 
 # AdamW counts its steps in a number of four bytes a parameter.

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.training.memory import LAST_STAGE
-from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS, require_within, require_words
+from pyperf_suite.limits import OneOf, Within, check_limits
+from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS
 from pyperf_suite.workloads.training.shape import TransformerShape
 
 MOST_MICRO_BATCHES = 1 << 12
-WORDS = {"dtype": tuple(DTYPES)}
-BOUNDS = {
-    "data": (1, MOST_RANKS),
-    "tensor": (1, MOST_RANKS),
-    "pipeline": (1, MOST_RANKS),
-    "chunks": (1, MOST_RANKS),
-    "micro_batches": (1, MOST_MICRO_BATCHES),
-}
+# The first stage whose parameters lie in shards, by FSDP2.
+SHARDED_FROM_STAGE = 2
 
 
 @dataclass(frozen=True)
@@ -31,18 +27,32 @@ class ParallelStepParameters(TransformerShape):
     shards them again. TP goes with sequence parallelism.
     """
 
-    data: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    chunks: int = 1
-    zero_stage: int = 0
-    micro_batches: int = 1
-    dtype: str = "float32"
+    data: Annotated[int, Within(1, MOST_RANKS)] = 1
+    tensor: Annotated[int, Within(1, MOST_RANKS)] = 1
+    pipeline: Annotated[int, Within(1, MOST_RANKS)] = 1
+    chunks: Annotated[int, Within(1, MOST_RANKS)] = 1
+    zero_stage: Annotated[int, Within(0, LAST_STAGE)] = 0
+    micro_batches: Annotated[int, Within(1, MOST_MICRO_BATCHES)] = 1
+    dtype: Annotated[str, OneOf(DTYPES)] = "float32"
+
+    # Not asked for: NCCL copies as it likes, and running out of memory is an outcome that a study wants to see.
+    peer_to_peer = True
+    footprint_bytes = 0
 
     @property
     def ranks(self) -> int:
         """Of all groups together."""
         return self.data * self.tensor * self.pipeline
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether parameters lie in shards."""
+        return self.zero_stage >= SHARDED_FROM_STAGE
+
+    @property
+    def shards_again(self) -> bool:
+        """Whether they are sharded again after each forward."""
+        return self.zero_stage > SHARDED_FROM_STAGE
 
     @property
     def global_batch(self) -> int:
@@ -60,12 +70,9 @@ class ParallelStepParameters(TransformerShape):
         return " ".join(parts)
 
     def validate(self) -> None:
-        """Raise UserError for what cannot be, whoever implements it."""
+        """Raise UserError for what cannot be, whoever implements it; plans of layouts ask beside measurements."""
+        check_limits(self)
         super().validate()
-        require_words(self, WORDS)
-        if not 0 <= self.zero_stage <= LAST_STAGE:
-            raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {self.zero_stage} was asked for.")
-        require_within(self, BOUNDS)
         if self.ranks > MOST_RANKS:
             raise UserError(f"{self.ranks} ranks were asked for: ask for {MOST_RANKS} at most.")
         if self.dropout:

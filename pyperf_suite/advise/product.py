@@ -1,4 +1,4 @@
-"""One matrix product explained: its time by cause, its tiles and waves, what bounds it, and better sizes nearby."""
+"""One matrix product explained: its time by cause, its likely tiles and waves, what bounds it, better sizes nearby."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.advise.product.likely_tile import TiledProduct
-from pyperf_suite.advise.sizing.causes import legend
 from pyperf_suite.advise.sizing.prices import NORMAL_QUANTILE, Prices, deviation_of
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.calibration import Calibration
+from pyperf_suite.laws.explained import legend
 from pyperf_suite.laws.matmul.alignment import elements_in, largest_power_of_two
+from pyperf_suite.laws.matmul.gemm import gemm_law
+from pyperf_suite.laws.matmul.gemm_menu import TILES, menu_times
 from pyperf_suite.spec.findings import Findings, Remark, findings, remark
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, table
@@ -29,6 +31,53 @@ WINDOW = 0.25
 # As good as the best rate in the window: nearer than repeated measurements are to each other.
 AS_GOOD = 0.01
 MOST_SIZES = 4096
+
+
+@dataclass(frozen=True)
+class TiledProduct:
+    """C[m, n] cut into tiles of `rows` by `columns`, each in `splits` slices of K, one at a time on each of `sms`."""
+
+    m: int
+    n: int
+    rows: int
+    columns: int
+    splits: int
+    sms: int
+
+    @property
+    def tiles_m(self) -> int:
+        """Tiles along M."""
+        return -(-self.m // self.rows)
+
+    @property
+    def tiles_n(self) -> int:
+        """Tiles along N."""
+        return -(-self.n // self.columns)
+
+    @property
+    def units(self) -> int:
+        """What is handed out to multiprocessors: tiles, or slices of them."""
+        return self.tiles_m * self.tiles_n * self.splits
+
+    @property
+    def waves(self) -> int:
+        """⌈units / multiprocessors⌉."""
+        return -(-self.units // self.sms)
+
+    @property
+    def last_wave(self) -> float:
+        """Share of the multiprocessors that the last wave gives work to."""
+        return self.units / self.sms - (self.waves - 1)
+
+    @property
+    def tile_efficiency(self) -> float:
+        """Share of the tiles' area that is C."""
+        return self.m * self.n / (self.tiles_m * self.rows * self.tiles_n * self.columns)
+
+    @property
+    def wave_efficiency(self) -> float:
+        """Share of all waves' places that have work."""
+        return self.units / (self.waves * self.sms)
 
 
 @dataclass(frozen=True)
@@ -102,6 +151,17 @@ def check_product(m: int, n: int, k: int, layout: str) -> None:
         raise UserError(f"M, N and K have to lie between 1 and {LARGEST}, but {m} x {n} x {k} was asked for.")
     if layout not in LAYOUTS:
         raise UserError(f"There is no layout {layout!r}: choose from {', '.join(LAYOUTS)}.")
+
+
+def likely_tile(laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int) -> TiledProduct:
+    """The choice with the least time on the menu of the GPU's law; libraries do not tell theirs before they run.
+
+    Raises UserError as `gemm_law` does.
+    """
+    law = gemm_law(laws, dtype)
+    chosen = menu_times(law.coefficients, law.rates, m, n, k)
+    rows, columns = TILES[int(chosen.tile)]
+    return TiledProduct(m, n, rows, columns, int(chosen.splits), law.rates.sms)
 
 
 def explain_product(
