@@ -240,7 +240,7 @@ class UserLaunches(Prepared):
         self._built = self._reference.build(asked, self._end_s)
         started = self._process.finish(began)
         self._process.about(self._built)
-        self._shared = None if place.inputs is None else random.Random(place.inputs)
+        self._given = None if place.inputs is None else random.Random(place.inputs)
         mine = self._process.ask("build", **asked, seed=self._drawn(), library=self._reference.library)
         self._process.about(mine)
         self._require_same_inputs(mine)
@@ -290,7 +290,9 @@ class UserLaunches(Prepared):
         self._slots = [self._path_of(f"slot{number}", slot_bytes) for number in range(distinct + 1)]
         self._inputs = self._path_of("inputs", slot_bytes)
         self._unseen = self._path_of("unseen", slot_bytes)
-        self._slot_seeds = [self._reference.make(slot, self._end_s, self._drawn())["seed"] for slot in self._slots]
+        drawn = [self._drawn() for _ in self._slots]
+        made = [self._reference.make(slot, self._end_s, seed) for slot, seed in zip(self._slots, drawn, strict=True)]
+        self._slot_seeds = [each["seed"] for each in made]
         self._seeds: deque[int] = deque(maxlen=REMEMBERED_SEEDS)
         self._expected_bytes = _limit_bytes() // LARGEST_RESULT
         placed = self._process.ask("place", sets=self.sets, slots=self._slots[:-1], spare=self._slots[-1])
@@ -381,13 +383,13 @@ class UserLaunches(Prepared):
 
     def give_back(self, index: int) -> None:
         """Give a set the inputs that it had before `refresh`, where they are to be those of another process."""
-        if self._shared is not None:
+        if self._given is not None:
             index %= self.sets
             self._process.ask("load", sets=[[index, index % (len(self._slots) - 1)]])
 
     def _drawn(self) -> int:
         """The seed of inputs that are timed."""
-        return _seed() if self._shared is None else self._shared.getrandbits(63)
+        return _seed() if self._given is None else self._given.getrandbits(63)
 
     def left(self, index: int) -> Verification:
         """Compare what the last launch left with the reference of the inputs that its set was given by `refresh`.
