@@ -1,22 +1,25 @@
-"""The suite under pytest: cases become items, and what a worker measured is replayed into pytest-benchmark.
+"""The suite under pytest: cases become items, tests of any project are measured, and pytest-benchmark reports both.
 
-A thin front end: it never touches a device. pytest-benchmark is used through its public surface alone, a `timer` whose
-pairs of calls return 0.0 and then the sample, and `pedantic`.
+A thin front end: it never touches a device. What fresh processes measured is replayed into pytest-benchmark through its
+public surface alone, a `timer` whose pairs of calls return 0.0 and then the sample, and `pedantic`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pyperf_suite.pytest_run import USAGE_ERROR, SpokenErrors, SuiteRun
+from pyperf_suite.pytests.replay import ReplayClock, extra_info
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.ranks.starting import stand_by
 
 if TYPE_CHECKING:
+    from pyperf_suite.pytests.child import Child
     from pyperf_suite.runner.plan import PlannedCase  # noqa: F401 - the name inside the key below, for mypy
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
@@ -25,9 +28,16 @@ _PLANNED = pytest.StashKey["PlannedCase"]()
 _CLOCK = pytest.StashKey["ReplayClock"]()
 _RUN = pytest.StashKey["SuiteRun"]()
 
+# Set by a session that measures tests in this one (pytests/children.py).
+CHILD = "PYPERF_PYTEST_CHILD"
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the suite; none has an effect on items that are not the suite's."""
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Options of the suite; without them, tests that do not ask for `suite` run as if it were not there."""
+    if os.environ.pop(CHILD, ""):
+        from pyperf_suite.pytests.child import Child
+
+        pluginmanager.register(Child(), CHILD)
     group = parser.getgroup("pyperf-suite", "pyperf_suite: microbenchmarks of transformer training")
     group.addoption(
         "--suite-profile",
@@ -60,12 +70,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="[PROBE.]AXIS=VALUE[,VALUE]",
         help="Replace an axis of a probe, as in tile_wave.tile=64x64x256.",
     )
+    group.addoption(
+        "--suite-measure",
+        action="store_true",
+        help="Measure what tests hand to pytest-benchmark's fixture as the suite does: warm-up, stop rule, and again "
+        "in each of the profile's processes.",
+    )
+    group.addoption(
+        "--suite-processes",
+        type=int,
+        metavar="N",
+        help="Measure in so many fresh processes, instead of the profile's number.",
+    )
+    group.addoption(
+        "--suite-deadline",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="How long a test may take in each fresh process (default 120).",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known and the run ready; nothing is opened before a case of the suite is collected."""
     config.addinivalue_line("markers", "probe(name): the cases of this probe of pyperf_suite, one item each.")
     config.stash[_RUN] = SuiteRun(config)
+    if config.getoption("suite_measure"):
+        if why_not := _why_not_measured(config):
+            pytest.exit(f"--suite-measure: {why_not}", returncode=USAGE_ERROR)
+        config.pluginmanager.register(_InPlaceOfBenchmark(), "pyperf_suite_measure")
     if not config.getoption("benchmark_only", False):
         return
     with SpokenErrors():
@@ -74,6 +107,59 @@ def pytest_configure(config: pytest.Config) -> None:
     if rank:
         # One rank of several records and tells; what the others would print is the same lines again.
         config.option.verbose, config.option.no_header, config.option.no_summary = -2, True, True
+
+
+def _why_not_measured(config: pytest.Config) -> str:
+    """Why tests cannot be measured in this session; empty where they can."""
+    if not config.pluginmanager.hasplugin("benchmark"):
+        return "pytest-benchmark, whose fixture it measures for, is switched off: leave out -p no:benchmark."
+    if _is_parallel(config):
+        return "pytest-xdist runs tests side by side, and they would disturb each other: add -n 0."
+    return ""
+
+
+def _is_parallel(config: pytest.Config) -> bool:
+    return config.getoption("dist", "no") != "no" or hasattr(config, "workerinput")
+
+
+class _InPlaceOfBenchmark:
+    """The plugin that is there with --suite-measure: registered late, its fixture comes before pytest-benchmark's."""
+
+    @pytest.fixture
+    def benchmark(self, benchmark: Any, request: pytest.FixtureRequest) -> Any:
+        """pytest-benchmark's fixture, for which the suite measures."""
+        clock = request.node.stash.get(_CLOCK, None)
+        if clock is None or _PLANNED in request.node.stash:
+            return benchmark
+        from pyperf_suite.pytests.benchmark import MeasuredBenchmark
+
+        child = _child(request.config)
+        taken = MeasuredBenchmark.take_over(benchmark, child or request.config.stash[_RUN].tests, clock)
+        if child is not None:
+            child.benchmark = taken
+        return taken
+
+
+@pytest.fixture
+def suite(benchmark: Any, request: pytest.FixtureRequest) -> Any:
+    """Measure a function in fresh processes, verified: `suite(function, *args, reference=..., bytes=..., flop=...)`.
+
+    Returns a result whose `seconds` and `interval` a test can assert on; docs/pytest.md has the rest.
+    """
+    from pyperf_suite.pytests.suite import SuiteFixture, Verifier
+
+    clock = request.node.stash.get(_CLOCK, None)
+    if clock is None:
+        if not benchmark.disabled:
+            pytest.fail("suite measures tests that name it as an argument: do not get it by request.getfixturevalue")
+        return SuiteFixture(benchmark, Verifier(), None)
+    return SuiteFixture(benchmark, _child(request.config) or request.config.stash[_RUN].tests, clock)
+
+
+def _child(config: pytest.Config) -> Child | None:
+    """Where this session measures tests for another one."""
+    found: Child | None = config.pluginmanager.get_plugin(CHILD)
+    return found
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -99,17 +185,39 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Give an item of the suite its case, its clock and its heading in pytest-benchmark's table."""
     marker = item.get_closest_marker("probe")
+    if marker is None and isinstance(item, pytest.Function) and _is_measured(item):
+        _give_clock(item)
+    if "suite" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
     if marker is None or not isinstance(item, pytest.Function) or "case_label" not in item.callspec.params:
         return
     planned = item.config.stash[_RUN].collect(marker.args[0]).get(str(item.callspec.params["case_label"]))
     if planned is None:
         return  # what was asked of this probe cannot be; said below if the item is not deselected
-    clock = ReplayClock()
     item.stash[_PLANNED] = planned
-    item.stash[_CLOCK] = clock
-    item.add_marker(pytest.mark.benchmark(timer=clock, group=item.config.stash[_RUN].heading(planned)))
+    _give_clock(item, group=item.config.stash[_RUN].heading(planned))
     # A case that failed has nothing to replay; that is told as its failure, not as a warning beside it.
     item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
+
+
+def _is_measured(item: pytest.Function) -> bool:
+    """Whether the suite measures what this test hands to its fixture."""
+    option, names = item.config.getoption, item.fixturenames
+    if "benchmark" not in names or not ("suite" in names or option("suite_measure")):
+        return False
+    off = option("benchmark_disable", False) and not option("benchmark_enable", False)
+    marker = item.get_closest_marker("benchmark")
+    # A test that asks for a clock of its own has pytest-benchmark read it.
+    own_clock = "suite" not in names and marker is not None and "timer" in marker.kwargs
+    return not (off or own_clock or _is_parallel(item.config))
+
+
+def _give_clock(item: pytest.Function, **options: Any) -> None:
+    """Have pytest-benchmark read the item's times off a clock of ours, with its own options for the rest."""
+    marker = item.get_closest_marker("benchmark")
+    own = dict(marker.kwargs) if marker is not None else {}
+    item.stash[_CLOCK] = ReplayClock()
+    item.add_marker(pytest.mark.benchmark(**(own | options | {"timer": item.stash[_CLOCK]})), append=False)
 
 
 @pytest.hookimpl(trylast=True)
@@ -133,7 +241,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         marker = item.get_closest_marker("probe")
         if marker is not None and marker.args[0] in refused:
             pytest.exit(refused[marker.args[0]], returncode=USAGE_ERROR)
-    session.config.stash[_RUN].planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
+    run = session.config.stash[_RUN]
+    run.planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
+    tests = [item for item in session.items if _CLOCK in item.stash and _PLANNED not in item.stash]
+    if tests and _child(session.config) is None:
+        run.collect_tests(tests)
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
@@ -151,9 +263,22 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if run.follow_the_first_rank():
         return True
     is_xdist_worker = hasattr(session.config, "workerinput")
-    if not session.config.option.collectonly and not session.testsfailed and not is_xdist_worker:
+    option = session.config.option
+    goes_on = not session.testsfailed or option.continue_on_collection_errors
+    if goes_on and not is_xdist_worker and not (option.collectonly or option.setuponly or option.setupplan):
         run.measure_ahead(session.config.pluginmanager.get_plugin("terminalreporter"))
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that passes here, but not in a process in which it was measured."""
+    result = yield
+    if item.config.stash[_RUN].has_tests:
+        reason = item.config.stash[_RUN].tests.failed_elsewhere(item.nodeid)
+        if reason:
+            pytest.fail(reason, pytrace=False)
+    return result
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -199,7 +324,7 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
         if item.stash[_PLANNED].is_exact:
             return  # figures that are read have no rounds for a table of times; the summary tells of them
         samples = [sample for record in records for sample in record.kept_seconds]
-        benchmark.extra_info.update(run.extra_info(records))
+        benchmark.extra_info.update(extra_info(records, run.records_path))
         run.replayed[benchmark.fullname] = samples
         clock = item.stash[_CLOCK]
         clock.load(samples)
@@ -214,19 +339,3 @@ def _settle(outcome_and_reason: tuple[str, str]) -> None:
         pytest.skip(f"unsupported: {reason}")
     if outcome == "failed":
         pytest.fail(reason, pytrace=False)
-
-
-class ReplayClock:
-    """A timer whose pairs of calls differ by the loaded samples, one pair a sample, exactly: 0.0, then the sample."""
-
-    __name__ = "pyperf_suite_replay"
-
-    def __init__(self) -> None:
-        self._readings: Iterator[float] = iter(())
-
-    def load(self, samples: list[float]) -> None:
-        """Samples in seconds to be told next."""
-        self._readings = iter([reading for sample in samples for reading in (0.0, sample)])
-
-    def __call__(self) -> float:
-        return next(self._readings, 0.0)

@@ -5,6 +5,7 @@ What is heavy is imported when a case of the suite is collected: a session of so
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import shutil
@@ -17,7 +18,9 @@ import pytest
 from pyperf_suite.errors import DamagedJournal, UserError
 
 if TYPE_CHECKING:
+    from pyperf_suite.pytests.parent import MeasuredTests
     from pyperf_suite.runner.plan import Plan, PlannedCase
+    from pyperf_suite.runner.profiles import Profile
     from pyperf_suite.runner.record import Record
 
 USAGE_ERROR = 2
@@ -31,6 +34,7 @@ class SuiteRun:
         self._collected: dict[str, dict[str, PlannedCase]] = {}
         self._session: Any = None
         self._pool: Any = None
+        self._tests: MeasuredTests | None = None
         self.planned: list[PlannedCase] = []
         # Probes that cannot do what was asked, and why: an axis may be meant for another one, which -k selects.
         self.refused: dict[str, str] = {}
@@ -55,6 +59,24 @@ class SuiteRun:
                 cases = []
             self._collected[probe_name] = {case.label: PlannedCase(probe_name, case) for case in cases}
         return self._collected[probe_name]
+
+    def collect_tests(self, items: list[pytest.Item]) -> None:
+        """Know the tests that are to be measured."""
+        from pyperf_suite.pytests.parent import MeasuredTests
+
+        with SpokenErrors():
+            self._tests = MeasuredTests(self._config, self._profile(), items)
+
+    @property
+    def has_tests(self) -> bool:
+        """Whether tests of a project are measured."""
+        return self._tests is not None
+
+    @property
+    def tests(self) -> MeasuredTests:
+        """The tests that are measured; there must be some."""
+        assert self._tests is not None
+        return self._tests
 
     def follow_the_first_rank(self) -> bool:
         """Whether this is another rank of a run of ours, whose part is over when this returns."""
@@ -82,7 +104,7 @@ class SuiteRun:
 
     def outlook(self) -> str | None:
         """One line about the run ahead; None where there is none."""
-        if not self.planned or self._config.getoption("benchmark_disable", False):
+        if not self._has_cases():
             return None
         from pyperf_suite.runner.outlook import Outlook
 
@@ -93,18 +115,26 @@ class SuiteRun:
 
         A run that is cut short then has every case once before it has any case twice.
         """
-        if not self.planned or self._config.getoption("benchmark_disable", False):
+        if not self._has_cases():
             return
         from pyperf_suite.runner.outlook import ProgressLines
 
         with SpokenErrors():
+            if self._tests is not None:
+                self._session = self._open()
+                self._tests.measure(self._session, ProgressLines(terminal.write_line if terminal else lambda _: None))
             processes = self._plan().profile.processes
-            if processes == 1:
+            if processes == 1 or not self.planned:
                 return
-            self._session = self._open()
+            self._session = self._session or self._open()
             ahead = [(planned, process) for planned, process in self._session.visits() if process < processes - 1]
             show = ProgressLines(terminal.write_line if terminal else lambda _: None)
             self._session.visit_all(ahead, show, lambda planned, record: f"{planned.case.label}: {record.outcome}")
+
+    def _has_cases(self) -> bool:
+        """Whether there is something to measure; tests are collected only where they are to be."""
+        disabled = self._config.getoption("benchmark_disable", False)
+        return self._tests is not None or bool(self.planned and not disabled)
 
     def measure(self, planned: PlannedCase) -> list[Record]:
         """Records of one case, none if the budget left it out; the run is opened by its first case."""
@@ -125,24 +155,11 @@ class SuiteRun:
             answer = self._pool.measure(0, planned.case, None)
         return answer["outcome"], answer.get("reason", "")
 
-    def extra_info(self, records: list[Record]) -> dict[str, Any]:
-        """What pytest-benchmark's JSON says beside the rounds; plain values, as it stores no others."""
-        seconds = sorted(record.seconds for record in records)
-        work, median_s = records[0].work, seconds[len(seconds) // 2]
-        # What computes nothing moves bytes: nccl-tests' algbw.
-        rate = (
-            {"tflop_per_s": work["flop"] / median_s / 1e12}
-            if work["flop"]
-            else {"gb_per_s": work["bytes"] / median_s / 1e9}
-        )
-        return {
-            "case_id": records[0].case_id,
-            **rate,
-            "kernel": records[0].kernel["name"],
-            "processes": len(records),
-            "converged": all(record.quality["converged"] for record in records),
-            "records": str(self._session.folder.records_path),
-        }
+    @property
+    def records_path(self) -> Path:
+        """The journal of the run, which was opened."""
+        path: Path = self._session.folder.records_path
+        return path
 
     def report(self, terminal: pytest.TerminalReporter) -> None:
         """The summary, and where the results lie."""
@@ -162,13 +179,15 @@ class SuiteRun:
             console = Console(file=text, width=width, force_terminal=terminal.hasmarkup)
             if self._session.cut_short:
                 console.print(self._session.cut_short, highlight=False, soft_wrap=True)
-            report_run(console, self._session.folder, list(self._session.records))
+            told = {planned.probe for planned in self.planned} | {"sentinel"}
+            report_run(console, self._session.folder, list(self._session.records), told)
         except UserError as error:
             text.write(f"{error}\n")
         terminal.write(text.getvalue())
 
     def _complete(self) -> bool:
-        return all(self._session.is_finished(planned) for planned in self.planned)
+        tests = self._tests is None or self._tests.complete
+        return tests and all(self._session.is_finished(planned) for planned in self.planned)
 
     def _follow_up(self) -> None:
         """What probes ask for after the items: known too late to be an item, but part of the run and its summary."""
@@ -183,6 +202,8 @@ class SuiteRun:
             self._session.close()
         if self._pool is not None:
             self._pool.close()
+        if self._tests is not None:
+            self._tests.close()
 
     def _open(self) -> Any:
         from pyperf_suite.hardware.identity import identity
@@ -218,15 +239,27 @@ class SuiteRun:
 
         return GroupWorkers(Group(), plan.device, DEADLINE_S)
 
+    def _profile(self) -> Profile:
+        """The one asked for, with as many processes as were asked for."""
+        from pyperf_suite.runner.profiles import find_profile
+
+        profile = find_profile(self._config.getoption("suite_profile"))
+        processes = self._config.getoption("suite_processes")
+        if processes is None:
+            return profile
+        if processes < 1:
+            raise UserError(f"--suite-processes {processes} was asked for: at least one process has to measure.")
+        return dataclasses.replace(profile, processes=processes)
+
     def _plan(self) -> Plan:
         from pyperf_suite.hardware.devices import resolve
         from pyperf_suite.runner.plan import Plan
-        from pyperf_suite.runner.profiles import find_profile
 
         option = self._config.getoption
+        tests = self._tests.planned if self._tests is not None else []
         return Plan(
-            tuple(self.planned),
-            find_profile(option("suite_profile")),
+            (*self.planned, *tests),
+            self._profile(),
             resolve(option("suite_device")),
             option("suite_seed"),
             tuple(option("suite_axis")),

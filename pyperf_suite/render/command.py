@@ -8,6 +8,7 @@ from typing import Any
 
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.spec.axes import overrides_for
+from pyperf_suite.spec.discovery import is_test
 
 STUDY = "study"
 # What is measured under a name that no probe has: the command, which takes a model beside it.
@@ -27,6 +28,9 @@ def command_of(probe: str, manifest: Mapping[str, Any], profile: str = "") -> st
     profile, device, seed = _word(manifest, "profile") or profile, _word(manifest, "device"), manifest.get("seed")
     kept = manifest.get("asked")
     asked = [word for word in kept if isinstance(word, str)] if isinstance(kept, list) else []
+    if is_test(probe):
+        run_by = ["pytest", probe, "--suite-measure", *(["--suite-profile", profile] if profile else [])]
+        return shlex.join([*run_by, *(["--suite-device", device] if device else [])])
     if probe == STUDY and profile not in PROFILES:
         # A study's steps and seed are arguments of its own, and the profile is made from them.
         words = [STUDY, *asked]

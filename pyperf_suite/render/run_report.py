@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,12 @@ def run_as_json(folder: RunFolder, records: Sequence[Record], extra: Mapping[str
     return findings_json.as_text({**as_document(findings, records, folder), **(extra or {})})
 
 
-def report_run(console: Console, folder: RunFolder, records: Sequence[Record]) -> None:
-    """Print the summary of a run and its findings, draw its pictures and write its page."""
+def report_run(
+    console: Console, folder: RunFolder, records: Sequence[Record], probes: Container[str] | None = None
+) -> None:
+    """Print the summary of a run and its findings, those of `probes` alone if given; write its pictures and files."""
     findings = findings_of(records)
-    print_summary(console, summary_of(findings))
-    print_findings(console, findings, records)
+    printed = {name: found for name, found in findings.items() if probes is None or name in probes}
+    print_summary(console, summary_of(printed))
+    print_findings(console, printed, records)
     print_places(console, folder.records_path, write_all(findings, records, folder))

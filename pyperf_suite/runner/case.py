@@ -67,9 +67,9 @@ class Case:
     @functools.cached_property
     def label(self) -> str:
         """What a person reads: `matmul[native m=128 n=257 k=1024 schedule=persistent@2 tile=128x128x256]`."""
-        fields = " ".join(f"{name}={value}" for name, value in encode_fields(self.parameters).items())
-        mode = "" if self.mode == "burst" else f" mode={self.mode}"
-        return f"{self.operator}[{self.implementation} {fields}{mode}]"
+        fields = [f"{name}={value}" for name, value in encode_fields(self.parameters).items()]
+        mode = [] if self.mode == "burst" else [f"mode={self.mode}"]
+        return f"{self.operator}[{' '.join((self.implementation, *fields, *mode))}]"
 
     def validate(self) -> None:
         """Raise UserError where the case can never be measured, naming what is allowed."""

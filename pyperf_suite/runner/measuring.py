@@ -61,7 +61,7 @@ def measure_case(
     if together and group is not None and device.kind == "cuda":
         lost = any(group.gather("look after the GPUs", lost, deadline_s))
     result |= {"fatal": True} if lost else {}
-    plain: dict[str, Any] = _plain({"started_at": started_at} | result)
+    plain: dict[str, Any] = as_plain({"started_at": started_at} | result)
     return plain
 
 
@@ -79,12 +79,12 @@ def _measure(
         return timed(prepared, workload.work(case.parameters), case, effort, device)
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN or infinity, so null stands for them; nine digits are more than any clock here sees."""
+def as_plain(value: Any) -> Any:
+    """As JSON: it has no NaN or infinity, so null stands for them; nine digits are more than any clock here sees."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): as_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [as_plain(item) for item in value]
     if isinstance(value, float | np.floating):
         return float(f"{value:.9g}") if math.isfinite(value) else None
     return value.item() if isinstance(value, np.generic) else value

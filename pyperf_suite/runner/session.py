@@ -170,7 +170,7 @@ class Session:
         began_s = self.clock()
         answer = self._workers.measure(process, planned.case, self.plan.profile.effort)
         self.outlook.learn(planned, process, self.clock() - began_s)
-        return self._record(planned, process, answer, seconds=self.clock() - began_s)
+        return self.record(planned, process, answer, seconds=self.clock() - began_s)
 
     def visit_again(self, planned: PlannedCase) -> Record:
         """One more visit by the first worker, numbered after those there are: what a soak repeats for minutes."""
@@ -179,7 +179,7 @@ class Session:
             self._last_visits[planned.key] = max(visits, default=-1)
         answer = self._workers.measure(0, planned.case, self.plan.profile.effort)
         self._last_visits[planned.key] += 1
-        return self._record(planned, self._last_visits[planned.key], answer)
+        return self.record(planned, self._last_visits[planned.key], answer)
 
     def is_finished(self, planned: PlannedCase) -> bool:
         """Whether a resumed run already holds the case from every process."""
@@ -201,11 +201,15 @@ class Session:
             return
         sentinel = SENTINELS[self.plan.device.kind]
         answer = fresh.measure(0, sentinel, SENTINEL_EFFORT)
-        self._record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
+        self.record(PlannedCase("sentinel", sentinel), 0, answer, kind="sentinel")
 
-    def _record(
+    def record(
         self, planned: PlannedCase, process: int, answer: dict[str, Any], kind: str = "timing", seconds: float = 0.0
     ) -> Record:
+        """Keep an answer as the case's record from a process, in the journal too.
+
+        Raises UserError where it cannot be written.
+        """
         metrics = {name: Metric.from_json(metric) for name, metric in answer.pop("metrics", {}).items()}
         answer.setdefault("started_at", datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"))
         record = Record(

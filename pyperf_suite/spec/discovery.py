@@ -2,7 +2,7 @@
 
 A package brings probes by entry points of the group `pyperf_suite.probes`, each named as its probe. One that cannot be
 imported is named in a warning and passed over; only who asks for it is refused. A name that ends in `.py` or holds `:`
-is a user's own: a file with all its kernels, or one kernel of a file or module.
+is a user's own: a file with all its kernels, one kernel of a file or module, or a test that pytest measured.
 """
 
 from __future__ import annotations
@@ -76,6 +76,11 @@ def find_probe(name: str) -> Probe:
 def is_users(name: str) -> bool:
     """Whether a name is of a user's file or kernel, whatever probes there are."""
     return name.endswith(".py") or ":" in name
+
+
+def is_test(name: str) -> bool:
+    """Whether a user's name is of a test that pytest measured: `FILE.py::test`."""
+    return "::" in name
 
 
 def is_known(name: str) -> bool:

@@ -14,6 +14,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import offer
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Flag, crossed
+from pyperf_suite.spec.discovery import is_test
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, findings
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, series, table
@@ -60,11 +61,15 @@ def user_probe(name: str) -> Probe:
         question=f"How fast is {function}, and which implementation is fastest?",
         topic=TOPIC,
         title=name,
-        axes=lambda *_: _axes(described(name)),
+        axes=lambda *_: _axes_of_test(name) if is_test(name) else _axes(described(name)),
         sweep=functools.partial(_sweep, name),
         analyse=functools.partial(_analyse, name),
         group=lambda _: name,
     )
+
+
+def _axes_of_test(name: str) -> Any:
+    raise UserError(f"{name} is a test, which pytest alone measures: run `pytest {name} --suite-measure`.")
 
 
 def described(name: str) -> Described:
@@ -129,7 +134,8 @@ def _analyse(name: str, rows: Rows) -> Findings:
     return findings(
         _remarks(ordered, baseline) if several else None,
         table(f"Cases of {name}", columns, ordered),
-        _figure(name, ordered, axes, work),
+        # A session has hundreds of tests, and drawing takes longer than measuring them.
+        None if is_test(name) else _figure(name, ordered, axes, work),
     )
 
 

@@ -35,7 +35,7 @@ OPERATORS = {
 @functools.cache
 def find_workload(name: str) -> Workload[Any]:
     """The operator, or other subject of cases, of that name. Raises UserError that names those there are."""
-    if ":" in name:  # FILE.py:function or package.module:function, which are a user's
+    if ":" in name:  # FILE.py:function, package.module:function or FILE.py::test, which are a user's
         from pyperf_suite.workloads.user_kernel import UserKernel
 
         return UserKernel(name)

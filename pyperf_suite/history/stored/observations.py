@@ -89,9 +89,9 @@ def observation(record: Record, machine: str) -> Observation:
 def label_of(case: Mapping[str, Any]) -> str:
     """`Case.label` from the case's JSON alone, so that a case of an operator that is gone keeps its name."""
     parameters = case.get("parameters") or {}
-    fields = " ".join(f"{name}={value}" for name, value in parameters.items())
-    mode = "" if case.get("mode", "burst") == "burst" else f" mode={case['mode']}"
-    return _text(f"{case.get('operator')}[{case.get('implementation')} {fields}{mode}]", "case")
+    fields = [f"{name}={value}" for name, value in parameters.items()]
+    mode = [] if case.get("mode", "burst") == "burst" else [f"mode={case['mode']}"]
+    return _text(f"{case.get('operator')}[{' '.join((str(case.get('implementation')), *fields, *mode))}]", "case")
 
 
 def utc(moment: str) -> str:
