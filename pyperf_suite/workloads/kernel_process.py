@@ -381,8 +381,12 @@ class KernelProcess:
         gpu = self._gpu()
         self._stopwatch = gpu.stopwatch()
         self._stopwatch.sets = sets
-        torch = sys.modules["torch"]
+        torch = importlib.import_module("torch")
         torch.cuda.set_stream(torch.cuda.ExternalStream(self._stopwatch.stream, self._api._device))
+        self._settle()  # sets were filled on another stream
+        # The first time, the stopwatch launches on every set: what that modified is given back.
+        self._stopwatch.time(self._launch_on_gpu, 0, 1, 1)
+        self._load(list(enumerate(self._slot_of)))
 
     def _load(self, sets: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Give sets the values of slots, in place: `[[set, slot], ...]`."""
@@ -461,14 +465,9 @@ class KernelProcess:
         return {"seconds": seconds}
 
     def _time_on_gpu(self, first: int, samples: int, batch: int) -> dict[str, Any]:
-        calls, called = self._calls, self._called
-
-        def launch(index: int) -> None:
-            self._last.append(called(*calls[index % len(calls)]))
-
-        self._gpu_launch = getattr(self, "_gpu_launch", launch)  # one object: the stopwatch gets each ready once
+        calls = self._calls
         if not self._restored:
-            seconds = list(self._stopwatch.time(self._gpu_launch, first, samples, batch))
+            seconds = list(self._stopwatch.time(self._launch_on_gpu, first, samples, batch))
         else:
             seconds = []
             for sample in range(samples):
@@ -476,7 +475,7 @@ class KernelProcess:
                 while done < batch:
                     count, at = min(batch - done, len(calls)), first + sample * batch + done
                     self._restore(at % len(calls), count)
-                    spent += sum(self._stopwatch.time(self._gpu_launch, at, 1, count))
+                    spent += sum(self._stopwatch.time(self._launch_on_gpu, at, 1, count))
                     done += count
                 seconds.append(spent)
         self._last_set = (first + samples * batch - 1) % len(calls)
@@ -484,10 +483,13 @@ class KernelProcess:
         clocks = self._stopwatch.clocks_hz(samples) if not self._restored else []
         return {"seconds": seconds, "clocks_hz": [hz if hz == hz else None for hz in clocks]}
 
+    def _launch_on_gpu(self, index: int) -> None:
+        self._last.append(self._called(*self._calls[index % len(self._calls)]))
+
     def _enqueue(self, first: int, count: int) -> dict[str, Any]:
         """Launch so many times on a GPU and wait for nothing."""
         for index in range(first, first + count):
-            self._last.append(self._called(*self._calls[index % len(self._calls)]))
+            self._launch_on_gpu(index)
         return {}
 
     def _settle(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(user_kernel.ROOT_VARIABLE, str(tmp_path))
     (tmp_path / "bench.py").write_text(BENCH)
     yield
-    user_kernel._forget_reference()
+    user_kernel.forget_reference()
 
 
 def measured(kernel: str, implementation: str, **axes):

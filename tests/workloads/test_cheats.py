@@ -128,7 +128,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where a bench file lies, with a reference process of its own."""
     monkeypatch.setenv(user_kernel.ROOT_VARIABLE, str(tmp_path))
     yield tmp_path
-    user_kernel._forget_reference()
+    user_kernel.forget_reference()
 
 
 def require(entry: Entry) -> None:

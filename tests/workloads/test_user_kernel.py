@@ -40,7 +40,7 @@ def bench(tmp_path, monkeypatch):
         return path
 
     yield write
-    user_kernel._forget_reference()
+    user_kernel.forget_reference()
     describe.cache_clear()
 
 
@@ -98,7 +98,7 @@ def right(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(user_kernel.ROOT_VARIABLE, str(folder))
         yield
-        user_kernel._forget_reference()
+        user_kernel.forget_reference()
 
 
 @pytest.mark.parametrize("what", RIGHT)
