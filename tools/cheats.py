@@ -62,7 +62,7 @@ def end_of(kernels: Any, entry: Any, number: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         os.environ[user_kernel.ROOT_VARIABLE] = folder
         answer = kernels.visit(entry, Path(folder), f"kernel_{number}")
-        user_kernel._forget_reference()
+        user_kernel.forget_reference()
     if answer["outcome"] == "ok":
         return "ok"
     return answer.get("verification", {}).get("reason") or f"{answer['outcome']}: {answer['reason'][:80]}"

@@ -11,13 +11,11 @@ import atexit
 import contextlib
 import filecmp
 import functools
-import json
 import math
 import os
 import random
 import secrets
 import shutil
-import statistics
 import tempfile
 import time
 from collections import deque
@@ -31,17 +29,23 @@ from numpy.typing import NDArray
 
 from pyperf_suite import __version__, processes
 from pyperf_suite.errors import Failed, Unsupported, UserError
-from pyperf_suite.guards import recognises
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.source import source_of
-from pyperf_suite.kernel_arrays import POISON, lay_out
-from pyperf_suite.measure.spot_checks import CONFIDENCE, WrongLaunch, excluded_rate
-from pyperf_suite.measure.stopwatch import Launch, Stopwatch
+from pyperf_suite.kernel_arrays import lay_out
+from pyperf_suite.measure.spot_checks import WrongLaunch
+from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import compare, refused
-from pyperf_suite.workloads.dtypes import widen
 from pyperf_suite.workloads.operator import sets_to_rotate
-from pyperf_suite.workloads.user_process import UserProcess
+from pyperf_suite.workloads.part_checks import PartChecks, PartStopwatch
+from pyperf_suite.workloads.user_process import (
+    UserProcess,
+    float_bytes,
+    holds_poison,
+    read_array,
+    read_bytes,
+    read_tree,
+)
 from pyperf_suite.workloads.workload import Kernel, Observed, Place, Prepared, Way, Work, Workload
 
 # Which interpreter runs a user's code, what comes first on its path, and what a FILE is relative to.
@@ -50,19 +54,6 @@ PYTHON_VARIABLE, PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PYTHON", "PYPERF_
 # Sets of the same values are copies elsewhere in memory; so many have values of their own.
 DISTINCT_SETS = 3
 
-# Of the time since timing began, what fresh inputs, references and verdicts may take.
-CHECKING_SHARE = 0.1
-
-# Launches that are checked at the end, where that takes no longer than so long, or the share of a longer case.
-LAST_CHECKS, CHECKING_S = 8, 0.25
-
-# Launches on fresh inputs that are compared with as many on seen ones: so many first, in so long; more where they look
-# slower.
-LEAST_COMPARED, MOST_COMPARED, COMPARING_S = 6, 60, 2.0
-ALIKE, SUSPECTED_S = 1.1, 8.0
-
-# After launches, threads of libraries spin for a while; then the process may use this share of a core, over so long.
-SPIN_S, REST_S, BUSY_SHARE = 0.3, 0.03, 0.05
 
 # Of a result, as much more than its reference as a kernel may write before it is stopped.
 LARGEST_RESULT = 4
@@ -80,12 +71,6 @@ REMEMBERED_SEEDS, STALE_S = 4, 3.0
 # Before the runner gives up on this process, so that it can say which line hung.
 DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
 
-# Of a part that takes so long, the least share that its samples may make up, with what passes between two samples. A
-# busy machine answers late, so the best of several counts, each twice as long as the last.
-LONG_PART_S, TOLD_SHARE, BETWEEN_SAMPLES_S, CLOCK_TRIES = 5e-3, 0.6, 5e-6, 7
-
-# Launches that are queued on a GPU to see how long it works.
-MOST_QUEUED = 500
 
 # Threads of the reference process that wait for work take no core from what is timed.
 NO_SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
@@ -399,7 +384,7 @@ class UserLaunches(Prepared):
         result, expected = str(self._files / "result"), str(self._files / "expected")
         limit = max(SMALLEST_LIMIT_BYTES, LARGEST_RESULT * self._expected_bytes)
         fetched = self._process.ask("fetch", result=result, inputs=self._inputs, limit_bytes=limit)
-        found = _read_tree(result)
+        found = read_tree(result)
         verdict = self._changed_late(fetched) or self._unchanged(fetched)
         if verdict is None and self._built["has_check"]:
             verdict = self._by_the_users_check(result)
@@ -409,7 +394,7 @@ class UserLaunches(Prepared):
             self._expected_bytes = Path(expected).stat().st_size
             verdict = self._by_the_reference(found, result)
             if verdict.passed and self._built["tolerance"] is None:
-                verdict = self._narrowed(found, _read_tree(expected)) or verdict
+                verdict = self._narrowed(found, read_tree(expected)) or verdict
             if verdict.passed and fetched["overlaps"] and not expectation["overlaps"]:
                 verdict = refused(
                     "aliased output",
@@ -427,9 +412,9 @@ class UserLaunches(Prepared):
             return next((each for pair in pairs if (each := self._narrowed(*pair)) is not None), None)
         if found["kind"] != "array" or wanted["kind"] != "array":
             return None
-        widths = [_float_bytes(leaf["dtype"]) for leaf in self._arrays]
-        allowed = min([_float_bytes(wanted["dtype"]), *(width for width in widths if width)])
-        if not widths or not 0 < _float_bytes(found["dtype"]) < allowed:
+        widths = [float_bytes(leaf["dtype"]) for leaf in self._arrays]
+        allowed = min([float_bytes(wanted["dtype"]), *(width for width in widths if width)])
+        if not widths or not 0 < float_bytes(found["dtype"]) < allowed:
             return None
         return refused(
             "wrong dtype",
@@ -446,7 +431,7 @@ class UserLaunches(Prepared):
     def _stale(self, verdict: Verification, found: Mapping[str, Any]) -> Verification:
         """The verdict on a wrong result, which may be what was right for other inputs, or memory that nobody wrote."""
         result, expected = str(self._files / "result"), str(self._files / "other")
-        if verdict.reason == "not finite" and _holds_poison(found, result):
+        if verdict.reason == "not finite" and holds_poison(found, result):
             words = "parts of its result were not written by the launch: they hold what the suite had put there"
             return replace(verdict, reason="stale result", message=words)
         if verdict.reason != "wrong values" or self._built["has_check"]:
@@ -457,7 +442,7 @@ class UserLaunches(Prepared):
                 break
             self._reference.make(self._unseen, self._end_s, seed)
             self._reference.expect(expected, self._end_s)
-            if self._compared(found, result, _read_tree(expected), expected).passed:
+            if self._compared(found, result, read_tree(expected), expected).passed:
                 words = "its result is right for other inputs, which it was given before"
                 return replace(verdict, reason="stale result", message=words)
         return verdict
@@ -467,7 +452,7 @@ class UserLaunches(Prepared):
         for number, leaf in enumerate(self._built["leaves"]):
             if leaf["kind"] != "array" or leaf["role"] != "input":
                 continue
-            was, now = (_read_bytes(path, leaf["offset"], leaf["bytes"]) for path in (self._slots[-1], self._inputs))
+            was, now = (read_bytes(path, leaf["offset"], leaf["bytes"]) for path in (self._slots[-1], self._inputs))
             if not np.array_equal(was, now):
                 at = int(np.flatnonzero(was != now)[0]) // max(1, leaf["bytes"] // max(1, math.prod(leaf["shape"])))
                 return refused(
@@ -490,7 +475,7 @@ class UserLaunches(Prepared):
 
     def _by_the_reference(self, found: Mapping[str, Any], result: str) -> Verification:
         expected = str(self._files / "expected")
-        wanted = _read_tree(expected)
+        wanted = read_tree(expected)
         verdict = self._compared(found, result, wanted, expected)
         if verdict.passed:
             return verdict
@@ -502,7 +487,7 @@ class UserLaunches(Prepared):
         paths = {"found": result, "expected": expected}
 
         def load(which: str, spec: Mapping[str, Any]) -> Array:
-            return _read_array(paths[which], spec)
+            return read_array(paths[which], spec)
 
         return compare(found, wanted, load, self.longest, self._built["tolerance"])
 
@@ -518,7 +503,7 @@ class UserLaunches(Prepared):
         except Failed:
             return ""
         for name, path in others.items():
-            if self._compared(_read_tree(path), path, found, result).passed:
+            if self._compared(read_tree(path), path, found, result).passed:
                 return (
                     f"; {name} gives the same as this one, so the reference at {self._built['reference_at']} may be "
                     "what is wrong"
@@ -547,205 +532,6 @@ class UserLaunches(Prepared):
 
     def close(self) -> None:
         self._resources.close()
-
-
-class PartStopwatch:
-    """The clock of the kernel process, by parts: every part is one request, and the judge sees it pass."""
-
-    def __init__(self, launches: UserLaunches) -> None:
-        self._launches = launches
-        self.name, self.resolution_s = launches.clock
-
-    def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
-        """Seconds of each sample; `launch` is not called, the kernel process knows what it runs."""
-        return self._launches.time(first, samples, launches_per_sample)[0]
-
-
-class PartChecks:
-    """Checks of launches of which only the last of a part can be looked at (timing.Checks).
-
-    The judge draws where a part ends, gives the set that comes last fresh inputs before it begins, and compares what it
-    left. Nothing that runs can know which launch that will be.
-    """
-
-    def __init__(self, launches: UserLaunches) -> None:
-        self._launches = launches
-        self._checked = self._before = self._compared = 0
-        self._spent_s = self._begun_s = self._check_s = 0.0
-        self._fresh, self._batch = False, 1
-        self._wall_s = self._launch_s = 0.0
-
-    def before_timing(self) -> Verification:
-        """One launch on fresh inputs, then one on others. Raises WrongLaunch."""
-        verdict = self._launch_and_check(0)
-        self._fresh = self._launches.fresh()
-        begin_s = time.monotonic()
-        # The same set with other values: a result that was kept is seen.
-        verdict = self._launch_and_check(0)
-        self._before = 2
-        self._check_s = time.monotonic() - begin_s
-        self._launches.begin()
-        self._begun_s = time.monotonic()
-        return verdict
-
-    def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
-        """The stopwatch, some of whose parts end with a launch that is looked at."""
-        return _CheckedParts(self, stopwatch)
-
-    def time(self, first: int, samples: int, batch: int) -> list[float]:
-        """Samples of one block: now and then a part of them ends where chance has it, to be checked."""
-        self._batch = batch
-        if self._spent_s + self._check_s > CHECKING_SHARE * (time.monotonic() - self._begun_s):
-            return self._part(first, samples, batch)
-        drawn = 1 + secrets.randbelow(samples)
-        seconds = self._checked_part(first, drawn, batch)
-        if drawn < samples:
-            seconds += self._part(first + drawn * batch, samples - drawn, batch)
-        return seconds
-
-    def after_block(self) -> None:
-        """Checks are made within blocks."""
-
-    def after_timing(self) -> None:
-        """As many checks of timed launches as are due, and of what is seen in times alone. Raises WrongLaunch."""
-        self._require_that_it_rests()
-        self._require_a_true_clock()
-        self._require_that_it_computes()
-        # At the end: what stops to work after some launches has stopped by now.
-        end_s = time.monotonic() + max(CHECKING_S, CHECKING_SHARE * (time.monotonic() - self._begun_s))
-        for _ in range(LAST_CHECKS):
-            self._checked_part(secrets.randbelow(self._launches.sets), 1, 1 + secrets.randbelow(16))
-            if time.monotonic() > end_s:
-                break
-
-    def report(self) -> dict[str, Any]:
-        """What a record says of it."""
-        checked = self._before + self._checked
-        return {
-            "sets": self._launches.sets,
-            "launches_checked": checked,
-            "timed_launches_checked": self._checked,
-            "excludes_errors_in_one_of": math.floor(1 / excluded_rate(checked)),
-            "confidence": CONFIDENCE,
-            "fresh_inputs": self._fresh,
-            "fresh_compared_with_seen": self._compared,
-        }
-
-    def _checked_part(self, first: int, samples: int, batch: int) -> list[float]:
-        """A part whose last launch finds inputs that it has never seen."""
-        begin_s = time.monotonic()
-        last = first + samples * batch - 1
-        self._launches.refresh(last)
-        refreshed_s = time.monotonic()
-        seconds = self._part(first, samples, batch)
-        timed_s = time.monotonic()
-        self._require_right(last)
-        self._checked += 1
-        self._check_s = refreshed_s - begin_s + time.monotonic() - timed_s
-        self._spent_s += self._check_s
-        return seconds
-
-    def _part(self, first: int, samples: int, batch: int) -> list[float]:
-        seconds, wall_s = self._launches.time(first, samples, batch)
-        told_s = math.fsum(seconds)
-        if told_s > 1.05 * wall_s + 1e-3:
-            raise WrongLaunch(
-                refused("clock", f"{self._launches.where}: {told_s:.3g} s were told of a part that took {wall_s:.3g} s")
-            )
-        self._wall_s, self._launch_s = wall_s / (samples * batch), told_s / (samples * batch)
-        return seconds
-
-    def _require_a_true_clock(self) -> None:
-        """Raise WrongLaunch where samples make up too little of the time that the judge sees pass.
-
-        They are taken as those were that count; as many of them as the judge sees take long enough.
-        """
-        if self._launches.restores:
-            return
-        if self._launches.kernel.path == "gpu":
-            self._require_nothing_hidden()
-            return
-        share = 0.0
-        for attempt in range(CLOCK_TRIES):
-            samples = 1 + int(2**attempt * LONG_PART_S / (self._wall_s * self._batch))
-            seconds, wall_s = self._launches.time(secrets.randbelow(self._launches.sets), samples, self._batch)
-            self._wall_s = wall_s / (samples * self._batch)
-            share = max(share, (math.fsum(seconds) + samples * BETWEEN_SAMPLES_S) / wall_s)
-            if share >= TOLD_SHARE:
-                return
-        told = f"the times that were told make up {100 * share:.0f} % of the time that passed at most"
-        raise WrongLaunch(refused("clock", f"{self._launches.where}: {told}"))
-
-    def _require_that_it_computes(self) -> None:
-        """Raise WrongLaunch where launches are faster on inputs that were seen before than on fresh ones.
-
-        Both are written to the same set in the same way, and the launch on them comes after others without a pause.
-        """
-        fresh: list[float] = []
-        seen: list[float] = []
-        allowed_s = max(COMPARING_S, CHECKING_SHARE * (time.monotonic() - self._begun_s))
-        begin_s = time.monotonic()
-        while len(fresh) < MOST_COMPARED and time.monotonic() - begin_s < allowed_s:
-            index = self._launches.sets + secrets.randbelow(self._launches.sets)
-            before = secrets.randbelow(min(4, self._launches.sets))
-            for seconds, write in ((fresh, self._launches.refresh), (seen, self._launches.repeat)):
-                write(index)
-                seconds.append(self._launches.time(index - before, before + 1, 1)[0][-1])
-            enough = len(fresh) >= LEAST_COMPARED
-            if enough and statistics.median(fresh) < ALIKE * statistics.median(seen):
-                break
-            if enough:
-                # What looks as if it remembered is given the time to show it.
-                allowed_s = SUSPECTED_S
-            if len(fresh) % LEAST_COMPARED == 0 and recognises(fresh, seen):
-                ratio = statistics.median(fresh) / statistics.median(seen)
-                message = f"on inputs that it was given before it is {ratio:.1f} times as fast as on fresh ones"
-                raise WrongLaunch(refused("recognised inputs", f"{self._launches.where}: {message}"))
-        self._compared = len(fresh)
-
-    def _require_that_it_rests(self) -> None:
-        """Raise WrongLaunch where threads or children of the process go on working while nothing is launched."""
-        for pause_s in (0.0, SPIN_S, 0.0):
-            time.sleep(pause_s)
-            used_s, begin_s = self._launches.cpu_seconds(), time.monotonic()
-            time.sleep(REST_S)
-            share = (self._launches.cpu_seconds() - used_s) / (time.monotonic() - begin_s)
-            if share < BUSY_SHARE:
-                return
-        message = f"while nothing is launched, threads or processes of its own use {share:.2f} cores"
-        raise WrongLaunch(refused("late work", f"{self._launches.where}: {message}"))
-
-    def _require_nothing_hidden(self) -> None:
-        """Raise WrongLaunch where a GPU works for longer than the events tell, as on a stream that they do not see."""
-        launches = 1 + min(MOST_QUEUED, int(4 * LONG_PART_S / max(self._launch_s, 1e-6)))
-        told_s = launches * self._launch_s
-        seen_s = min(self._launches.settling_s(launches) for _ in range(3))
-        if seen_s > told_s / TOLD_SHARE + LONG_PART_S:
-            words = f"the GPU worked for {seen_s:.3g} s after {launches} launches, whose events tell of {told_s:.3g} s"
-            raise WrongLaunch(refused("late work", f"{self._launches.where}: {words}"))
-
-    def _launch_and_check(self, index: int) -> Verification:
-        self._launches.refresh(index)
-        self._launches.launch(index)
-        return self._require_right(index)
-
-    def _require_right(self, index: int) -> Verification:
-        verdict = self._launches.left(index)
-        if not verdict.passed:
-            raise WrongLaunch(verdict)
-        self._launches.give_back(index)
-        return verdict
-
-
-class _CheckedParts:
-    """The stopwatch as the measuring loop has it."""
-
-    def __init__(self, checks: PartChecks, stopwatch: Stopwatch) -> None:
-        self._checks = checks
-        self.name, self.resolution_s = stopwatch.name, stopwatch.resolution_s
-
-    def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
-        return self._checks.time(first, samples, launches_per_sample)
 
 
 class ReferenceProcess:
@@ -866,72 +652,3 @@ def _folder(size_bytes: int = 0) -> Any:
 
 def _is_time(value: Any) -> bool:
     return isinstance(value, int | float) and 0 <= value < 1e9
-
-
-def _read_tree(path: str) -> dict[str, Any]:
-    """What a process wrote of a result; a Failed where it is none, for the process may write anything."""
-    try:
-        tree = json.loads(Path(f"{path}.json").read_text("utf-8"))
-        _require_tree(tree, Path(path).stat().st_size)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Failed(f"The kernel process wrote a result that cannot be read ({error!r:.100}).") from None
-    return dict(tree)
-
-
-def _require_tree(tree: Any, size_bytes: int) -> None:
-    if tree["kind"] in ("tuple", "dict"):
-        for each in tree["items"] if tree["kind"] == "tuple" else tree["items"].values():
-            _require_tree(each, size_bytes)
-    elif tree["kind"] == "array":
-        storage = _storage(tree["dtype"])
-        if math.prod(tree["shape"]) * storage.itemsize != tree["bytes"]:
-            raise ValueError("an array of another size than its shape")
-        if not 0 <= tree["offset"] <= tree["offset"] + tree["bytes"] <= size_bytes:
-            raise ValueError("an array outside of its file")
-    elif tree["kind"] != "plain" or "value" not in tree:
-        raise ValueError("no result")
-
-
-def _float_bytes(dtype: str) -> int:
-    """The size of a real or complex floating-point type's real part; 0 for other types."""
-    if not dtype.startswith(("float", "bfloat", "complex")):
-        return 0
-    return _storage(dtype).itemsize // (2 if dtype.startswith("complex") else 1)
-
-
-_BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
-
-
-def _storage(dtype: str) -> np.dtype[Any]:
-    found = np.dtype(_BITS.get(dtype, dtype))
-    if found.hasobject:
-        raise ValueError("objects")
-    return found
-
-
-def _read_array(path: str, spec: Mapping[str, Any]) -> Array:
-    """The values of an array in a file; of bfloat16 and float8 as float32."""
-    count = math.prod(spec["shape"])
-    values = np.fromfile(path, _storage(spec["dtype"]), count, offset=spec["offset"]).reshape(spec["shape"])
-    if spec["dtype"] == "float8_e5m2":  # the upper half of a float16
-        return (values.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
-    return widen(values, spec["dtype"]) if spec["dtype"] in _BITS else values
-
-
-def _holds_poison(tree: Mapping[str, Any], path: str) -> bool:
-    """Whether a result holds a NaN that the suite put in its place."""
-    if tree["kind"] in ("tuple", "dict"):
-        items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
-        return any(_holds_poison(each, path) for each in items)
-    if tree["kind"] != "array":
-        return False
-    storage = _storage(tree["dtype"])
-    size = storage.itemsize // (2 if storage.kind == "c" else 1)
-    if size not in POISON or not ("float" in tree["dtype"] or storage.kind == "c"):
-        return False
-    bits = _read_bytes(path, tree["offset"], tree["bytes"]).view(f"i{size}")
-    return bool((bits == POISON[size]).any())
-
-
-def _read_bytes(path: str, offset: int, size_bytes: int) -> Array:
-    return np.fromfile(path, np.uint8, size_bytes, offset=offset)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import secrets
@@ -21,10 +22,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from pyperf_suite.errors import Failed, Unsupported
+from pyperf_suite.kernel_arrays import POISON
 from pyperf_suite.workloads import kernel_process
+from pyperf_suite.workloads.dtypes import widen
 
 # How often a waiting judge looks at the memory that the process holds.
 WATCH_S = 0.05
@@ -296,3 +301,77 @@ def _adopt_orphans() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+# bfloat16 and float8 are bits to numpy.
+BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+
+Array = NDArray[Any]
+
+
+def read_tree(path: str) -> dict[str, Any]:
+    """What a process wrote of a result; a Failed where it is none, for the process may write anything."""
+    try:
+        tree = json.loads(Path(f"{path}.json").read_text("utf-8"))
+        _require_tree(tree, Path(path).stat().st_size)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Failed(f"The kernel process wrote a result that cannot be read ({error!r:.100}).") from None
+    return dict(tree)
+
+
+def _require_tree(tree: Any, size_bytes: int) -> None:
+    if tree["kind"] in ("tuple", "dict"):
+        for each in tree["items"] if tree["kind"] == "tuple" else tree["items"].values():
+            _require_tree(each, size_bytes)
+    elif tree["kind"] == "array":
+        storage = stored_type(tree["dtype"])
+        if math.prod(tree["shape"]) * storage.itemsize != tree["bytes"]:
+            raise ValueError("an array of another size than its shape")
+        if not 0 <= tree["offset"] <= tree["offset"] + tree["bytes"] <= size_bytes:
+            raise ValueError("an array outside of its file")
+    elif tree["kind"] != "plain" or "value" not in tree:
+        raise ValueError("no result")
+
+
+def float_bytes(dtype: str) -> int:
+    """The size of a real or complex floating-point type's real part; 0 for other types."""
+    if not dtype.startswith(("float", "bfloat", "complex")):
+        return 0
+    return stored_type(dtype).itemsize // (2 if dtype.startswith("complex") else 1)
+
+
+def stored_type(dtype: str) -> np.dtype[Any]:
+    """As numpy stores it. Raises ValueError for objects."""
+    found = np.dtype(BITS.get(dtype, dtype))
+    if found.hasobject:
+        raise ValueError("objects")
+    return found
+
+
+def read_array(path: str, spec: Mapping[str, Any]) -> Array:
+    """The values of an array in a file; of bfloat16 and float8 as float32."""
+    count = math.prod(spec["shape"])
+    values = np.fromfile(path, stored_type(spec["dtype"]), count, offset=spec["offset"]).reshape(spec["shape"])
+    if spec["dtype"] == "float8_e5m2":  # the upper half of a float16
+        return (values.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
+    return widen(values, spec["dtype"]) if spec["dtype"] in BITS else values
+
+
+def holds_poison(tree: Mapping[str, Any], path: str) -> bool:
+    """Whether a result holds a NaN that the suite put in its place."""
+    if tree["kind"] in ("tuple", "dict"):
+        items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
+        return any(holds_poison(each, path) for each in items)
+    if tree["kind"] != "array":
+        return False
+    storage = stored_type(tree["dtype"])
+    size = storage.itemsize // (2 if storage.kind == "c" else 1)
+    if size not in POISON or not ("float" in tree["dtype"] or storage.kind == "c"):
+        return False
+    bits = read_bytes(path, tree["offset"], tree["bytes"]).view(f"i{size}")
+    return bool((bits == POISON[size]).any())
+
+
+def read_bytes(path: str, offset: int, size_bytes: int) -> Array:
+    """Part of a file."""
+    return np.fromfile(path, np.uint8, size_bytes, offset=offset)
