@@ -77,7 +77,9 @@ def test_commands_on_a_page_parse_and_their_axes_make_cases(page):
         probes = parameters.get("probes") or (("collectives",) if name == "collectives" else ())
         overrides = overrides_of(parameters.get("axes") or ())
         for probe in expanded(probes):
-            assert find_probe(probe).cases(parameters["profile"], Device("cpu"), overrides_for(probe, overrides))
+            assert find_probe(probe).cases(
+                parameters.get("profile", "standard"), Device("cpu"), overrides_for(probe, overrides)
+            )
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=label)
