@@ -8,7 +8,7 @@ from typing import Any
 
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.spec.axes import overrides_for
-from pyperf_suite.spec.discovery import is_test
+from pyperf_suite.spec.user_probe import is_test
 
 STUDY = "study"
 # What is measured under a name that no probe has: the command, which takes a model beside it.

@@ -78,11 +78,6 @@ def is_users(name: str) -> bool:
     return name.endswith(".py") or ":" in name
 
 
-def is_test(name: str) -> bool:
-    """Whether a user's name is of a test that pytest measured: `FILE.py::test`."""
-    return "::" in name
-
-
 def is_known(name: str) -> bool:
     """Whether `find_probe` can say what records of that probe mean."""
     return is_users(name) or name in probe_names()

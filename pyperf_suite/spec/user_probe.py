@@ -14,7 +14,6 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.nearest import offer
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Flag, crossed
-from pyperf_suite.spec.discovery import is_test
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, findings
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, series, table
@@ -38,6 +37,11 @@ class Word:
             except ValueError:
                 continue
         return text.strip()
+
+
+def is_test(name: str) -> bool:
+    """Whether a user's name is of a test that pytest measured: `FILE.py::test`."""
+    return "::" in name
 
 
 def expanded(names: Sequence[str]) -> list[str]:

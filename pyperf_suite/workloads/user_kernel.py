@@ -79,11 +79,6 @@ Array = NDArray[Any]
 Scalar = bool | int | float | str
 
 
-def is_user_kernel(name: str) -> bool:
-    """Whether a name is that of a user's file or kernel, and not of a probe or workload of the suite."""
-    return name.endswith(".py") or ":" in name
-
-
 def root() -> Path:
     """What FILE is relative to: as told by PYPERF_KERNEL_ROOT, else the top of the git checkout, else this folder."""
     told = os.environ.get(ROOT_VARIABLE)
