@@ -54,7 +54,7 @@ def test_json_names_sides_findings_and_what_was_not_compared(compare, ten_runs, 
     told = json.loads(compare("latest~1", "latest", "--json").stdout)
     assert told["old"]["name"].endswith(run_id(10))
     assert told["new"]["commit"] == "a" * 40
-    assert told["not_compared"]["only_new"] == ["matmul[torch ]"]
+    assert told["not_compared"]["only_new"] == ["matmul[torch]"]
     assert [finding["case_id"] for finding in told["findings"]] == ["0123456789abcdef"]
     assert any("Both measured commit aaaaaaaaaaaa" in note for note in told["notes"])
 

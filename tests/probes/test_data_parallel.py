@@ -162,7 +162,7 @@ def test_under_a_launcher_its_ranks_are_those_there_are(monkeypatch):
     [
         ({"exchange": "magic"}, "choose from ddp"),
         ({"bucket": "many"}, "is not a size"),
-        ({"layers": "0"}, "layers of at least 1"),
+        ({"layers": "0"}, "layers is at least 1"),
         ({"static_graph": "perhaps"}, "write true or false"),
         ({"exchange": "dp"}, "drives GPUs, but only gloo"),
     ],
