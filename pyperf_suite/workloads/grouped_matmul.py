@@ -67,6 +67,8 @@ Bind = Callable[[GroupedMatmulParameters, TorchTensors, Mapping[str, Any]], tupl
 class Way(TimedImplementation[GroupedMatmulParameters]):
     """One way to compute them through torch's tensors, on the device asked for."""
 
+    needs_torch = True
+
     def __init__(self, bind: Bind) -> None:
         self.name, self._bind = bind.__name__, bind  # type: ignore[misc]
 

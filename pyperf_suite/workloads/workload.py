@@ -238,6 +238,8 @@ class Way(ABC, Generic[Parameters]):
 
     name: ClassVar[str]
     device_kind: ClassVar[str] = "any"
+    # Whether it imports torch, which takes seconds that the sides of a pair spend side by side.
+    needs_torch: ClassVar[bool] = False
 
     def validate(self, parameters: Parameters) -> None:
         """Raise UserError where this implementation can never take these parameters, before anything is measured."""

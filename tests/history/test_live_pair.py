@@ -14,6 +14,7 @@ from pyperf_suite.history.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.history.pairs.live_pair import ArmFailed, Pace, measure_pair
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.runner.case import Case
+from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = Device("cpu")
@@ -104,3 +105,10 @@ def test_the_folder_of_the_worker_is_not_searched_for_modules(tmp_path):
         measure_pair(THIS, Arm("tells its path", build=tmp_path), CASE, CPU, seed=1, pace=SHORT)
     assert str(tmp_path) in failure.value.reasons["new"]
     assert f"pyperf_suite{os.sep}history'" not in failure.value.reasons["new"]
+
+
+def test_what_imports_torch_says_so_that_sides_import_it_side_by_side() -> None:
+    for name, torch in (("native", False), ("torch", True), ("torch_padded", True), ("cublas", True)):
+        assert find_workload("matmul").implementation(name).needs_torch is torch
+    assert all(way.needs_torch for way in find_workload("grouped_matmul").implementations.values())
+    assert find_workload("training_step").implementation("torch").needs_torch

@@ -61,6 +61,7 @@ class Bench:
     def __init__(self) -> None:
         self._launched = 0
         self._users: Any = None
+        self._close: Callable[[], None] | None = None
         self.judges = False
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
@@ -119,7 +120,8 @@ class Bench:
         if where.kind != "cpu" and spin_share:
             return {"outcome": "unsupported", "reason": "A slowdown can be injected into launches on a CPU only."}
         implementation = operator.implementation(parsed.implementation)
-        if "torch" in type(implementation).__module__:
+        # Older revisions say it by the names of modules.
+        if getattr(implementation, "needs_torch", "torch" in type(implementation).__module__):
             import torch  # noqa: F401 - takes seconds, which the two sides should spend side by side
         if cores:
             os.sched_setaffinity(0, cores)
@@ -142,6 +144,7 @@ class Bench:
             launches, checked = _prepared_of_old(operator, implementation, parsed, where, sets, verify)
         if checked is not None and not checked.passed:
             return {"outcome": "failed", "reason": f"Wrong result: {checked.message}"}
+        self._close = getattr(launches, "close", None)  # which launches of older revisions lack
         self._stopwatch = launches.stopwatch
         self._launch = _slowed(launches.launch, spin_share) if spin_share else launches.launch
         kernel = {"name": launches.kernel.name, "path": launches.kernel.path}
@@ -197,7 +200,10 @@ class Bench:
         return {"outcome": "ok"}
 
     def close(self) -> None:
-        """End a kernel's process and remove its files."""
+        """End processes of what was prepared, and remove its files."""
+        if self._close is not None:
+            self._close()
+            self._close = None
         if self._users is not None:
             self._users.close()
             self._users = None
@@ -226,7 +232,9 @@ def _prepared_of_old(
 ) -> tuple[Any, Any]:
     """Launches of a revision whose implementations took operands, and the verdict on the first."""
     if not hasattr(operator, "operands"):
-        raise TypeError(f"this revision cannot take turns with {case.operator}")
+        from pyperf_suite.errors import Unsupported
+
+        raise Unsupported(f"This revision cannot take turns with {case.operator} in pairs.")
     operands = operator.operands(case.parameters, case.seed)
     count = sets or _sets(operator.footprint_bytes(case.parameters), device)
     launches = implementation.prepare(case.parameters, operands, count, device)

@@ -27,6 +27,7 @@ class TorchAttention(TimedImplementation[AttentionParameters]):
     """One that `bind`s a function of torch, which chooses its own blocks; `called` is what people call it."""
 
     called: str
+    needs_torch = True
 
     def validate(self, parameters: AttentionParameters) -> None:
         """Raise UserError for blocks of ours, or more workers than cores."""

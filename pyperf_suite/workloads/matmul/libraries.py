@@ -33,6 +33,8 @@ class LibraryMatmul(TimedImplementation[MatmulParameters]):
     What `pads` fills the operands up to multiples of `pad_to` at each call, as users do it.
     """
 
+    needs_torch = True
+
     def __init__(self, name: str, device_kind: str, pads: bool = False) -> None:
         self.name, self.device_kind, self._pads = name, device_kind, pads  # type: ignore[misc]
 

@@ -22,6 +22,7 @@ class ByTorch(Implementation[Any]):
     """What torch launches, on as many CPU cores as the parameter `workers` says, or on a GPU."""
 
     name = "torch"
+    needs_torch = True
 
     def __init__(self, launches: Callable[[Any, int, TorchDevice], Prepared], queueing: str = "open") -> None:
         """`launches(parameters, seed, where)` are made; for `queueing` see TorchDevice."""
