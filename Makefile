@@ -1,5 +1,6 @@
 # make bench    measure this machine in a few minutes, and say where the results lie
-# make test     lint, types and tests
+# make test     lint, types and the quick tests: three minutes on two cores
+# make test-all all tests: also those that start many processes, compile or interpret kernels
 # make fuzz     give every reader of other people's data 100,000 spoiled inputs; an hour on two cores
 # make gpu-check PART=1   check the GPU path; parts 2 and 3 follow; FOLDER= takes log, summary, records (docs/gpu.md)
 # make clean    remove what the others made, except results
@@ -16,7 +17,7 @@ RUN := $(VENV)/bin/python
 MADE := $(VENV)/.made
 SOURCES := $(shell find csrc kernels -name '*.cpp' -o -name '*.h' -o -name '*.cuh')
 
-.PHONY: bench test lint fuzz gpu-check test-sanitize clean
+.PHONY: bench test test-all test-rest can-test lint fuzz gpu-check test-sanitize clean
 
 bench: $(MADE)
 	$(RUN) -m pytest --benchmark-only $(ARGS)
@@ -25,21 +26,30 @@ bench: $(MADE)
 HAS := $(RUN) -c 'import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))'
 
 # One process a core, each with whole files: most of the time goes into starting the processes that tests are about.
-# GPU tests time kernels, so they come afterwards, one at a time.
-test: $(MADE)
-	@if $(HAS) ruff mypy; then $(MAKE) --no-print-directory lint; else \
-	  echo "Lint is skipped: $(VENV) lacks ruff or mypy, and no package index gave them when it was made."; fi
-	@$(HAS) hypothesis || { echo "error: the tests need hypothesis, which $(VENV) lacks:" \
-	  "install it, or measure with make bench." >&2; exit 2; }
-	$(RUN) -m pytest $(TESTS) -m "not gpu" $$($(HAS) xdist && printf %s '-n logical --dist loadfile') $(ARGS)
+PYTEST := $(RUN) -m pytest $(TESTS)
+SPREAD = $$($(HAS) xdist && printf %s '-n logical --dist loadfile')
+
+test: lint
+	$(PYTEST) -m "not slow and not gpu" $(SPREAD) $(ARGS)
+
+test-all: lint test-rest
+	$(PYTEST) -m "not slow and not gpu" $(SPREAD) $(ARGS)
+
+# What make test leaves out. GPU tests time kernels, so they run one at a time, after the others.
+test-rest: can-test
+	$(PYTEST) -m "slow and not gpu" $(SPREAD) $(ARGS) || [ $$? = 5 ]
 	@if $(RUN) -c 'import sys; from pyperf_suite.hardware.cuda_driver import gpus; sys.exit(not gpus())'; then \
-	  $(RUN) -m pytest $(TESTS) -m gpu $$($(HAS) xdist && printf %s '-n 1') $(ARGS) || [ $$? = 5 ]; \
+	  $(PYTEST) -m gpu $$($(HAS) xdist && printf %s '-n 1') $(ARGS) || [ $$? = 5 ]; \
 	else echo "GPU tests are skipped: CUDA finds no GPU here."; fi
 
-lint: $(MADE)
-	$(RUN) -m ruff check .
-	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy
+can-test: $(MADE)
+	@$(HAS) hypothesis || { echo "error: the tests need hypothesis, which $(VENV) lacks:" \
+	  "install it, or measure with make bench." >&2; exit 2; }
+
+lint: can-test
+	@if $(HAS) ruff mypy; then \
+	  $(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(RUN) -m mypy; \
+	else echo "Lint is skipped: $(VENV) lacks ruff or mypy, and no package index gave them when it was made."; fi
 
 fuzz: $(MADE)
 	$(RUN) -m pytest tests/hardening -k any_ --hypothesis-profile=thorough -n logical $(ARGS)

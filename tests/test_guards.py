@@ -48,6 +48,7 @@ def test_a_module_is_remembered_as_it_is_when_its_import_ends():
     assert in_a_process(f"{program}print(kept['allclose'] is np.allclose)") == "True"
 
 
+@pytest.mark.slow
 def test_a_method_that_hides_a_tensors_own_is_named():
     pytest.importorskip("torch")
     program = "import torch\nassert not guards.replaced()\ntorch.Tensor.softmax = torch.Tensor.mine = print\n"

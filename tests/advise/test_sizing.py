@@ -160,6 +160,7 @@ def test_heat_maps_have_the_present_model_at_one(made_up):
         assert sum(math.isfinite(value) for values in heat_map.values for value in values) > 10
 
 
+@pytest.mark.slow
 def test_size_prints_tables_and_leaves_pictures_in_the_folder_named(command, tmp_path):
     result = command("size", *MODEL, "--gpu", "h200", "--output", str(tmp_path / "sizes"))
     assert result.exit_code == 0, result.output

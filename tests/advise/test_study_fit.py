@@ -73,6 +73,7 @@ def test_what_nothing_near_it_fits_says_that_too() -> None:
     assert why_not(LARGE, "cuda", Room(1e6, "a small memory")).endswith("; nothing near it fits.")
 
 
+@pytest.mark.slow
 @given(st.floats(1e9, 1e12))
 def test_the_nearest_keeps_ranks_and_batch_and_really_fits(room_bytes: float) -> None:
     near = nearest_that_fits(LARGE, "cuda", room_bytes)

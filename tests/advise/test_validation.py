@@ -210,6 +210,7 @@ def test_the_gpu_that_was_asked_for_has_to_be_the_one_in_the_machine() -> None:
         require_gpu(find_gpu("H200"), resolve("cpu"))
 
 
+@pytest.mark.slow
 def test_settings_are_measured_through_the_runner_into_a_folder_of_their_own(tmp_path: Path) -> None:
     device = resolve("cpu")
     small = Setting(ModelDimensions(layers=1, hidden=32, ffn=64, heads=2, vocab=64), seq=16)

@@ -67,6 +67,7 @@ def test_a_page_has_the_question_the_command_and_every_section(page):
     assert 40 <= len(text.splitlines()) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", DOCUMENTS, ids=label)
 def test_commands_on_a_page_parse_and_their_axes_make_cases(page):
     for call in commands(page):

@@ -58,6 +58,7 @@ def test_the_tables_give_what_is_shipped_again(tables, shipped):
             np.testing.assert_array_equal(fitted.arrays[name], array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", GPU_OF_TABLE.values())
 def test_single_rows_left_out_are_told_within_eight_percent(tables, gpu):
     few = tables[gpu].take(tables[gpu].head_dim == 128)
@@ -71,6 +72,7 @@ def test_what_is_shipped_tells_the_whole_table_as_well_as_it_says(tables, shippe
     assert apart.mean() < 1.05 * shipped[gpu].held_out["mape"]
 
 
+@pytest.mark.slow
 def test_a_gpu_left_out_is_told_from_the_others_with_the_error_that_is_stated(tables, shipped):
     errors = {gpu: left_out_error(shipped, tables[gpu], gpu).mape for gpu in tables}
     hopper = [errors.pop(gpu) for gpu in ("H100 SXM", "H200 SXM")]

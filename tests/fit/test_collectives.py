@@ -15,6 +15,8 @@ from pyperf_suite.laws.network.collectives import BLOCK
 from tools.fit import collectives
 from tools.fit.collectives import Curve, fit_collectives, infer_logs, left_out_logs, read_curves
 
+pytestmark = pytest.mark.slow
+
 GPUS = ("A100 SXM", "B200 SXM", "H100 SXM", "H200 SXM")
 
 

@@ -57,6 +57,7 @@ def test_a_law_with_a_smooth_factor_is_found_again_at_sites_that_were_not_seen()
     assert errors.mean() < alone.mean() / 2
 
 
+@pytest.mark.slow
 def test_the_fit_is_the_same_each_time():
     table = made_up_table(noise=0.05)
     one, other = (fit_coefficients([table]) for _ in range(2))
@@ -149,6 +150,7 @@ def test_rows_without_tokens_or_measurement_are_left_out(measured_tables):
     assert table.truths == ("trtllm_1.3.0rc20", "sglang_0.5.14")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "worst"), [("H200 SXM", 4.5), ("A100 SXM", 6.1), ("L40S", 8.0)])
 def test_a_published_table_is_predicted_at_sites_that_the_fit_never_saw(measured_tables, gpu, worst):
     (table,) = (each for each in gemm_tables(measured_tables) if each.gpu.name == gpu and each.dtype == "bf16")
@@ -158,6 +160,7 @@ def test_a_published_table_is_predicted_at_sites_that_the_fit_never_saw(measured
     assert 100 * np.mean(np.abs(predicted / measured - 1)) < worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["H200 SXM", "H100 SXM", "A100 SXM", "L40S", "B200 SXM"])
 def test_one_row_more_is_told_better_than_by_no_change(measured_tables, gpu):
     (table,) = (each for each in gemm_tables(measured_tables) if each.gpu.name == gpu and each.dtype == "bf16")

@@ -53,6 +53,7 @@ def test_the_planner_tells_published_iterations_by_the_very_law_that_was_fitted_
         assert planned_seconds(iteration) == pytest.approx(float(by_law), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_iterations_over_many_nodes_that_were_not_fitted_are_planned_within_ten_percent(measured_tables: Path) -> None:
     pytest.importorskip("pyarrow")
     iterations = read_iterations(measured_tables, MULTI_NODE)

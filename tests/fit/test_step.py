@@ -30,6 +30,7 @@ def prices() -> Remembered:
     return Remembered(LawPrices(law.MEASURED_GPU))
 
 
+@pytest.mark.slow
 def test_iterations_over_many_nodes_left_out_are_told_within_ten_percent(
     measured_tables: Path, prices: Remembered
 ) -> None:
@@ -41,6 +42,7 @@ def test_iterations_over_many_nodes_left_out_are_told_within_ten_percent(
     assert np.median(errors) < 0.06
 
 
+@pytest.mark.slow
 def test_what_is_shipped_is_what_the_tables_give(measured_tables: Path, prices: Remembered) -> None:
     pytest.importorskip("pyarrow")
     [(gpu, block)] = fit_step(measured_tables, prices).items()

@@ -19,6 +19,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments, catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_collectives_fitted_again_are_as_shipped_and_other_laws_stay_as_they_are(
     measured_tables: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,8 @@ from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.session import Session
 from pyperf_suite.spec.discovery import probe_names
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("-a", "tile=32x32x32", "-a", "k=40", "-a", "workers=1", "-a", "schedule=data_parallel,stream_k")
 
 

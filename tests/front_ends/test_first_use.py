@@ -214,6 +214,7 @@ def test_the_script_for_a_shell_calls_the_program_back(shell):
     assert "pyperf-suite" in result.output
 
 
+@pytest.mark.slow
 def test_completing_imports_nothing_that_takes_long():
     program = (
         "import os, sys\n"

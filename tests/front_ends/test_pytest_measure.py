@@ -19,6 +19,8 @@ import pytest
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.record import Record
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = """
 import asyncio, os, pathlib, sys, time, unittest
 import pytest

@@ -11,6 +11,8 @@ import pytest
 from pyperf_suite.pytest_plugin import BENCHMARKS, ReplayClock
 from pyperf_suite.runner.journal import read_journal
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ("pytester",)
 
 SMALL = ("--suite-axis", "baseline.shape=16x16x16,24x8x40", "--suite-axis", "baseline.workers=1")

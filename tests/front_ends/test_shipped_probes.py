@@ -11,6 +11,8 @@ import pytest
 
 from pyperf_suite.runner.journal import read_journal
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
 from dataclasses import dataclass
 

@@ -69,6 +69,7 @@ def test_help_of_all_commands_needs_click_alone() -> None:
     assert not opened
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "calibration", "measuring"),
     [

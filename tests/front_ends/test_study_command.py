@@ -29,6 +29,8 @@ from pyperf_suite.ranks.environment import ALONE
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.worker_pool import WorkerPool
 
+pytestmark = pytest.mark.slow
+
 TINY = ("--hidden", "32", "--heads", "2", "--layers", "2", "--seq", "16", "--vocab", "64")
 SHORT = ("--device", "cpu", "--steps", "3", "--warm-up", "1")
 

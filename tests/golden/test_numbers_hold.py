@@ -109,6 +109,7 @@ def require(name: str, differences: Iterable[str]) -> None:
     assert not said, "\n".join(["", *(f"{name}: {line}" for line in said[:MOST_SHOWN]), *more])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", holding("tables"))
 def test_every_table_has_its_rows_with_the_same_numbers(name):
     require(name, lost_cells(golden(name)["tables"], found.tables(findings(name))))

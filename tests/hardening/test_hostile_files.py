@@ -171,6 +171,7 @@ def commands_for(number: int) -> list[tuple[str, ...]]:
     return list(COMMANDS) if ALL else [COMMANDS[(3 * number + step) % len(COMMANDS)] for step in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "file", "kind"),
     [(number, file, kind) for number, (file, kind) in enumerate(PAIRS)],

@@ -7,6 +7,7 @@ import json
 import os
 
 import psutil
+import pytest
 
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.identity import identity
@@ -17,6 +18,8 @@ from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.results import create_run
 from pyperf_suite.runner.session import Session
 from pyperf_suite.workloads.matmul import MatmulParameters
+
+pytestmark = pytest.mark.slow
 
 CASES = 2000
 # A record of forty samples takes some 6 KB as Python keeps it; its place in the journal and its visit a few hundred.

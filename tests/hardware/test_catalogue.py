@@ -140,6 +140,7 @@ def test_an_unknown_gpu_is_answered_with_the_nearest_names(written: str, near: s
         find_gpu(written)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=300))
 def test_no_text_is_answered_by_anything_but_a_gpu_or_a_sentence(written: str) -> None:
     with contextlib.suppress(UserError):

@@ -191,6 +191,7 @@ def test_exact_figures_are_compared_once_and_exactly(measured):
     assert finding.details["figures"] == {"local_memory": [0, 64]}
 
 
+@pytest.mark.slow
 def test_a_real_slowdown_of_a_half_is_found_in_live_processes():
     case = PairedCase.same(
         "baseline", Case("matmul", MatmulParameters(96, 96, 96, Schedule("data_parallel", 1)), "native")

@@ -23,6 +23,8 @@ from pyperf_suite.history.statistics.sequential import SequentialRule
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.workloads.user_kernel import describe
 
+pytestmark = pytest.mark.slow
+
 CPU = Device("cpu")
 SHORT = Pace(slice_s=0.001, total_s=0.004)
 BENCH = """

@@ -27,6 +27,7 @@ def correlated(generator: np.random.Generator, points: int, correlation: float, 
     return values[50:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deviation", [0.01, 0.03, 0.1])
 def test_at_most_2_percent_of_quiet_series_with_correlated_noise_are_alarmed(deviation):
     generator = np.random.default_rng(0)

@@ -122,6 +122,7 @@ def bench_of(arm, name):
     return (Path(arm.environment[user_arms.ROOT_VARIABLE]) / name).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["made_up/__init__.py", "src/made_up/__init__.py", "made_up.py", "src/made_up.py"])
 def test_a_revision_of_python_files_is_imported_as_it_was_committed(repository, place):
     repository.commit("v1", **{place: "version = 1\n", "bench.py": "one\n"})
@@ -135,6 +136,7 @@ def test_a_revision_of_python_files_is_imported_as_it_was_committed(repository, 
     assert len(repository.git("worktree", "list").splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_setup_py_with_an_extension_is_built_for_each_revision_once(repository, monkeypatch):
     files = {"setup.py": SETUP_WITH_EXTENSION, "made_up/__init__.py": "", "bench.py": ""}
     repository.commit("v1", **files, **{"native.c": EXTENSION.replace("VERSION", "1")})
@@ -150,6 +152,7 @@ def test_a_setup_py_with_an_extension_is_built_for_each_revision_once(repository
     assert repository.arm("v1", "bench.py").environment == arms[0].environment
 
 
+@pytest.mark.slow
 def test_a_pyproject_with_another_backend_is_built_by_it(repository):
     files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "src/made_up/__init__.py": "", "bench.py": ""}
     repository.commit("v1", **files)
@@ -158,6 +161,7 @@ def test_a_pyproject_with_another_backend_is_built_by_it(repository):
     assert asked_of(arm, "__import__('made_up.native').native.version()") == "compiled"
 
 
+@pytest.mark.slow
 def test_a_revision_that_does_not_build_says_why_and_the_other_is_not_harmed(repository):
     files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "bench.py": ""}
     repository.commit("broken", **files, **{"src/made_up/__init__.py": "broken"})
@@ -169,6 +173,7 @@ def test_a_revision_that_does_not_build_says_why_and_the_other_is_not_harmed(rep
     assert notes_on(broken, mended, ["bench.py"]) == []
 
 
+@pytest.mark.slow
 def test_with_environments_each_revision_has_the_versions_it_requires(index):
     for version in ("1", "2"):
         index.commit(f"v{version}", **{"requirements.txt": f"made-up=={version}\n", "bench.py": ""})
@@ -177,6 +182,7 @@ def test_with_environments_each_revision_has_the_versions_it_requires(index):
     assert [arm.software["packages"]["made-up"] for arm in arms] == ["1", "2"]
 
 
+@pytest.mark.slow
 def test_with_environments_a_project_is_installed_with_what_is_built(repository):
     files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "src/made_up/__init__.py": "", "bench.py": ""}
     repository.commit("v1", **files)
@@ -186,6 +192,7 @@ def test_with_environments_a_project_is_installed_with_what_is_built(repository)
     assert asked_of(arm, "__import__('made_up.native').native.version()") == "compiled"
 
 
+@pytest.mark.slow
 def test_requirements_are_installed_into_an_environment_that_is_kept(index, monkeypatch):
     arm = index.arm("made-up==1")
     assert (arm.failure, arm.name, asked_of(arm, "made_up.version")) == ("", "made-up==1", "1")
@@ -194,6 +201,7 @@ def test_requirements_are_installed_into_an_environment_that_is_kept(index, monk
     assert index.arm("made-up == 1").environment == arm.environment
 
 
+@pytest.mark.slow
 def test_requirements_that_cannot_be_installed_are_an_arm_with_a_reason_and_a_log(index):
     arm = index.arm("made-up==3")
     assert arm.failure.startswith(
@@ -203,6 +211,7 @@ def test_requirements_that_cannot_be_installed_are_an_arm_with_a_reason_and_a_lo
     assert arm.log.exists()
 
 
+@pytest.mark.slow
 def test_where_there_is_uv_it_makes_the_environment(index, tmp_path, monkeypatch):
     uv = tmp_path / "uv"
     uv.write_text(

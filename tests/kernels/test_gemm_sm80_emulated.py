@@ -20,6 +20,8 @@ from pyperf_suite.kernels.gemm_sm80 import Specialisation, default_set, in_layou
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
 from pyperf_suite.workloads.dtypes import round_to, widen
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 # The sanitizer sees misaligned and overflowing arithmetic that the emulation does not.
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-clobbered"]

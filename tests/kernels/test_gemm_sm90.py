@@ -53,12 +53,14 @@ def check_machine_code(specialisation: Specialisation) -> None:
     assert metrics.occupancy.blocks >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("specialisation", default_set(), ids=lambda one: one.name)
 def test_default_hopper_kernels_use_wgmma_and_tma_and_do_not_spill(specialisation):
     check_machine_code(specialisation)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("specialisation", LARGEST, ids=lambda one: one.name)
@@ -66,18 +68,21 @@ def test_no_variant_of_the_largest_tiles_spills(specialisation, variant):
     check_machine_code(VARIANTS[variant](specialisation))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("in_type", ["fp16", "e4m3"])
 def test_other_types_have_their_own_wgmma(in_type):
     check_machine_code(specialise(128, 256, cluster_m=2, in_type=in_type))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("n", [16, 24, 40, 56, 80, 96, 136, 200, 248])
 def test_wgmma_of_any_width_compiles_without_local_memory(n):
     check_machine_code(specialise(64, n, stages=2))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("pair", [{"cluster_m": 2}, {"cluster_n": 2}], ids=["pair along M", "pair along N"])
 def test_pairs_of_e4m3_and_of_odd_n_major_widths_compile_without_local_memory(pair):

@@ -21,6 +21,8 @@ from pyperf_suite.kernels.gemm_sm90 import Specialisation, specialise
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
 from pyperf_suite.workloads.dtypes import round_to
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-clobbered"]
 # All that a specialisation varies in, in tiles that are small enough to emulate.

@@ -41,6 +41,7 @@ def instance_name(value: object) -> str | None:
     return getattr(value, "name", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("specialisation", default_set(), ids=instance_name)
 def test_default_ampere_kernels_multiply_on_tensor_cores_and_keep_to_their_registers(specialisation, target):
@@ -56,12 +57,14 @@ def test_default_ampere_kernels_multiply_on_tensor_cores_and_keep_to_their_regis
     assert metrics.occupancy.blocks >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["NN", "NT", "TT"])
 @pytest.mark.parametrize("specialisation", [default_set()[0], default_set()[2]], ids=instance_name)
 def test_no_layout_of_the_largest_ampere_tiles_spills(specialisation, layout):
     assert metrics_of(in_layout(specialisation, layout), "sm_80").local_memory_instructions == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_the_path_by_which_operands_are_read_is_in_the_machine_code(path):
     specialisation = PATHS[path]
@@ -76,6 +79,7 @@ def test_the_path_by_which_operands_are_read_is_in_the_machine_code(path):
         assert instructions["LDGSTS"] == 4 * min(passes, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("pyperf_suite.kernels.gemm_sm90") is None, reason="there is no Hopper kernel here"
 )
@@ -93,6 +97,7 @@ def test_default_hopper_kernels_feed_wgmma_by_the_copy_engine_without_spills():
         assert metrics.occupancy.blocks >= 1, metrics.kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "opcode"), [("sm_80", "HMMA"), ("sm_90", "HGMMA"), ("sm_100", "UTCMMA")])
 def test_triton_kernels_are_read_for_targets_of_three_generations(target, opcode, tmp_path, monkeypatch):
     pytest.importorskip("triton")
@@ -106,6 +111,7 @@ def test_triton_kernels_are_read_for_targets_of_three_generations(target, opcode
     assert metrics.occupancy.blocks >= 1
 
 
+@pytest.mark.slow
 def test_compiling_twice_gives_the_same_figures():
     specialisation = specialise(64, 64, 32)
     assert metrics_of(specialisation, "sm_80") == metrics_of(specialisation, "sm_80")

@@ -46,6 +46,7 @@ def assert_right(outcome: dict, dtype: str = "float16") -> None:
     assert outcome["same_again"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("sequences", SEQUENCES, ids=lambda each: "x".join(map(str, each)))
@@ -58,6 +59,7 @@ def test_more_queries_than_keys_come_out_right_without_a_mask(interpreted, backw
     assert_right(interpreted(37, 21, backward=backward))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("operands", ["addresses", "descriptors"])
 @pytest.mark.parametrize("head_dim", [40, 72, 80])
@@ -70,12 +72,14 @@ def test_a_head_dim_that_tma_cannot_take_comes_out_right_by_addresses(interprete
     assert_right(interpreted(19, 41, head_dim=head_dim))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_grouped_heads_read_their_own_key_head_and_sum_its_gradients(interpreted, kv_heads, backward):
     assert_right(interpreted(18, 35, heads=4, kv_heads=kv_heads, batch=2, causal=True, backward=backward))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("operands", ["addresses", "descriptors"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -84,12 +88,14 @@ def test_all_dtypes_come_out_right(interpreted, dtype, operands, backward):
     assert_right(outcome, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("together", [3, 100])
 def test_how_many_heads_are_visited_together_changes_nothing(interpreted, together, backward):
     assert_right(interpreted(20, 20, heads=4, kv_heads=2, together=together, causal=True, backward=backward))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [(64, 16), (16, 16), (32, 64)], ids=lambda blocks: "x".join(map(str, blocks)))
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 def test_blocks_of_any_proportion_come_out_right(interpreted, blocks, backward):
@@ -240,6 +246,7 @@ def cases() -> list[tuple[str, Configuration, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case[0]}-{case[1].name}-{case[2]}")
 def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, tmp_path, monkeypatch):
     pytest.importorskip("triton")

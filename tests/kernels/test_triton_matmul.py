@@ -20,6 +20,8 @@ from pyperf_suite.kernels.matmul import (
     default_set,
 )
 
+pytestmark = pytest.mark.slow
+
 TILE = (16, 32, 32)
 SHAPES = [(1, 1, 1), (1, 67, 33), (37, 1, 64), (15, 31, 31), (16, 32, 32), (17, 33, 33), (53, 97, 131)]
 SCHEDULES = [

@@ -75,6 +75,7 @@ def law(p, device="cpu"):
     return kept_bytes(p.dimensions, p.batch, p.seq, p.keeping(device)).total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", GRID, ids=lambda p: "-".join(str(value) for value in vars(p).values()))
 def test_the_law_is_what_torch_keeps(p):
     assert law(p) == pytest.approx(measured(p), rel=0.001)

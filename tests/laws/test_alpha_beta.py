@@ -30,6 +30,7 @@ def measured(measured_tables: Path) -> dict[tuple[Any, ...], np.ndarray]:
     return {key: np.array(curve) for key, curve in list(curves.items())[::6]}
 
 
+@pytest.mark.slow
 def test_the_law_errs_by_less_than_a_tenth_at_measured_sizes_that_it_has_not_seen(measured) -> None:
     errors = []
     for curve in measured.values():
@@ -41,6 +42,7 @@ def test_the_law_errs_by_less_than_a_tenth_at_measured_sizes_that_it_has_not_see
     assert np.median(np.concatenate(errors)) < 0.04
 
 
+@pytest.mark.slow
 def test_one_straight_line_misses_the_same_sizes_by_more_than_twice_as_much(measured) -> None:
     piecewise, straight = [], []
     for curve in list(measured.values())[::4]:
@@ -50,6 +52,7 @@ def test_one_straight_line_misses_the_same_sizes_by_more_than_twice_as_much(meas
     assert np.median(np.concatenate(straight)) > 2 * np.median(np.concatenate(piecewise))
 
 
+@pytest.mark.slow
 def test_curves_of_two_and_eight_ranks_tell_most_of_the_curve_of_four(measured) -> None:
     errors = []
     for key, curve in measured.items():
@@ -63,6 +66,7 @@ def test_curves_of_two_and_eight_ranks_tell_most_of_the_curve_of_four(measured) 
     assert np.median(np.concatenate(errors)) < 0.12
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.floats(1e-6, 1e-4), st.floats(1e9, 1e12))
 def test_a_straight_line_is_recovered_with_one_segment(alpha_s: float, bytes_per_s: float) -> None:
@@ -72,6 +76,7 @@ def test_a_straight_line_is_recovered_with_one_segment(alpha_s: float, bytes_per
     assert law.held_out_error == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1))
 def test_more_bytes_never_take_less_time_whatever_the_noise(seed: int) -> None:

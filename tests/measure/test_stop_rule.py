@@ -48,6 +48,7 @@ def test_limits_stop_noisy_samples_but_not_before_the_least_number(taken, elapse
     assert StopRule().decide(NOISY[:taken], taken, elapsed_s) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rho", "at_least"), [(0.0, 0.93), (0.5, 0.92), (0.9, 0.85)])
 def test_stopping_when_the_interval_is_narrow_does_not_rob_it_of_its_coverage(rho, at_least):
     rule, hits = StopRule(), 0

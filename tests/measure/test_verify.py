@@ -167,6 +167,7 @@ def test_a_fault_is_found_by_samples_whatever_the_seed(small, fault, seed):
     assert_found(found, faulty, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [element, rows_swapped, columns_swapped, tile_not_written, not_a_number])
 def test_a_fault_is_found_in_a_large_product(large, fault):
     a, b, out = large
@@ -176,6 +177,7 @@ def test_a_fault_is_found_in_a_large_product(large, fault):
     assert_found(found, faulty, out)
 
 
+@pytest.mark.slow
 def test_a_transposed_result_is_found_in_a_large_product(large):
     a, b, out = large
     found = verify_product(out.T, a, b, "float32", "float32")
@@ -183,6 +185,7 @@ def test_a_transposed_result_is_found_in_a_large_product(large):
     assert found.relative_norm == pytest.approx(np.sqrt(2), rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_correct_large_product_passes_with_its_norm_over_all_elements(large):
     a, b, out = large
     found = verify_product(out, a, b, "float32", "float32")

@@ -125,6 +125,7 @@ def test_right_outputs_pass_to_the_last_element(shape: Shape, dtype: str, causal
     assert verdict.method == "full"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_scores_and_probabilities_may_be_rounded_to_the_dtype(dtype: str, backward: bool) -> None:
@@ -134,6 +135,7 @@ def test_scores_and_probabilities_may_be_rounded_to_the_dtype(dtype: str, backwa
     assert verdict.passed, verdict.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [FEW_PAIRS, NO_GROUP])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("dtype", ROUND)
@@ -145,6 +147,7 @@ def test_right_outputs_pass_where_only_samples_are_compared(dtype: str, backward
         assert verdict.method == "sampled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [1 << 25, FEW_PAIRS, NO_GROUP])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
@@ -225,6 +228,7 @@ def test_a_block_of_queries_twice_as_long_as_the_samples_are_apart_cannot_be_wro
         assert not attention.verify(wrong, pair_budget=budget, seed=begin).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [1 << 25, FEW_PAIRS])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("mistake", [None, sees_one_key_too_many, drops_a_block_of_keys], ids=["right", "key", "block"])

@@ -16,6 +16,8 @@ from pyperf_suite.runner.worker_pool import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.collective.parameters import DTYPES, OPERATIONS
 
+pytestmark = pytest.mark.slow
+
 SMALL = CollectiveParameters("all_reduce", 4096, 2)
 
 

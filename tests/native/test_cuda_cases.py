@@ -13,6 +13,8 @@ from pyperf_suite.runner import measuring
 from pyperf_suite.runner.session import SENTINELS
 from pyperf_suite.workloads.cuda import CudaDevice, cuda_device
 
+pytestmark = pytest.mark.slow
+
 GPU = Device("cuda")
 ELF = b"\x7fELF"
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ELF = b"\x7fELF"  # all that the double asks of machine code
 
 

@@ -13,6 +13,8 @@ from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.measure.sampling import measure
 from pyperf_suite.workloads.cuda import CudaDevice, cache_folder, cuda_device
 
+pytestmark = pytest.mark.slow
+
 WORK = 'extern "C" __global__ void work() {}'
 KERNEL_S, EVENT_S = 5e-6, 0.5e-6  # what a kernel and an event cost on the double
 HOLD = "launch pyperf_hold_stream grid 1x1x1 block 1x1x1 cluster 1 shared 0 stream own"

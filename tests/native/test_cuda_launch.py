@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ELF = b"\x7fELF"  # all that the double asks of machine code
 
 

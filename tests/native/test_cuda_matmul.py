@@ -18,6 +18,8 @@ from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, cuda_own
 from pyperf_suite.workloads.operator import Launches
 from pyperf_suite.workloads.workload import Place
 
+pytestmark = pytest.mark.slow
+
 GPU = Device("cuda")
 
 

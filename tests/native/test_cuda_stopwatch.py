@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ELF = b"\x7fELF"  # all that the double asks of machine code
 KERNEL_S, EVENT_S = 5e-6, 0.5e-6  # what a kernel and an event cost on the double
 HOLD = "launch pyperf_hold_stream grid 1x1x1 block 1x1x1 cluster 1 shared 0 stream own"

@@ -145,6 +145,7 @@ def test_every_height_of_the_micro_kernel_is_right(native: ModuleType, isa: str)
         Product(height, columns, 5, options={"isa": isa, "tile": (height, columns, 5)}).check(native)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_any_shape_tile_layout_and_schedule_is_right(native: ModuleType, data: st.DataObject) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 EVENT_S = 0.5e-6  # what an event costs on the double
 
 

@@ -82,6 +82,7 @@ def shell(tool, name, script, seconds=1.0):
     return tool("gpu_check").Step(name, seconds, ("sh", "-c", script))
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_or_fails_costs_only_itself_and_everything_is_told(tool, tmp_path):
     module = tool("gpu_check")
     steps = [
@@ -119,6 +120,7 @@ def pytest_step(module, folder, name, source):
     return module.Step(name, 20, command)
 
 
+@pytest.mark.slow
 def test_tests_that_were_all_skipped_have_not_passed_and_failures_are_named(tool, tmp_path):
     module = tool("gpu_check")
     steps = [
@@ -199,6 +201,7 @@ def gpu_tests(checkout: Path, folder: Path, *arguments: str) -> subprocess.Compl
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_lost_context_costs_the_test_that_lost_it_and_a_fresh_worker_takes_the_rest(checkout, tmp_path):
     pytest.importorskip("xdist")
     said = gpu_tests(checkout, tmp_path, "-n", "1").stdout
@@ -212,11 +215,13 @@ def test_without_workers_a_lost_context_ends_the_run_with_a_sentence(checkout, t
     assert "test_that_loses_it[0] lost the CUDA context (CUDA_ERROR_ILLEGAL_ADDRESS)" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_first_case_of_each_test_can_be_asked_for(checkout, tmp_path):
     said = gpu_tests(checkout, tmp_path, "-p", "no:xdist", "--first-of-each", "--collect-only", "-q").stdout
     assert "3/4 tests collected (1 deselected)" in said
 
 
+@pytest.mark.slow
 def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed(checkout, tmp_path):
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:

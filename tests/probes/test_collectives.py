@@ -390,6 +390,7 @@ def test_what_nvlinks_counted_stands_beside_the_formula(network: Any) -> None:
     assert "NVLink counters" not in table(PROBE.findings([usual]), title)[0]
 
 
+@pytest.mark.slow
 def test_the_picture_has_points_law_and_peak_over_a_growing_size(network: Any, tmp_path: Path) -> None:
     asked = cases(op=TRAINED, implementation=("nccl", "c10d_nccl"), ranks=(8,))
     (figure,) = PROBE.findings(network(identity=HOPPERS, noise=0.01).records(asked)).figures

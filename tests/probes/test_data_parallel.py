@@ -172,6 +172,7 @@ def test_an_axis_that_cannot_be_says_so(axis, sentence):
         PROBE.cases("standard", CPU, axis)
 
 
+@pytest.mark.slow
 def test_the_law_is_found_in_steps_that_follow_it():
     axes = replace(AXES, layers=(4, 8), all_reduce=(Sizes(2**16, 2**25, 2),))
     findings = PROBE.findings(records_of(swept(axes), noise=0.02))
@@ -188,6 +189,7 @@ def test_the_law_is_found_in_steps_that_follow_it():
     assert [len(panel.series) for panel in figure.rows[0]] == [3, 3]
 
 
+@pytest.mark.slow
 def test_ranks_wait_for_the_last_so_its_time_is_what_the_law_begins_with():
     axes = replace(AXES, layers=(4, 8), all_reduce=(Sizes(2**16, 2**25, 2),))
     (law,) = remarks(PROBE.findings(records_of(swept(axes), skew=1.5)), "hidden")
@@ -204,6 +206,7 @@ def test_without_all_reduces_there_is_no_law_but_everything_else():
     )
 
 
+@pytest.mark.slow
 def test_steps_without_their_like_without_exchange_have_no_law():
     cases = [case for case in swept(AXES) if getattr(case.parameters, "exchange", "") != "none"]
     findings = PROBE.findings(records_of([*cases, *swept(replace(AXES, layers=(8,), bucket=(Sizes.parse("1MiB"),)))]))

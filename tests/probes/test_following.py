@@ -80,6 +80,7 @@ def a_record(case: Case) -> Record:
     return Record("made-up", "timing", case.to_json(), case.case_id, 0, 0, "", "failed", probe="halving")
 
 
+@pytest.mark.slow
 def test_a_run_measures_what_its_probe_asks_for_and_tells_it(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["run", "halving", "--results", str(tmp_path)], catch_exceptions=False)
     assert "sizes [1, 4, 8, 16]" in result.output

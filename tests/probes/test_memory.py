@@ -31,6 +31,7 @@ def read(**change):
     return {name: metric["value"] for name, metric in TrainingMemory().prepare(p, "storages", Place(CPU)).exact.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "of_weights", "of_states"), [("float32", 4, 8), ("bfloat16", 2, 4)])
 def test_weights_gradients_and_two_moments_are_counted_to_the_byte(precision, of_weights, of_states):
     found = read(precision=precision)
@@ -45,6 +46,7 @@ def test_the_peak_holds_the_state_and_no_more_than_all_four_and_what_is_at_work(
     assert found["peak"] > found["weights"] + found["optimizer"] + found["activations"]
 
 
+@pytest.mark.slow
 def test_checkpointing_lowers_the_peak():
     plain, dropped = (read(layers=6, batch=16, checkpointing=Checkpointing(kind)) for kind in ("none", "every"))
     assert dropped["peak"] < 0.7 * plain["peak"]

@@ -235,6 +235,7 @@ def test_few_or_no_records_are_told_without_a_traceback(keep: int) -> None:
         assert isinstance(PROBE.findings(some), Findings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", all_probes(), ids=lambda probe: probe.name)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_profile_of_every_probe_is_valid_on_this_machine(probe: object, profile: str) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 DRILLS = int(os.environ.get("PYPERF_DRILLS", "2"))
 DEADLINE_S = 2.0
 # What the sentence may come later than the deadline.

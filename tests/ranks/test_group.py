@@ -8,8 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from pyperf_suite.ranks.environment import ALONE
 from pyperf_suite.ranks.group import Group
+
+pytestmark = pytest.mark.slow
 
 Start = Callable[..., Any]
 

@@ -27,6 +27,8 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.workloads.collective import CollectiveParameters
 
+pytestmark = pytest.mark.slow
+
 DRILLS = int(os.environ.get("PYPERF_DRILLS", "1"))
 COUNT = 3
 WORKERS = [sys.executable, "-m", "pyperf_suite.ranks.launch", str(COUNT), "pyperf_suite.runner.worker"]

@@ -60,6 +60,7 @@ def test_a_figure_becomes_a_png(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_heat_map_paints_better_and_worse_in_different_colours_and_stands_beside_panels(tmp_path: Path) -> None:
     from matplotlib import pyplot
 
@@ -120,6 +121,7 @@ def test_a_bar_without_a_value_has_words(axes: Any) -> None:
     assert [text.get_text() for text in axes.texts] == [r"failed: \$rank_1 died"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bars", [BARS.bars, BARS.bars[2:], BARS.bars * 20])
 def test_a_figure_of_bars_is_a_picture_however_many_there_are(bars: tuple[Bar, ...], tmp_path: Path) -> None:
     path = draw(Figure("study", "Title", "Caption", ((Bars("", "samples/s", bars, "measured"),),)), tmp_path)

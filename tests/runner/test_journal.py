@@ -60,6 +60,7 @@ def test_records_come_back_as_they_were_written(tmp_path_factory: pytest.TempPat
     assert read_journal(path) == records
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pyperf_suite.errors.DamagedJournal")
 def test_cut_at_every_byte_all_complete_records_come_back_and_writing_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"

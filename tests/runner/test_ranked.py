@@ -77,6 +77,7 @@ def wait_for_ranks(parent: int, count: int) -> list[psutil.Process]:
     raise AssertionError(f"{count} ranks did not start")
 
 
+@pytest.mark.slow
 def test_a_group_measures_a_case_on_every_rank_and_keeps_the_rank_axis(pool: WorkerPool) -> None:
     answer = pool.measure(0, all_reduce(1 << 16), EFFORT)
     assert answer["outcome"] == "ok", answer
@@ -182,6 +183,7 @@ def test_what_no_rank_can_do_is_unsupported_in_everyones_words_and_the_group_goe
     assert pool.measure(0, all_reduce(64), EFFORT)["outcome"] == "ok"
 
 
+@pytest.mark.slow
 def test_a_rank_killed_under_load_is_named_and_a_fresh_group_takes_the_next_case(pool: WorkerPool) -> None:
     pool.measure(0, all_reduce(64), None)
     before = ranks_of(os.getpid())
@@ -200,6 +202,7 @@ def test_a_rank_killed_under_load_is_named_and_a_fresh_group_takes_the_next_case
     assert alive == []
 
 
+@pytest.mark.slow
 def test_a_killed_rank_0_is_named_by_the_others(pool: WorkerPool) -> None:
     pool.measure(0, all_reduce(64), None)
     first, _ = ranks_of(os.getpid())
@@ -211,11 +214,13 @@ def test_a_killed_rank_0_is_named_by_the_others(pool: WorkerPool) -> None:
     assert "Rank 0 stopped answering" in answer["reason"]
 
 
+@pytest.mark.slow
 def test_a_case_without_ranks_is_still_measured_by_one_process(pool: WorkerPool) -> None:
     plain = Case("matmul", MatmulParameters(16, 16, 16, Schedule("library", 1)), "torch")
     assert pool.measure(0, plain, EFFORT)["outcome"] == "ok"
 
 
+@pytest.mark.slow
 def test_under_torchrun_rank_0_alone_tells_and_records(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launch, "-m", *COLLECTIVES[2:], *SMALL, "--results", str(tmp_path)]
@@ -228,6 +233,7 @@ def test_under_torchrun_rank_0_alone_tells_and_records(tmp_path: Path) -> None:
     assert {record.outcome for record in timing} == {"ok"}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_said_by_rank_0_alone_and_no_rank_is_called_missing(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launch, "-m", *COLLECTIVES[2:], "-a", "op=allreduce", "--results", str(tmp_path)]
@@ -238,6 +244,7 @@ def test_what_cannot_be_is_said_by_rank_0_alone_and_no_rank_is_called_missing(tm
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_ranks_started_with_other_sizes_measure_what_rank_0_was_asked(tmp_path: Path) -> None:
     distributed = pytest.importorskip("torch.distributed")
     store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -260,6 +267,7 @@ def test_ranks_started_with_other_sizes_measure_what_rank_0_was_asked(tmp_path: 
     assert [record.parsed_case().parameters.bytes for record in timing] == [64]
 
 
+@pytest.mark.slow
 def test_a_rank_killed_under_torchrun_costs_nothing_that_was_measured(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launch, "-m", *COLLECTIVES[2:], *SMALL, "--soak", "5", "--results", str(tmp_path)]

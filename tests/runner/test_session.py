@@ -46,6 +46,7 @@ def run(plan: Plan, folder: Path, stop_after: int | None = None) -> Session:
     return session
 
 
+@pytest.mark.slow
 def test_every_case_is_visited_by_every_process_between_two_sentinels(tmp_path: Path) -> None:
     session = run(a_plan(), tmp_path)
     records = read_journal(session.folder.records_path)
@@ -59,6 +60,7 @@ def test_every_case_is_visited_by_every_process_between_two_sentinels(tmp_path: 
     assert all(record.identity["kind"] == "cpu" and record.state for record in records)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(tmp_path: Path) -> None:
     plan = a_plan()
     first = run(plan, tmp_path, stop_after=1)
@@ -75,6 +77,7 @@ def test_a_stopped_run_resumes_with_what_it_lacks_and_repeats_nothing(tmp_path: 
     assert len({(record.case_id, record.process) for record in timing}) == 4
 
 
+@pytest.mark.slow
 def test_a_failed_visit_is_recorded_and_tried_again_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = a_plan(sizes=(16,), profile=Profile("quick", 1, EFFORT, "for tests"))
     session = Session(plan, create_run(tmp_path, identity(CPU), plan), deadline_s=60)
@@ -157,6 +160,7 @@ def test_standard_profiles_take_the_process_as_their_unit() -> None:
         find_profile("thorough")
 
 
+@pytest.mark.slow
 def test_experiments_one_at_a_time_can_be_added_to_and_are_visited_once(tmp_path: Path) -> None:
     plan = a_plan(profile=fixed_steps(4, 1, 1, block_s=0.1))
     folder = create_run(tmp_path, identity(CPU), plan)

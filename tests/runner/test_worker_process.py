@@ -80,6 +80,7 @@ def test_a_worker_that_dies_or_babbles_is_lost_with_the_reason(program: str, wor
         double(program).measure(CASE, EFFORT, 30)
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_ended_at_its_deadline_with_its_children() -> None:
     worker = double(
         """
@@ -102,6 +103,7 @@ def test_a_worker_that_hangs_is_ended_at_its_deadline_with_its_children() -> Non
     assert not _alive(child)
 
 
+@pytest.mark.slow
 def test_the_case_after_a_crash_is_measured_by_a_fresh_worker() -> None:
     with WorkerPool(CPU, deadline_s=60) as pool:
         assert pool.measure(0, CASE, EFFORT)["outcome"] == "ok"
@@ -113,6 +115,7 @@ def test_the_case_after_a_crash_is_measured_by_a_fresh_worker() -> None:
         assert pool.measure(0, CASE, EFFORT)["outcome"] == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 def test_a_worker_dies_with_its_parent() -> None:
     program = f"""
@@ -246,6 +249,7 @@ def test_torchrun_keeps_its_logs_where_they_are_removed() -> None:
     assert not Path(folder).exists()
 
 
+@pytest.mark.slow
 def test_processes_of_a_run_share_references_in_a_folder_that_is_gone_after_it() -> None:
     pool = WorkerPool(CPU, deadline_s=60)
     folder = Path(pool._shared.name)

@@ -56,6 +56,7 @@ def verified(implementation: str, parameters: AttentionParameters) -> Kernel:
     return launches.kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("implementation", EVERYWHERE)

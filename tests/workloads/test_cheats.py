@@ -22,6 +22,8 @@ from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.workloads import user_kernel
 from pyperf_suite.workloads.user_kernel import parameters_of
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 HEAD = """\

@@ -336,6 +336,7 @@ def pool() -> Iterator[WorkerPool]:
         yield workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_gloo_is_exact_for_all_it_can_do_and_says_what_it_cannot(pool: WorkerPool, ranks: int) -> None:
     for dtype in DTYPES:

@@ -76,6 +76,7 @@ def test_work_counts_a_multiply_and_an_add_for_each_term_and_each_operand_once()
     assert work.bytes == 2 * (3 * 7 + 7 * 5) + 4 * 3 * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "largest"), [("bfloat16", np.inf), ("float16", 65504.0), ("float8_e4m3fn", 448.0)])
 @given(data=st.data())
 def test_rounding_is_to_nearest_even_as_torch_does_it(dtype: str, largest: float, data: st.DataObject) -> None:

@@ -122,6 +122,7 @@ def _write_for_ever(folder: Path) -> None:
         number += 1
 
 
+@pytest.mark.slow
 def test_no_reader_sees_half_of_what_a_killed_writer_or_several_at_once_wrote(tmp_path: Path) -> None:
     for attempt in range(3):
         writers = [multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(tmp_path,)) for _ in "ab"]

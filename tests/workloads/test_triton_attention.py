@@ -44,6 +44,7 @@ def interpreted():
     return run
 
 
+@pytest.mark.slow
 def test_both_passes_write_what_verifies_and_say_what_ran(interpreted):
     sizes = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 24, "seq_q": 20, "seq_k": 33, "causal": True}
     sizes |= {"dtype": "float16"}

@@ -101,6 +101,7 @@ def right(tmp_path_factory):
         user_kernel.forget_reference()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", RIGHT)
 def test_a_right_kernel_is_measured(right, what):
     result = measured(f"right.py:kernel{list(RIGHT).index(what)}", _named(RIGHT[what]))
@@ -137,6 +138,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "words"), WRONG.values(), ids=WRONG)
 def test_a_wrong_kernel_costs_its_case_and_says_where(bench, body, words):
     before = f"def function(x):\n    {body}\n"
@@ -148,6 +150,7 @@ def test_a_wrong_kernel_costs_its_case_and_says_where(bench, body, words):
     assert "bench.py:3" in result["reason"] or "bench.py:4" in result["reason"]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_hangs_is_ended_with_the_line_it_hangs_in(bench):
     before = "import time\ndef function(x):\n    while True:\n        time.sleep(0.01)\n"
     bench(kernel_of("function, suite.rand(64), reference=lambda x: x", before))
@@ -247,6 +250,7 @@ def test_inputs_are_others_each_time_and_unknown_to_the_kernel(bench, tmp_path):
     assert len(set(seen)) >= 6
 
 
+@pytest.mark.slow
 def test_implementations_are_measured_each_in_a_process_of_its_own(bench, tmp_path):
     before = (
         "import os\ndef told(x):\n"
@@ -340,6 +344,7 @@ def test_a_case_survives_json_and_has_the_same_id_everywhere():
     assert case.case_id == "ad2cdaca0f908fac"
 
 
+@pytest.mark.slow
 def test_torch_functions_are_measured_as_the_issue_writes_them(bench):
     pytest.importorskip("torch")
     bench(
@@ -371,6 +376,7 @@ def test_the_example_of_the_docs_is_the_file_and_ten_lines_at_most():
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
 
 
+@pytest.mark.slow
 def test_a_triton_kernel_is_interpreted_where_there_is_no_gpu(bench, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")

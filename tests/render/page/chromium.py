@@ -11,6 +11,7 @@ import select
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,11 @@ class Chromium:
             raise RuntimeError(json.dumps(answer["exceptionDetails"])[:500])
         return answer["result"].get("value")
 
-    def wait_for(self, condition: str) -> Any:
-        """The value of the expression once it is true. Raises TimeoutError."""
+    def wait_for(self, condition: str, meanwhile: Callable[[], None] = lambda: None) -> Any:
+        """The value of the expression once it is true; meanwhile is done before each look. Raises TimeoutError."""
         end = time.monotonic() + DEADLINE_S
         while time.monotonic() < end:
+            meanwhile()
             if value := self.run(condition):
                 return value
             time.sleep(0.1)
@@ -125,9 +127,14 @@ class Chromium:
             "Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": scheme}]
         )
 
-    def point_at(self, x: float, y: float) -> None:
-        """Move the mouse there."""
-        self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    def point_at(self, selector: str, across: float = 0.5, down: float = 0.5) -> None:
+        """Move the mouse a little about this place of an element, wherever the page has it now, and onto it."""
+        x, y = self.run(
+            f"(() => {{ const r = document.querySelector('{selector}').getBoundingClientRect();"
+            f"return [r.x + r.width * {across}, r.y + r.height * {down}]; }})()"
+        )
+        for aside in (-20, 0):
+            self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x + aside, y=y)
 
     def press(self, key: str) -> None:
         """Press and release a key, as Tab or Enter."""

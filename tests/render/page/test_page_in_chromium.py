@@ -26,7 +26,10 @@ def chromium() -> ModuleType:
 
 
 PROGRAM = next(filter(None, map(shutil.which, chromium().NAMES)), None)
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -81,26 +84,18 @@ def test_hostile_names_run_nothing_and_stand_in_the_page_as_they_are(opened, hos
 
 def test_pointing_at_a_value_shows_it_with_the_run(opened):
     show(opened, "[id^=history] .picture")
-    spot = opened.run(
-        "(() => { const r = document.querySelector('[id^=history] .picture .points path').getBoundingClientRect();"
-        "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
-    )
-    opened.point_at(spot[0] - 40, spot[1])
-    opened.point_at(*spot)
     layer = "document.querySelector('[id^=history] .picture .hoverlayer').textContent"
-    opened.wait_for(f"{layer}.includes('202601')")
+    point = "[id^=history] .picture .points path"
+    opened.wait_for(f"{layer}.includes('202601')", meanwhile=lambda: opened.point_at(point))
     assert "median of a run" in opened.run(layer)
 
 
 def test_pointing_at_a_cell_shows_its_sizes_and_value(opened):
     show(opened, "[id^=sizing] .picture")
-    spot = opened.run(
-        "(() => { const r = document.querySelector('[id^=sizing] .picture .heatmaplayer').getBoundingClientRect();"
-        "return [r.x + r.width * 0.03, r.y + r.height * 0.97]; })()"
+    told = opened.wait_for(
+        "document.querySelector('[id^=sizing] .picture .hoverlayer').textContent",
+        meanwhile=lambda: opened.point_at("[id^=sizing] .picture .heatmaplayer", 0.03, 0.97),
     )
-    opened.point_at(spot[0] + 5, spot[1] - 5)
-    opened.point_at(*spot)
-    told = opened.wait_for("document.querySelector('[id^=sizing] .picture .hoverlayer').textContent")
     assert "heads" in told
     assert "hidden" in told
 

@@ -31,6 +31,7 @@ EXCHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parameters", EXCHANGES.values(), ids=EXCHANGES)
 def test_every_exchange_gives_the_gradients_of_a_single_process_on_all_ranks(workers, parameters):
     case = Case("data_parallel", parameters, "gloo")

@@ -75,6 +75,7 @@ def test_a_state_that_goes_wrong_is_found_though_weights_are_right():
     assert checked.first.startswith("exp_avg_sq at (0, 3, 4)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("pick", [torch.argmax, torch.argmin], ids=["largest", "smallest"])
 @pytest.mark.parametrize("tensor", [0, 256, 511])
@@ -95,12 +96,14 @@ def test_a_single_weight_of_a_large_set_that_misses_its_update_is_found(tensor, 
     assert f" at ({tensor}, " in checked.first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "bytes_each"), [("AdamW", 8), ("SGD", 4), ("Adafactor", 4 * (24 + 16) / 384)])
 def test_states_take_what_their_definition_says(optimizer, bytes_each):
     seen = prepared("loop", replace(ADAMW, optimizer=optimizer)).observed()
     assert seen["state"].samples[0] == bytes_each * ELEMENTS
 
 
+@pytest.mark.slow
 def test_foreach_holds_a_copy_of_all_tensors_and_the_loop_of_one():
     passing = {way: prepared(way).observed()["passing"].samples[0] for way in ("loop", "foreach", "fused")}
     assert passing["foreach"] >= 4 * ELEMENTS

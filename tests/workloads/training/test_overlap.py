@@ -23,6 +23,7 @@ SMALL = OverlapParameters(96, 1 << 16)
 TWO_HERE: Any = SimpleNamespace(count=2, rank=0, environment=SimpleNamespace(nodes=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 def test_every_run_computes_and_exchanges_what_it_must(workers, run):
     case = Case("overlap", replace(SMALL, run=run), "gloo")

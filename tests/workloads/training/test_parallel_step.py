@@ -25,6 +25,8 @@ from pyperf_suite.workloads.training.parallel.parameters import ParallelStepPara
 from pyperf_suite.workloads.training.shape import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 
 SMALL = ParallelStepParameters(hidden=32, heads=4, layers=4, seq=8, batch=2, vocab=48, tied=False)

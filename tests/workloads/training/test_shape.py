@@ -119,6 +119,7 @@ def test_quick_looks_need_less_than_a_gigabyte(monkeypatch, probe):
     plan(probe).validate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast_bfloat16"])
 def test_a_steps_need_is_what_is_counted_when_it_is_taken(precision):
     p = TrainingMemoryParameters(hidden=64, heads=4, layers=2, seq=32, batch=2, vocab=128, precision=precision)

@@ -16,6 +16,8 @@ from pyperf_suite.workloads.training.shape import Checkpointing
 from pyperf_suite.workloads.training.step_memory import CheckpointedStep, CheckpointedStepParameters
 from pyperf_suite.workloads.workload import Place
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 
 CPU = Device("cpu")

@@ -142,6 +142,7 @@ def test_a_single_weight_or_moment_that_an_update_gets_wrong_is_found(kind, monk
     assert steps.check().wrong == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [0, 96])
 def test_gradients_by_parts_are_those_of_the_whole_batch(vocab, monkeypatch):
     steps = prepared(replace(SMALL, batch=6, vocab=vocab))
