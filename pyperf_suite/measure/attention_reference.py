@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .arrays import Array, as_float32, as_float64, like, module_of
-from .tolerance import TABLE
+from pyperf_suite.measure.arrays import Array, as_float32, as_float64, like, module_of
+from pyperf_suite.measure.tolerance import TABLE
 
 SAFETY = 4.0
 _SINGLE = TABLE["float32"].rounding

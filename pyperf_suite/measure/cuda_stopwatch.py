@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Protocol
 
-from .stopwatch import Launch
+from pyperf_suite.measure.stopwatch import Launch
 
 # What a record says of how gaps between launches were hidden.
 NAMES = {

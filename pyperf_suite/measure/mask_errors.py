@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .arrays import Array, as_float64, inner_product, like, module_of
-from .attention_reference import KeyHead, Panel
+from pyperf_suite.measure.arrays import Array, as_float64, inner_product, like, module_of
+from pyperf_suite.measure.attention_reference import KeyHead, Panel
 
 MISTAKES = (
     "each query misses the first key it should see",

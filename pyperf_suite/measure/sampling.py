@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from .median import median_and_quantiles, median_interval
-from .steady import SteadyRule, warm_up
-from .stop_rule import StoppedBy, StopRule
-from .stopwatch import Launch, Stopwatch
+from pyperf_suite.measure.median import median_and_quantiles, median_interval
+from pyperf_suite.measure.steady import SteadyRule, warm_up
+from pyperf_suite.measure.stop_rule import StoppedBy, StopRule
+from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 
 Watch = Callable[[], str | None]
 """Asked after each block: None, or why its samples cannot stand for the machine ("thermal throttling")."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from .stopwatch import Launch, Stopwatch
+from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 
 CONFIDENCE = 0.95
 

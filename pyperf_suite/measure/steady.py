@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .median import median_interval
-from .stopwatch import Launch, Stopwatch
+from pyperf_suite.measure.median import median_interval
+from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 
 RESOLUTION_SHARE = 0.01
 """A sample is long enough when the stopwatch's resolution is at most this share of it."""

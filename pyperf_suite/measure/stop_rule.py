@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .median import MedianInterval, median_and_quantiles, median_interval
+from pyperf_suite.measure.median import MedianInterval, median_and_quantiles, median_interval
 
 StoppedBy = Literal["interval", "max_samples", "time_cap"]
 

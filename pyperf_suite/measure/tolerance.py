@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .arrays import Array
+from pyperf_suite.measure.arrays import Array
 
 
 @dataclass(frozen=True)

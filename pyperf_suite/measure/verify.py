@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import (
+from pyperf_suite.measure.arrays import (
     Array,
     Keep,
     as_float32,
@@ -26,7 +26,7 @@ from .arrays import (
     magnitudes,
     module_of,
 )
-from .tolerance import ElementLimit, element_limit, relative_norm_limit
+from pyperf_suite.measure.tolerance import ElementLimit, element_limit, relative_norm_limit
 
 Float64 = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from .arrays import (
+from pyperf_suite.measure.arrays import (
     Array,
     Keep,
     as_float32,
@@ -22,9 +22,9 @@ from .arrays import (
     largest,
     module_of,
 )
-from .attention_reference import KeyGradients, KeyHead, Roundings, attend, differentiate
-from .mask_errors import MaskErrors, mask_weights
-from .verify import Verification
+from pyperf_suite.measure.attention_reference import KeyGradients, KeyHead, Roundings, attend, differentiate
+from pyperf_suite.measure.mask_errors import MaskErrors, mask_weights
+from pyperf_suite.measure.verify import Verification
 
 PAIR_BUDGET = 1 << 25
 """Pairs of query and key up to which every element is checked: about a second on two cores."""

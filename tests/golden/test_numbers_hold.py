@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from . import found
-from .written import Written, numbers_in, says_the_same
+from golden import found
+from golden.written import Written, numbers_in, says_the_same
 
 if sys.version_info >= (3, 11):
     import tomllib
