@@ -26,9 +26,8 @@ def findings(run: str, results: Path) -> None:
     import warnings
 
     from pyperf_suite.files import write_whole
-    from pyperf_suite.render.findings_json import FILE, as_text
     from pyperf_suite.render.results import read_results
-    from pyperf_suite.render.run_report import as_document, findings_of
+    from pyperf_suite.render.run_report import FILE, as_document, as_text, findings_of
     from pyperf_suite.runner.results import RunFolder
 
     [found] = read_results(_folder(run, results)).runs

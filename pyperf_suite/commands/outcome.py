@@ -109,8 +109,7 @@ def _write_files(
     findings: Sequence[Finding], asked: OutcomeOptions, heading: str, notes: Sequence[str], fail_on: str
 ) -> None:
     from pyperf_suite.files import write_for_user
-    from pyperf_suite.render.comparisons import summary
-    from pyperf_suite.render.junit import junit_xml
+    from pyperf_suite.render.comparisons import junit_xml, summary
 
     if asked.markdown is not None:
         # Appended: the steps of a job share one summary, and each adds its own.

@@ -23,10 +23,10 @@ from pyperf_suite.render.comparisons import (
     by_urgency,
     change,
     comparisons_as_json,
+    junit_xml,
     print_comparisons,
     summary,
 )
-from pyperf_suite.render.junit import junit_xml
 from pyperf_suite.render.text import told as in_words
 
 

@@ -11,7 +11,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME, BackwardAxes
-from pyperf_suite.render.picture import draw
+from pyperf_suite.render.charts import draw
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record

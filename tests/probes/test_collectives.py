@@ -17,7 +17,7 @@ from pyperf_suite.laws.network.traffic import Workload
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, analyse
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.training import Training
-from pyperf_suite.render.picture import draw
+from pyperf_suite.render.charts import draw
 from pyperf_suite.render.run_report import run_as_json
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record

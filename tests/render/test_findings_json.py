@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.render.findings_json import as_text, document, findings_as_data
+from pyperf_suite.render.run_report import as_document, as_text, findings_as_data
+from pyperf_suite.runner.results import RunFolder
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.spec.findings import (
     Bar,
@@ -117,7 +118,7 @@ def test_a_summary_stands_at_the_head_with_what_fails(committed: dict[str, Any])
 
 
 def test_hostile_text_and_numbers_that_are_none_leave_it_strict_json() -> None:
-    told = as_text(document("m", "r", {HOSTILE: HOSTILE}, {"optimizer": MADE_UP}, []))
+    told = as_text(as_document({"optimizer": MADE_UP}, [], RunFolder(Path("m/r"), {HOSTILE: HOSTILE})))
     assert told.isascii()
     [probe] = json.loads(told, parse_constant=pytest.fail)["probes"]
     assert probe["tables"][0]["rows"][0][1]["low"] is None
@@ -158,7 +159,7 @@ def test_the_documentation_lists_exactly_the_fields_that_there_are(committed: di
             documented[line[3:]] = []
         elif found := re.match(r"\| `(\w+)` \|", line):
             documented[list(documented)[-1]].append(found[1])
-    made_up = json.loads(as_text(document("m", "r", {}, {"optimizer": MADE_UP}, [])))
+    made_up = json.loads(as_text(as_document({"optimizer": MADE_UP}, [], RunFolder(Path("m/r"), {}))))
     seen: dict[str, list[str]] = {}
     for kind, held in (*objects(committed), *objects(made_up)):
         assert seen.setdefault(kind, list(held)) == list(held)

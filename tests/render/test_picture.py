@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.render.picture import _draw_bars, draw
+from pyperf_suite.render.charts import draw, draw_bars
 from pyperf_suite.render.run_report import draw_all
 from pyperf_suite.spec.findings import Bar, Bars, Figure, Findings, HeatMap, Panel, Series
 
@@ -102,7 +102,7 @@ def test_a_picture_that_cannot_be_written_is_a_warning_and_not_the_end(tmp_path:
 
 
 def test_bars_are_as_long_as_their_values_in_the_unit_shown_and_the_first_is_on_top(axes: Any) -> None:
-    _draw_bars(axes, BARS)
+    draw_bars(axes, BARS)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second", "third"]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
     assert [patch.get_width() for patch in axes.patches] == [3.0, 2.0]
@@ -110,14 +110,14 @@ def test_bars_are_as_long_as_their_values_in_the_unit_shown_and_the_first_is_on_
 
 
 def test_marks_stand_at_their_values_and_nothing_reaches_the_frame(axes: Any) -> None:
-    _draw_bars(axes, BARS)
+    draw_bars(axes, BARS)
     marks = [line for line in axes.lines if line.get_label() == "predicted"]
     assert [list(mark.get_xdata()) for mark in marks] == [[3.5]]
     assert axes.get_xlim()[1] > 3.5
 
 
 def test_a_bar_without_a_value_has_words(axes: Any) -> None:
-    _draw_bars(axes, BARS)
+    draw_bars(axes, BARS)
     assert [text.get_text() for text in axes.texts] == [r"failed: \$rank_1 died"]
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.render.page import _environment, island
-from pyperf_suite.render.plot import shown
+from pyperf_suite.render.charts import page_figure
+from pyperf_suite.render.page import environment, island
 from pyperf_suite.spec.findings import Bar, Bars, Claim, Figure, Heading, HeatMap, Panel, Series, Table, remark
 from pyperf_suite.spec.quantity import Quantity
 
@@ -37,7 +37,7 @@ def macro(name: str, *arguments: Any) -> str:
 def macros() -> Any:
     """The page's template, of no machine."""
     empty = {"machines": [], "passed_over": [], **dict.fromkeys(("title", "policy", "version", "plotly"), "")}
-    return _environment().get_template("page.html").make_module(empty)
+    return environment().get_template("page.html").make_module(empty)
 
 
 def panel(*series: Series, title: str = "a panel") -> Panel:
@@ -45,7 +45,7 @@ def panel(*series: Series, title: str = "a panel") -> Panel:
 
 
 def drawn(*panels: Any, caption: str = "A caption.") -> str:
-    return macro("figure", shown(Figure("name", "A title", caption, (panels,))), Source)
+    return macro("figure", page_figure(Figure("name", "A title", caption, (panels,))), Source)
 
 
 def data_of(html: str) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def test_bars_are_in_the_unit_shown_with_the_reason_where_there_is_no_value() ->
 
 def test_panels_below_each_other_stay_so_where_a_row_is_shorter() -> None:
     one = panel(MEASURED)
-    html = macro("figure", shown(Figure("name", "title", "caption", ((one,), (one, one)))), Source)
+    html = macro("figure", page_figure(Figure("name", "title", "caption", ((one,), (one, one)))), Source)
     assert re.findall(r'class="(filler|picture)"', html) == ["picture", "filler", "picture", "picture"]
 
 

@@ -249,7 +249,7 @@ def test_a_run_without_its_manifest_is_told_by_its_records(results, a_record, wr
 @pytest.mark.parametrize("absent", ["plotly", "jinja2"])
 def test_what_the_page_needs_and_is_absent_is_named(results, a_history, monkeypatch, absent) -> None:
     a_history(results)
-    page._environment.cache_clear()
+    page.environment.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, absent, None)
     result = run(results)
     assert result.exit_code == 2
