@@ -120,12 +120,12 @@ def layout(
 
 def _present(answer: Any, as_json: bool, wide: bool) -> None:
     from pyperf_suite.advise.layout.report import findings_of_layouts, layouts_as_json
-    from pyperf_suite.render import run_report
+    from pyperf_suite.render import findings_json
     from pyperf_suite.render.terminal import console_for, print_findings
 
     findings = {"layout": findings_of_layouts(answer)}
     if as_json:
-        click.echo(run_report.answer(findings, layouts_as_json(answer)), nl=False)
+        click.echo(findings_json.answer(findings, layouts_as_json(answer)), nl=False)
     else:
         print_findings(console_for(wide), findings, [])
 

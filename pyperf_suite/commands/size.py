@@ -137,7 +137,7 @@ def _present(
     """Print the answer; pictures and a page only into a folder that was named."""
     from pyperf_suite.advise.sizing.as_json import sizing_as_json
     from pyperf_suite.advise.sizing.report import findings_of_sizing
-    from pyperf_suite.render.run_report import answer
+    from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, escape, print_findings
 
     findings = {"size": findings_of_sizing(found, prices)}
@@ -203,7 +203,7 @@ def explain(
         likely_tile,
         product_as_json,
     )
-    from pyperf_suite.render.run_report import answer
+    from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, print_findings
 
     m, n, k = _sizes(sizes)

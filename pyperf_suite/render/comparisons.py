@@ -15,7 +15,7 @@ from pyperf_suite.history.exit_code import DEFAULT_FAIL_ON, concern
 from pyperf_suite.history.finding import VERDICTS, Finding, Verdict
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.printable import printable
-from pyperf_suite.render import markdown, run_report, text
+from pyperf_suite.render import findings_json, markdown, text
 from pyperf_suite.render.terminal import note, print_table, say
 from pyperf_suite.spec.findings import Findings, Heading, Table
 from pyperf_suite.spec.quantity import Quantity, quantity
@@ -107,7 +107,7 @@ def comparisons_as_json(
         "notes": list(notes),
         **(extra or {}),
     }
-    return run_report.answer({"comparison": Findings(tables=(_table(by_urgency(findings)),))}, details).rstrip()
+    return findings_json.answer({"comparison": Findings(tables=(_table(by_urgency(findings)),))}, details).rstrip()
 
 
 def junit_xml(heading: str, findings: Sequence[Finding], fail_on: str = DEFAULT_FAIL_ON) -> bytes:

@@ -26,8 +26,9 @@ from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.printable import printable
 from pyperf_suite.render import text
 from pyperf_suite.render.charts import Chart, PageFigure, chart_of, colours_of, page_figure
+from pyperf_suite.render.findings_json import plain
 from pyperf_suite.render.results import ChosenRun, ReadRun, Results, Submit, helpers
-from pyperf_suite.render.run_report import command_of, plain
+from pyperf_suite.render.run_report import command_of
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.cautions import about_the_cases, about_the_machine
 from pyperf_suite.spec.discovery import TOPICS, find_probe, is_known, probe_names

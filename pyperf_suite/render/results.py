@@ -99,8 +99,8 @@ class Evidence:
 class ReadRun:
     """One run as its journal was read through; `place` is the journal within the results folder, with forward slashes.
 
-    It holds how many records there are of each outcome, what is known of each probe, the first record, and the last that
-    has the machine's state.
+    It holds how many records there are of each outcome, what is known of each probe, the first record, and the last
+    that has the machine's state.
     """
 
     machine: str

@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.render.run_report import as_document, as_text, findings_as_data
+from pyperf_suite.render.findings_json import as_text, findings_as_data
+from pyperf_suite.render.run_report import as_document
 from pyperf_suite.runner.results import RunFolder
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.spec.findings import (
