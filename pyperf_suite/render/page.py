@@ -515,6 +515,7 @@ def environment() -> Any:
     return made
 
 
+@cache
 def packed_plotly() -> str:
     """plotly.min.js as base64 of gzip, the same bytes each time: it is nine tenths of the page otherwise.
 
