@@ -1,10 +1,11 @@
-"""findings.json has every value in base units, is documented field by field, and can be made again from the records."""
+"""A run's report: findings.md and findings.json have what the terminal shows, and the command to measure it again."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from pyperf_suite.cli import main
+from pyperf_suite.cli import _plan, main
+from pyperf_suite.hardware.identity import identity
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.render.findings_json import as_text, findings_as_data
-from pyperf_suite.render.run_report import as_document
-from pyperf_suite.runner.results import RunFolder
+from pyperf_suite.render.findings_json import as_text
+from pyperf_suite.render.markdown import page
+from pyperf_suite.render.run_report import as_document, command_of, draw_all, write_all
+from pyperf_suite.runner.results import RunFolder, create_run, open_run
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.spec.findings import (
     Bar,
@@ -177,12 +180,6 @@ def test_the_five_lines_of_the_documentation_read_it(
     assert len(capsys.readouterr().out.splitlines()) == sum(len(probe["verdicts"]) for probe in committed["probes"])
 
 
-def test_a_command_that_measures_nothing_has_the_same_form_of_findings() -> None:
-    told = findings_as_data(MADE_UP)
-    assert told["remarks"][0]["values"]["faster"]["value"] == 2
-    assert told["documents"] == ["known.txt"]
-
-
 def test_a_run_that_there_is_not_is_answered_with_the_nearest(run: Path) -> None:
     done = invoke("findings", run.name[:-1] + "0", "--results", run.parents[1])
     assert done.exit_code == 2
@@ -201,3 +198,131 @@ def test_damaged_records_are_named_and_passed_over(run: Path, tmp_path: Path) ->
     assert done.exit_code == 0
     assert "is passed over" in done.stderr
     assert json.loads((folder / "findings.json").read_text())["run"] == {}
+
+
+# findings.md.
+
+TWICE = Claim("it is twice", "A Guide", 2.0, 2.0)
+FINDINGS = Findings(
+    (
+        remark("A * is no list, <b> no tag, {name} no emphasis.", name="all_reduce"),
+        remark("{faster} is noise", effect="faster", faster=Ratio(1.0, 0.9, 1.1, 3)),
+        TWICE.judge("it takes {measured}", 2.0),
+        remark("one process", kind="caution"),
+        TWICE.judge("that takes {measured}", 3.0),
+    ),
+    (
+        Table(
+            "A table",
+            (Heading("name"), Heading("none"), Heading("time", "ms")),
+            (("a | b", None, Quantity(1.5e-3, "ms")), ("c", "", None)),
+        ),
+    ),
+    (Figure("drawn", "A picture", "", ()), Figure("absent", "Another", "", ())),
+)
+
+
+def test_a_page_has_the_summary_cautions_remarks_by_claim_pictures_and_tables() -> None:
+    text = page("a run", {"a_probe": FINDINGS}, [], [Path("anywhere/drawn.png")], summary=["First of all."])
+    assert text.splitlines() == [
+        "# a run",
+        "",
+        "- First of all.",
+        "",
+        "## a_probe",
+        "",
+        "- Caution: one process",
+        r"- A \* is no list, &lt;b&gt; no tag, all_reduce no emphasis.",
+        "- Claim: it is twice: A Guide",
+        "  - **holds**: it takes 2.00 ×.",
+        "  - **does not hold here**: that takes 3.00 ×.",
+        "",
+        "![A picture](drawn.png)",
+        "",
+        "**A table**",
+        "",
+        "| name | time, ms |",
+        "| --- | ---: |",
+        r"| a \| b | 1.5 |",
+        "| c | - |",
+    ]
+
+
+def test_texts_and_pictures_are_kept_beside_the_records_and_one_that_cannot_be_is_a_warning(tmp_path: Path) -> None:
+    plan = _plan(("topology",), "quick", "cpu", ("part=host",), 0)
+    run = create_run(tmp_path, identity(plan.device), plan)
+    drawn = Figure("drawn", "t", "c", ((Panel("", "x", "y", (Series("s", [1], [1.0], "points"),)),),))
+    found = {"topology": Findings((remark("A sentence."),), (), (drawn,), (Document("known.txt", "as known"),))}
+    assert [path.name for path in write_all(found, [], run)] == [
+        "drawn.png",
+        "findings.md",
+        "findings.json",
+        "known.txt",
+    ]
+    assert (run.path / "known.txt").read_text() == "as known"
+    text = (run.path / "findings.md").read_text()
+    assert "    pyperf-suite run topology -a part=host --profile quick --device cpu\n" in text
+    assert "- A sentence." in text
+    assert "![t](drawn.png)" in text
+    with pytest.warns(UserWarning, match=r"findings\.(md|json) could not be written"):
+        assert write_all({}, [], RunFolder(tmp_path / "absent", {})) == []
+    with pytest.warns(UserWarning, match="drawn could not be written"):
+        assert draw_all(found, tmp_path / "absent") == []
+
+
+# The command that measures a probe again.
+
+
+def planned_by(command: str) -> str:
+    """The plan_id of `pyperf-suite run ...`."""
+    program, name, *arguments = shlex.split(command)
+    assert (program, name) == ("pyperf-suite", "run")
+    asked = main.commands["run"].make_context(name, arguments).params
+    return _plan(asked["probes"], asked["profile"], asked["device"], asked["axes"], asked["seed"]).plan_id
+
+
+def test_a_runs_command_asks_for_the_same_plan_with_its_replaced_axes_and_seed(tmp_path: Path) -> None:
+    axes = ("tile=64x64x256", "workers=1", "schedule=data_parallel,stream_k")
+    plan = _plan(("tile_wave",), "quick", "cpu", axes, 7)
+    run = open_run(create_run(tmp_path, identity(plan.device), plan).path)
+    command = command_of("tile_wave", run.manifest)
+    assert planned_by(command) == plan.plan_id
+    assert planned_by(command.replace("-a workers=1", "")) != plan.plan_id
+
+
+def test_an_axis_of_one_probe_is_not_given_to_another(tmp_path: Path) -> None:
+    plan = _plan(("baseline", "tile_wave"), "quick", "cpu", ("baseline.shape=64x64x64", "workers=1"), 0)
+    manifest = create_run(tmp_path, identity(plan.device), plan).manifest
+    assert "shape" not in command_of("tile_wave", manifest)
+    assert command_of("baseline", manifest) == (
+        "pyperf-suite run baseline -a shape=64x64x64 -a workers=1 --profile quick --device cpu"
+    )
+
+
+def test_what_was_asked_is_no_part_of_what_makes_plans_equal() -> None:
+    default = _plan(("baseline",), "quick", "cpu", (), 0)
+    (layout,) = {planned.case.parameters.layout for planned in default.cases}
+    assert _plan(("baseline",), "quick", "cpu", (f"layout={layout}",), 0).plan_id == default.plan_id
+
+
+@pytest.mark.parametrize(
+    ("probe", "manifest", "command"),
+    [
+        (
+            "study",
+            {"profile": "2 steps after 1", "device": "cpu", "seed": 4, "asked": ["--data=1,2", "--seed=4"]},
+            "study --data=1,2 --seed=4 --device cpu",
+        ),
+        ("study", {"profile": "quick"}, "run study --profile quick"),
+        ("sizing", {"profile": "full", "device": "cuda:0"}, "size --measure --profile full --device cuda:0"),
+    ],
+)
+def test_what_other_commands_measure_is_named_by_them(probe: str, manifest: dict[str, Any], command: str) -> None:
+    assert command_of(probe, manifest) == f"pyperf-suite {command}"
+
+
+@pytest.mark.parametrize("asked", [None, "tile=8", 3, [1, None, "no axis"], {"a": 1}])
+def test_manifests_of_before_or_of_strangers_name_the_sweep_without_axes(asked) -> None:
+    manifest = {"profile": "quick", "device": ["cpu"], "seed": "x", "asked": asked}
+    assert command_of("baseline", manifest) == "pyperf-suite run baseline --profile quick"
+    assert command_of("baseline", {}, "full") == "pyperf-suite run baseline --profile full"
