@@ -40,7 +40,7 @@ class Spoken(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
 
-class SpokenErrors(Suite):
+class CommandLine(Suite):
     """A UserError from any command is one sentence on standard error and exit code 2, click's own for bad usage.
 
     A command that a signal ended exits with 128 and the signal's number, as shells expect: 130 after Ctrl-C.
@@ -86,7 +86,7 @@ def _speak_warning(message: Warning | str, *_: object, **__: object) -> None:
     click.echo(f"Warning: {printable(str(message))}", err=True)
 
 
-@click.group(cls=SpokenErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="pyperf-suite")
 def main() -> None:
     """Measure the laws that decide how fast a transformer trains on this machine."""

@@ -60,7 +60,7 @@ def test_an_error_shows_it_and_does_not_obey():
     def wrong() -> None:
         raise UserError(HOSTILE)
 
-    answer = CliRunner().invoke(cli.SpokenErrors("group", commands={"wrong": wrong}), ["wrong"])
+    answer = CliRunner().invoke(cli.CommandLine("group", commands={"wrong": wrong}), ["wrong"])
     assert answer.exit_code == 2
     assert "owned" in answer.stderr
     assert not OBEYED.search(answer.stderr)

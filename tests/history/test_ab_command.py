@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.cli import SpokenErrors
+from pyperf_suite.cli import CommandLine
 from pyperf_suite.commands.ab import ab
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.finding import Finding
@@ -24,7 +24,7 @@ VARIANTS = ("--old", "schedule=data_parallel", "--new", "schedule=stream_k", "--
 def run(tmp_path, monkeypatch):
     """Runs the command in an empty folder, as the program does."""
     monkeypatch.chdir(tmp_path)
-    group = SpokenErrors(commands={"ab": ab})
+    group = CommandLine(commands={"ab": ab})
     return lambda *arguments: CliRunner().invoke(group, ["ab", *arguments], catch_exceptions=False)
 
 

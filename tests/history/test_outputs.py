@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pyperf_suite.cli import SpokenErrors
+from pyperf_suite.cli import CommandLine
 from pyperf_suite.commands.outcome import OutcomeOptions, finish, outcome_options
 from pyperf_suite.history.exit_code import exit_code
 from pyperf_suite.history.finding import Finding
@@ -190,7 +190,7 @@ def test_junit_is_well_formed_whatever_a_benchmark_is_called(name, seconds):
     assert len(ElementTree.fromstring(text)) == 1
 
 
-@click.group(cls=SpokenErrors)
+@click.group(cls=CommandLine)
 def front_end():
     pass
 

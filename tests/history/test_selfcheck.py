@@ -7,7 +7,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.cli import SpokenErrors
+from pyperf_suite.cli import CommandLine
 from pyperf_suite.commands import selfcheck as selfcheck_command
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
@@ -212,7 +212,7 @@ def invoke(tmp_path, monkeypatch):
     """The command with made-up comparisons, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(selfcheck_command, "_comparing", lambda *_: verdict_of)
-    group = SpokenErrors(commands={"selfcheck": selfcheck_command.selfcheck})
+    group = CommandLine(commands={"selfcheck": selfcheck_command.selfcheck})
     return lambda *arguments: CliRunner().invoke(group, ["selfcheck", "--device", "cpu", *arguments])
 
 
