@@ -57,7 +57,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Chart:
-    """One pair of axes; `ticks` name places of the x axis, which is logarithmic if `log` is set."""
+    """One pair of axes; `ticks` name places of the x axis with their unit; it is logarithmic if `log` is set."""
 
     title: str
     x_label: str
@@ -69,6 +69,7 @@ class Chart:
     log: bool = False
     x_range: tuple[float, float] = (0.0, 1.0)
     y_range: tuple[float, float] = (0.0, 1.0)
+    x_title: str = ""
 
     @property
     def cut(self) -> int:
@@ -141,6 +142,7 @@ def chart_of(panel: Panel, colours: Mapping[str, int | str], y_unit: tuple[str, 
         tuple(edge / x_scale for edge in panel.weak_edges if math.isfinite(edge)),
         tuple((place / x_scale, name) for place, name in panel.x_ticks if math.isfinite(place) and place > 0),
         log,
+        x_title=panel.x_label if log else with_unit(panel.x_label, x_name),
     )
     return replace(chart, x_range=_x_range(chart), y_range=_y_range([chart]))
 
@@ -461,7 +463,7 @@ def _draw_panel(axis: Axes, rows: Sequence[Sequence[Any]], place: int, column: i
         if neighbour(place, column - 1, "y_label") != panel.y_label:
             axis.set_ylabel(_plain(panel.y_label))
         if neighbour(place + 1, column, "x_label") != panel.x_label:
-            axis.set_xlabel(_plain(panel.x_label))
+            axis.set_xlabel(_plain(panel.x_title))
     if neighbour(place - 1, column, "title") != panel.title:
         axis.set_title(_plain(panel.title), fontsize=10)
 

@@ -222,18 +222,13 @@ SEQ, STAND_IN, _REACH = 4096, "H200", 0.2
 
 def _sizing(runs: Sequence[ReadRun]) -> Section:
     """Heat maps for the GPU that was measured, if the catalogue knows it, or else for a stand-in that is named."""
-    from pyperf_suite.advise.sizing.heat_maps import heat_maps
-    from pyperf_suite.advise.sizing.prices import LawPrices
-    from pyperf_suite.advise.sizing.setting import Setting
-
     gpu, measured = gpu_of(runs)
-    setting = Setting(EXAMPLE, SEQ)
     place = anchor("sizing", runs[0].machine)
     section = Section(
         place, "Sizing (an example, predicted)", "Which nearby sizes of a model would train faster?", Findings()
     )
     try:
-        figures = heat_maps(setting, LawPrices(gpu, setting.dtype), gpu.name, _REACH)
+        figures = _sizing_figures(gpu.name)
     except UserError as reason:
         said = remark("No prediction for {gpu}: {reason}", gpu=gpu.name, reason=str(reason))
         return replace(section, found=Findings((said,)))
@@ -249,7 +244,17 @@ def _sizing(runs: Sequence[ReadRun]) -> Section:
     )
     options = " ".join(f"--{name} {value}" for name, value in _SIZES.items())
     command = f"pyperf-suite size {options} --not-gated --gpu {gpu.name!r}"
-    return replace(section, found=Findings((said,)), figures=tuple(map(page_figure, figures)), command=command)
+    return replace(section, found=Findings((said,)), figures=figures, command=command)
+
+
+@cache
+def _sizing_figures(gpu: str) -> tuple[PageFigure, ...]:
+    from pyperf_suite.advise.sizing.heat_maps import heat_maps
+    from pyperf_suite.advise.sizing.prices import LawPrices
+    from pyperf_suite.advise.sizing.setting import Setting
+
+    setting = Setting(EXAMPLE, SEQ)
+    return tuple(map(page_figure, heat_maps(setting, LawPrices(find_gpu(gpu), setting.dtype), gpu, _REACH)))
 
 
 def gpu_of(runs: Sequence[ReadRun]) -> tuple[GpuSpec, bool]:

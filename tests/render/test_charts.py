@@ -63,7 +63,7 @@ def test_values_are_in_the_unit_shown_and_the_label_names_it() -> None:
     )
     [trace] = chart.traces
     assert (trace.x, trace.y, trace.low, trace.high) == ((1.0,), (2.0,), (1.0,), (3.0,))
-    assert (chart.x_label, chart.y_label) == ("N, MiB", "time, ms")
+    assert (chart.x_label, chart.x_title, chart.y_label) == ("N, MiB", "N, MiB", "time, ms")
     assert chart.strong_edges == (0.5,)
     for unit, shown in (("%", 25.0), ("x", 0.25), ("", 0.25)):
         assert one_chart(points([1], [0.25]), y_unit=unit).traces[0].y == (shown,)
@@ -75,7 +75,7 @@ def test_values_without_a_place_on_the_axes_are_left_out() -> None:
     [trace] = one_chart(points([1, 2, math.inf], [1.0, NAN, 3.0], [1, 1, 1], [2, 2, 2])).traces
     assert (trace.x, trace.high) == ((1.0,), (2.0,))
     chart = one_chart(Series("a", [0, 1, 10], [1, 2, 3], "line"), x_ticks=((1.0, "one"), (10.0, "ten")))
-    assert chart.log
+    assert (chart.log, chart.x_title) == (True, "N")
     assert chart.traces[0].x == (1.0, 10.0)
     assert chart.x_range[0] > 0
 
