@@ -1,6 +1,6 @@
 """A results folder as one HTML page: each probe's strongest evidence, the summary and the warnings first.
 
-assets/page.html has the words and their order; here is what it shows.
+assets/page.html.j2 has the words and their order; here is what it shows.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def draw_page(results: Results, chosen: Mapping[str, Sequence[ChosenRun]]) -> st
         "version": __version__,
         "plotly": plotly.result(),
     }
-    page: str = environment().get_template("page.html").render(content)
+    page: str = environment().get_template("page.html.j2").render(content)
     return page
 
 

@@ -234,7 +234,7 @@ class Source:
 def macros() -> Any:
     """The page's template, of no machine."""
     empty = {"machines": [], "passed_over": [], **dict.fromkeys(("title", "policy", "version", "plotly"), "")}
-    return environment().get_template("page.html").make_module(empty)
+    return environment().get_template("page.html.j2").make_module(empty)
 
 
 def drawn(*panels: Any, caption: str = "A caption.") -> tuple[str, list[dict[str, Any]]]:
