@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pyperf_suite.advise.study.memory import memory_by_rank
-from pyperf_suite.advise.study.prediction import COUNTED
+from pyperf_suite.advise.study_planning import COUNTED, memory_by_rank
 from pyperf_suite.probes.study.results import results_of
 from pyperf_suite.runner.results import open_run
 

@@ -13,7 +13,7 @@ from pyperf_suite.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pyperf_suite.advise.calibrate.results import Corrected
+    from pyperf_suite.advise.calibrate_laws import Corrected
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.runner.results import RunFolder
 
@@ -50,7 +50,7 @@ def calibrate(
 
 
 def _run_folder(run: Path | None, results: Path, device: str) -> RunFolder:
-    from pyperf_suite.advise.calibrate.results import newest_run
+    from pyperf_suite.advise.calibrate_laws import newest_run
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.identity import identity
     from pyperf_suite.runner.results import open_run
@@ -62,7 +62,7 @@ def _run_folder(run: Path | None, results: Path, device: str) -> RunFolder:
 
 
 def _from_run(console: Console, folder: RunFolder, gpu: str | None, output: Path | None) -> None:
-    from pyperf_suite.advise.calibrate.results import FILE, calibrated, corrections, origin_of
+    from pyperf_suite.advise.calibrate_laws import FILE, calibrated, corrections, origin_of
 
     records = folder.records()
     if gpu is None and "cores" in folder.manifest.get("identity", {}):
@@ -81,9 +81,8 @@ def _from_run(console: Console, folder: RunFolder, gpu: str | None, output: Path
 
 
 def _from_cpu_run(console: Console, folder: RunFolder, output: Path | None) -> None:
-    from pyperf_suite.advise.calibrate.cpu import calibrated_cpu
-    from pyperf_suite.advise.calibrate.cross_validation import described
-    from pyperf_suite.advise.calibrate.results import FILE, origin_of
+    from pyperf_suite.advise.calibrate_cpu import calibrated_cpu
+    from pyperf_suite.advise.calibrate_laws import FILE, described, origin_of
 
     identity = folder.manifest["identity"]
     calibration = calibrated_cpu(str(identity["model"]), int(identity["cores"]), folder.records(), origin_of(folder))
@@ -116,7 +115,7 @@ def _gpu_of(folder: RunFolder, named: str | None) -> GpuSpec:
 
 
 def _sentence(corrected: Corrected) -> str:
-    from pyperf_suite.advise.calibrate.cross_validation import described
+    from pyperf_suite.advise.calibrate_laws import described
 
     after = described(corrected.after.to_json())
     if corrected.block is None:

@@ -98,9 +98,9 @@ def layout(
       pyperf-suite layout --layers 32 --hidden 2560 --heads 32 --ffn 10240 --vocab 50304 --not-gated
           --gpu "A100 40GB" --gpus 16 --gpus-per-node 4 --global-batch 512 --seq 2048 --pp 1
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.advise.layout.grid import Cluster, Training
-    from pyperf_suite.advise.layout.planned import planned
-    from pyperf_suite.advise.layout.report import layout_answer
+    from pyperf_suite.advise.layout_grid import Cluster, Training
+    from pyperf_suite.advise.layout_plan import planned
+    from pyperf_suite.advise.layout_report import layout_answer
 
     spec, laws = asked_gpu(gpu, calibration)
     if link is not None:
@@ -119,7 +119,7 @@ def layout(
 
 
 def _present(answer: Any, as_json: bool, wide: bool) -> None:
-    from pyperf_suite.advise.layout.report import findings_of_layouts, layouts_as_json
+    from pyperf_suite.advise.layout_report import findings_of_layouts, layouts_as_json
     from pyperf_suite.render import findings_json
     from pyperf_suite.render.terminal import console_for, print_findings
 

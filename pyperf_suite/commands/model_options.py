@@ -87,7 +87,7 @@ def asked_model(
 
     Raises UserError where neither says enough, or what no model can have.
     """
-    from pyperf_suite.advise.model.config import read_model_config
+    from pyperf_suite.advise.model_config import read_model_config
     from pyperf_suite.laws.dimensions import ModelDimensions
 
     said = {name: value for name, value in given.items() if value is not None}

@@ -21,10 +21,10 @@ from pyperf_suite.commands.options import (
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.advise.sizing.candidates import Bounds
-    from pyperf_suite.advise.sizing.measured import MeasuredSizing
-    from pyperf_suite.advise.sizing.prices import LawPrices
-    from pyperf_suite.advise.sizing.report import Sizing
+    from pyperf_suite.advise.sizing_measured import MeasuredSizing
+    from pyperf_suite.advise.sizing_report import Sizing
+    from pyperf_suite.advise.sizing_search import Bounds
+    from pyperf_suite.advise.sizing_step import LawPrices
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.laws.calibration import Calibration
 
@@ -93,15 +93,15 @@ def size(
       pyperf-suite size --config config.json --gpu H100 --vary heads,vocab --output sizes --json
       pyperf-suite size --config config.json --measure
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.advise.sizing.report import sizing
-    from pyperf_suite.advise.sizing.setting import Setting
+    from pyperf_suite.advise.sizing_report import sizing
+    from pyperf_suite.advise.sizing_step import Setting
     from pyperf_suite.runner.profiles import find_profile
 
     spec, laws = asked_gpu(gpu, calibration)
     spec.peak(dtype)
     find_profile(profile)
     if measure:
-        from pyperf_suite.advise.validation.validation import require_gpu
+        from pyperf_suite.advise.sizing_measured import require_gpu
         from pyperf_suite.hardware.devices import resolve
 
         require_gpu(spec, resolve(device))
@@ -118,7 +118,7 @@ def _measured(found: Sizing, prices: LawPrices, profile: str, device: str, resul
     from rich.console import Console
     from rich.progress import Progress
 
-    from pyperf_suite.advise.sizing.measured import SizingRun
+    from pyperf_suite.advise.sizing_measured import SizingRun
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.runner.outlook import Outlook
     from pyperf_suite.runner.profiles import find_profile
@@ -135,8 +135,7 @@ def _present(
     found: Sizing, prices: LawPrices, output: Path | None, as_json: bool, wide: bool, measured: MeasuredSizing | None
 ) -> None:
     """Print the answer; pictures and a page only into a folder that was named."""
-    from pyperf_suite.advise.sizing.as_json import sizing_as_json
-    from pyperf_suite.advise.sizing.report import findings_of_sizing
+    from pyperf_suite.advise.sizing_report import findings_of_sizing, sizing_as_json
     from pyperf_suite.render.findings_json import answer
     from pyperf_suite.render.terminal import console_for, escape, print_findings
 
@@ -196,7 +195,7 @@ def explain(
       pyperf-suite explain 4096 50257 4096 --gpu H200
       pyperf-suite explain 4096 4096 50257 --gpu H200 --layout NN --dtype fp8 --json
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.advise.product import (
+    from pyperf_suite.advise.product_explained import (
         check_product,
         explain_product,
         findings_of_product,
@@ -229,13 +228,13 @@ def _sizes(words: tuple[str, ...]) -> tuple[int, int, int]:
 
 
 def _prices(laws: GpuSpec | Calibration, dtype: str) -> LawPrices:
-    from pyperf_suite.advise.sizing.prices import LawPrices
+    from pyperf_suite.advise.sizing_step import LawPrices
 
     return LawPrices(laws, dtype)
 
 
 def _bounds(spec: GpuSpec, vary: str | None, parameter_change: float, reach: float, head_dims: str | None) -> Bounds:
-    from pyperf_suite.advise.sizing.candidates import AXES, HEAD_DIMS, Bounds
+    from pyperf_suite.advise.sizing_search import AXES, HEAD_DIMS, Bounds
     from pyperf_suite.laws.training.memory import USABLE_SHARE
 
     return Bounds(

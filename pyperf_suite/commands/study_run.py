@@ -12,9 +12,7 @@ from typing import Any, Literal
 import click
 from rich.console import Console
 
-from pyperf_suite.advise.study.fit import refusals
-from pyperf_suite.advise.study.grid_file import RunSettings, StudyFile, read_study
-from pyperf_suite.advise.study.prediction import find_calibration, predictor
+from pyperf_suite.advise.study_planning import RunSettings, StudyFile, find_calibration, predictor, read_study, refusals
 from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
 from pyperf_suite.commands.slurm_script import Allocation, sbatch_script
 from pyperf_suite.errors import UserError

@@ -21,9 +21,8 @@ _REACH = 0.2
 
 def sizing_of(runs: Sequence[Run]) -> dict[str, Any]:
     """Heat maps for the GPU that was measured, where the catalogue knows it, or else for a stand-in that is named."""
-    from pyperf_suite.advise.sizing.heat_maps import heat_maps
-    from pyperf_suite.advise.sizing.prices import LawPrices
-    from pyperf_suite.advise.sizing.setting import Setting
+    from pyperf_suite.advise.sizing_details import heat_maps
+    from pyperf_suite.advise.sizing_step import LawPrices, Setting
 
     gpu, measured = gpu_of(runs)
     setting = Setting(EXAMPLE, SEQ)

@@ -14,10 +14,9 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.advise.layout.grid import SPLIT, WRITTEN, Cluster, Training, divisors, held_to, layouts
-from pyperf_suite.advise.layout.planned import Planned, planned, told_change
-from pyperf_suite.advise.layout.report import findings_of_layouts, layout_answer, layouts_as_json
-from pyperf_suite.advise.layout.rules import rules
+from pyperf_suite.advise.layout_grid import SPLIT, WRITTEN, Cluster, Training, divisors, held_to, layouts
+from pyperf_suite.advise.layout_plan import Planned, planned, rules, told_change
+from pyperf_suite.advise.layout_report import findings_of_layouts, layout_answer, layouts_as_json
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
@@ -207,7 +206,7 @@ def test_axes_can_be_held_to_a_value(llama: Planned) -> None:
 def test_more_layouts_than_can_be_evaluated_at_once_are_refused_unless_axes_are_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pyperf_suite.advise.layout.grid.MOST_LAYOUTS", 2000)
+    monkeypatch.setattr("pyperf_suite.advise.layout_grid.MOST_LAYOUTS", 2000)
     training = Training(LLAMA, 512, 4096)
     with pytest.raises(UserError, match="More than 2000 layouts divide, too many"):
         planned(training, EIGHT_NODES)

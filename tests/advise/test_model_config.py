@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.advise.model.config import model_config, read_model_config
+from pyperf_suite.advise.model_config import model_config, read_model_config
 from pyperf_suite.errors import UserError
 
 

@@ -7,12 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pyperf_suite.advise.sizing.candidates import Bounds, neighbours, shapes_of
-from pyperf_suite.advise.sizing.costs import costs_of
-from pyperf_suite.advise.sizing.prices import distinct, price
-from pyperf_suite.advise.sizing.search import judged, search
-from pyperf_suite.advise.sizing.setting import Setting
-from pyperf_suite.advise.sizing.step import parts_of
+from pyperf_suite.advise.sizing_search import Bounds, costs_of, judged, neighbours, search, shapes_of
+from pyperf_suite.advise.sizing_step import Setting, distinct, parts_of, price
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.dimensions import ModelDimensions
 

@@ -9,16 +9,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.advise.product import TiledProduct, contiguous, explain_product, findings_of_product
-from pyperf_suite.advise.sizing.as_json import sizing_as_json
-from pyperf_suite.advise.sizing.candidates import Bounds
-from pyperf_suite.advise.sizing.causes import saved, spent_by
-from pyperf_suite.advise.sizing.checks import checks
-from pyperf_suite.advise.sizing.heat_maps import heat_maps
-from pyperf_suite.advise.sizing.prices import LawPrices
-from pyperf_suite.advise.sizing.report import change_of, findings_of_sizing, sizing
-from pyperf_suite.advise.sizing.search import judged
-from pyperf_suite.advise.sizing.setting import Setting
+from pyperf_suite.advise.product_explained import TiledProduct, contiguous, explain_product, findings_of_product
+from pyperf_suite.advise.sizing_details import checks, heat_maps, saved, spent_by
+from pyperf_suite.advise.sizing_report import change_of, findings_of_sizing, sizing, sizing_as_json
+from pyperf_suite.advise.sizing_search import Bounds, judged
+from pyperf_suite.advise.sizing_step import LawPrices, Setting
 from pyperf_suite.cli import main
 from pyperf_suite.commands import size as advise_commands
 from pyperf_suite.errors import UserError

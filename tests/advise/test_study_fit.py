@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.advise.study.fit import (
-    Room,
-    described_change,
-    nearest_that_fits,
-    need_bytes,
-    room_of,
-    why_not,
-)
+from pyperf_suite.advise.study_planning import Room, described_change, nearest_that_fits, need_bytes, room_of, why_not
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.study.grid import cases_of, default_axes
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.advise.study.grid_file import parse_study, read_study
+from pyperf_suite.advise.study_planning import parse_study, read_study
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.study.grid import StudyAxes, cases_of, default_axes, worlds_of

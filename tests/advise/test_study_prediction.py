@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.advise.calibrate.cpu import CpuLaws, calibrated_cpu, laws_of, predicted_step
-from pyperf_suite.advise.study.memory import memory_by_rank
-from pyperf_suite.advise.study.prediction import (
-    find_calibration,
-    predict,
-    predictor,
-)
+from pyperf_suite.advise.calibrate_cpu import CpuLaws, calibrated_cpu, laws_of, predicted_step
+from pyperf_suite.advise.study_planning import find_calibration, memory_by_rank, predict, predictor
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device

@@ -13,14 +13,21 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.advise.sizing import measured as measured_sizing
-from pyperf_suite.advise.sizing.candidates import Bounds
-from pyperf_suite.advise.sizing.measured import SizingRun, chosen, name_of
-from pyperf_suite.advise.sizing.search import Search, judged
-from pyperf_suite.advise.sizing.setting import Setting
-from pyperf_suite.advise.validation import validation
-from pyperf_suite.advise.validation.findings import validation_findings
-from pyperf_suite.advise.validation.validation import PROBE, measure, plan_of, require_gpu, validate
+from pyperf_suite.advise import sizing_measured
+from pyperf_suite.advise import sizing_measured as measured_sizing
+from pyperf_suite.advise.sizing_measured import (
+    PROBE,
+    SizingRun,
+    chosen,
+    measure,
+    name_of,
+    plan_of,
+    require_gpu,
+    validate,
+    validation_findings,
+)
+from pyperf_suite.advise.sizing_search import Bounds, Search, judged
+from pyperf_suite.advise.sizing_step import Setting
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
@@ -252,7 +259,7 @@ def test_size_measures_and_tells_predicted_beside_measured(tmp_path: Path, monke
 
     monkeypatch.setattr(measured_sizing, "measure", run)
     monkeypatch.setattr(measured_sizing, "require_gpu", lambda *asked: None)
-    monkeypatch.setattr(validation, "require_gpu", lambda *asked: None)
+    monkeypatch.setattr(sizing_measured, "require_gpu", lambda *asked: None)
     asked = ["size", *MODEL, "--gpu", "H200", "--vary", "vocab", "--measure", "--device", "cpu", "--json"]
     done = CliRunner().invoke(main, asked, catch_exceptions=False)
     assert done.exit_code == 0, done.output

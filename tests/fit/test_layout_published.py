@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyperf_suite.advise.calibrate.cross_validation import folds, site_numbers
-from pyperf_suite.advise.layout.grid import Cluster, Grid, Training, layouts
-from pyperf_suite.advise.layout.planned import Planned, evaluated
-from pyperf_suite.advise.layout.report import SELENE_ERROR_PERCENT
+from pyperf_suite.advise.calibrate_laws import folds, site_numbers
+from pyperf_suite.advise.layout_grid import Cluster, Grid, Training, layouts
+from pyperf_suite.advise.layout_plan import Planned, evaluated
+from pyperf_suite.advise.layout_report import SELENE_ERROR_PERCENT
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.kernel_prices import LawPrices

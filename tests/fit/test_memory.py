@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyperf_suite.advise.calibrate.cross_validation import error_percent
+from pyperf_suite.advise.calibrate_laws import error_percent
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import shipped_calibration

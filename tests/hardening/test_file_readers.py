@@ -15,7 +15,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.advise.model.config import read_model_config
+from pyperf_suite.advise.model_config import read_model_config
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.history.changes.confirm import find_case

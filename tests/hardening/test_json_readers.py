@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.advise.model.config import _object_in, model_config
+from pyperf_suite.advise.model_config import _object_in, model_config
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.topology import LinkGraph
 from pyperf_suite.history.selfcheck.selfcheck import Comparison

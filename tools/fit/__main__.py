@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pyperf_suite.advise.calibrate.cross_validation import described
+from pyperf_suite.advise.calibrate_laws import described
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Calibration
 from tools.fit.tables import FITS, calibrate_tables, is_as_shipped, save

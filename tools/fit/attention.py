@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate.cross_validation import HeldOutError, cross_validate, site_numbers, summary
+from pyperf_suite.advise.calibrate_laws import HeldOutError, cross_validate, site_numbers, summary
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.attention.kernel import Costs, KernelLaw, grid_sizes, pack_kernels

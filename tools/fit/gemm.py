@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate.cross_validation import site_numbers, summary
+from pyperf_suite.advise.calibrate_laws import site_numbers, summary
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import POOLED, Block
 from pyperf_suite.laws.matmul.gemm_menu import TILES, MenuCoefficients, Rates, menu_seconds

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate.cross_validation import folds, site_numbers
+from pyperf_suite.advise.calibrate_laws import folds, site_numbers
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Block
 from pyperf_suite.laws.dimensions import ModelDimensions

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pyperf_suite.advise.calibrate.cross_validation import cross_validate, described, folds, site_numbers, summary
+from pyperf_suite.advise.calibrate_laws import cross_validate, described, folds, site_numbers, summary
 
 
 def test_rows_of_one_weight_are_one_site() -> None:

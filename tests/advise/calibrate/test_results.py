@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pyperf_suite.advise.calibrate import results
-from pyperf_suite.advise.calibrate.cross_validation import error_percent
-from pyperf_suite.advise.calibrate.results import FILE, calibrated, corrections
+from pyperf_suite.advise import calibrate_laws
+from pyperf_suite.advise.calibrate_laws import FILE, calibrated, corrections, error_percent
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
@@ -56,7 +55,9 @@ def machine(timed_record: Callable[..., Record]) -> Machine:
 
 @pytest.fixture(autouse=True)
 def made_up_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "predicted_seconds", lambda spec, cases: np.array([law_s(case) for case in cases]))
+    monkeypatch.setattr(
+        calibrate_laws, "predicted_seconds", lambda spec, cases: np.array([law_s(case) for case in cases])
+    )
 
 
 def test_a_machine_that_is_slower_throughout_is_found_and_its_error_held_out(machine: Machine) -> None:
@@ -187,7 +188,7 @@ def test_seventy_products_of_a_gpu_bring_a_transferred_law_nearer_to_the_rest_of
     def pooled(spec: object, asked: Sequence[Case]) -> np.ndarray:
         return law.seconds(*(np.array([float(getattr(c.parameters, size)) for c in asked]) for size in "mnk"))
 
-    monkeypatch.setattr(results, "predicted_seconds", pooled)
+    monkeypatch.setattr(calibrate_laws, "predicted_seconds", pooled)
     (found,) = corrections(
         table.gpu, [timed_record(c, table.seconds[r]) for r, c in zip(rows, cases, strict=True)], "rows"
     )

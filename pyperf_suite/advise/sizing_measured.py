@@ -1,22 +1,17 @@
-"""Candidates measured beside the present shape on the GPU in this machine: what a prediction is worth there.
-
-Every product and attention of the settings runs in one shuffled plan of the runner, shapes that they share once. What
-is not measured, as collectives, keeps its predicted time on both sides.
-"""
+"""`size --measure`: the best candidates run beside the present model, so that what is told of them was measured."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pyperf_suite.advise.sizing.candidates import shapes_of
-from pyperf_suite.advise.sizing.prices import Part, Priced, Prices, price
-from pyperf_suite.advise.sizing.setting import Setting
-from pyperf_suite.advise.sizing.step import parts_of
+from pyperf_suite.advise.sizing_search import Candidate, Search, shapes_of
+from pyperf_suite.advise.sizing_step import Part, Priced, Prices, Setting, parts_of, price
 from pyperf_suite.errors import Interrupted, UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
@@ -32,9 +27,106 @@ from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder, create_run
 from pyperf_suite.runner.session import Session
 from pyperf_suite.runner.worker_pool import DEADLINE_S
-from pyperf_suite.spec.rows import Reading, readings
+from pyperf_suite.spec.findings import Findings, Remark, findings, remark
+from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.rows import Column, Reading, readings, table, wins
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
+
+# The others are in the records, and in --json.
+MOST_PRODUCTS = 20
+
+
+def validation_findings(names: Sequence[str], validation: Validation) -> Findings:
+    """`names` are what the settings are called, in their order, the present one first."""
+    measured = validation.settings
+    mean, median = validation.error_percent
+    count = sum(product.reading is not None for product in validation.products)
+    unmeasured = len(validation.products) - count
+    products = sorted(validation.products, key=lambda product: -_miss(product))[:MOST_PRODUCTS]
+    missed = "" if len(products) == len(validation.products) else f", the {len(products)} missed most of "
+    return findings(
+        _best(names, measured) if len(measured) > 1 else None,
+        remark(
+            "The laws missed the {count} measured shapes by {mean} on average, {median} in the median.",
+            kind="law",
+            count=count,
+            mean=Quantity(mean / 100, "%"),
+            median=Quantity(median / 100, "%"),
+        ),
+        remark(
+            "{count} shapes keep their predicted time, for not every process could measure them.",
+            kind="caution",
+            count=unmeasured,
+        )
+        if unmeasured
+        else None,
+        table("Candidates, predicted and measured", SETTINGS, list(zip(names, measured, strict=True))),
+        table(
+            f"Products, predicted and measured{missed}{len(validation.products) if missed else ''}", PRODUCTS, products
+        ),
+    )
+
+
+def _best(names: Sequence[str], measured: Sequence[Measured]) -> Remark:
+    """The candidate that was measured fastest, and whether that is beyond its interval."""
+    place = max(range(1, len(measured)), key=lambda each: measured[each].speedup.value)
+    best = measured[place]
+    told: dict[str, Any] = {
+        "name": names[place],
+        "first": names[0],
+        "count": len(measured) - 1,
+        "faster": best.speedup,
+        "predicted": Quantity(best.predicted_speedup, "x", predicted=True),
+    }
+    if wins(best.speedup):
+        return remark("{name} is {faster} as fast as {first}, where {predicted} was predicted.", **told)
+    return remark(
+        "None of the {count} candidates is faster than {first} beyond the interval; the best, {name}, is {faster} as "
+        "fast, where {predicted} was predicted.",
+        **told,
+    )
+
+
+SETTINGS = (
+    Column("candidate", lambda told: told[0], priority=2),
+    Column("predicted a token", lambda told: told[1].predicted_s, "us"),
+    Column("measured a token", lambda told: told[1].cost_s, "us"),
+    Column("predicted speed", lambda told: told[1].predicted_speedup, "x"),
+    Column("measured speed", lambda told: told[1].speedup, "x", priority=2),
+    Column("share that was measured", lambda told: told[1].measured_share, "%", priority=0),
+)
+PRODUCTS = (
+    Column("what", lambda product: _what(product), priority=2),
+    Column("predicted", lambda product: product.predicted_s, "us"),
+    Column("measured", lambda product: _measured(product), "us", priority=2),
+    Column("predicted / measured", lambda product: _over(product), "x"),
+)
+
+
+def _measured(product: Product) -> Quantity | None:
+    reading = product.reading
+    if reading is None:
+        return None
+    return Quantity(reading.seconds, "us", reading.low, reading.high, len(reading.by_process))
+
+
+def _over(product: Product) -> float | None:
+    return None if product.reading is None else product.predicted_s / product.reading.seconds
+
+
+def _miss(product: Product) -> float:
+    """How far the prediction is from the reading, in its logarithm; what has no reading stands last."""
+    return -1.0 if product.reading is None else abs(math.log(product.predicted_s / product.reading.seconds))
+
+
+def _what(product: Product) -> str:
+    p: Any = product.case.parameters
+    if product.case.operator == "matmul":
+        return f"{p.m}x{p.n}x{p.k} {p.layout} {p.dtype}"
+    phase = "backward" if p.backward else "forward"
+    return f"attention {phase} {p.batch} x {p.heads} heads ({p.key_heads} key) of {p.head_dim}, {p.seq_q} tokens"
+
 
 # The name that records of a validation carry in place of a probe's.
 PROBE = "sizing"
@@ -287,3 +379,92 @@ def _case(part: Part, sizes: Sequence[int], dtype: str, device: Device) -> Case:
         workers=workers,
     )
     return Case("attention", parameters, attention)
+
+
+PRESENT = "present"
+# Each brings about ten products of its own; more candidates than this differ by less than they can be told apart.
+MOST_MEASURED = 4
+
+
+@dataclass(frozen=True)
+class MeasuredSizing:
+    """Settings by name, the present one first, as they were predicted and measured, and where the records lie."""
+
+    names: tuple[str, ...]
+    validation: Validation
+    folder: RunFolder
+
+    @property
+    def findings(self) -> Findings:
+        """Sentences and tables of predicted against measured."""
+        return validation_findings(self.names, self.validation)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: seconds a token, and rates of work over the present model's with their intervals."""
+        mean, median = self.validation.error_percent
+        return {
+            "records": str(self.folder.records_path),
+            "prediction_error_percent": {"mean": mean, "median": median},
+            "settings": [
+                {
+                    "name": name,
+                    "predicted_s": each.predicted_s,
+                    "measured_s": asdict(each.cost_s),
+                    "predicted_speed": each.predicted_speedup,
+                    "measured_speed": asdict(each.speedup),
+                    "measured_share": each.measured_share,
+                }
+                for name, each in zip(self.names, self.validation.settings, strict=True)
+            ],
+            "products": [
+                {
+                    "case": product.case.to_json(),
+                    "predicted_s": product.predicted_s,
+                    "measured_s": product.reading.seconds if product.reading else None,
+                }
+                for product in self.validation.products
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class SizingRun:
+    """The candidates to measure, the present model first, and the plan that measures them all."""
+
+    candidates: tuple[Candidate, ...]
+    plan: Plan
+
+    @classmethod
+    def of(cls, gpu: GpuSpec, search: Search, device: Device, profile: Profile) -> SizingRun:
+        """Raises UserError where the device is another GPU, or has no room for a shape."""
+        require_gpu(gpu, device)
+        candidates = (search.present, *chosen(search))
+        return cls(candidates, plan_of([candidate.setting for candidate in candidates], device, profile))
+
+    def measured(
+        self, prices: Prices, results: Path, told: Callable[[Record], None], deadline_s: float = DEADLINE_S
+    ) -> MeasuredSizing:
+        """Run the plan; `told` is given the last record of each case.
+
+        Raises UserError where the results cannot be written, or nothing could be measured.
+        """
+        folder, records = measure(self.plan, results, told, deadline_s)
+        return MeasuredSizing(tuple(map(name_of, self.candidates)), self.judged(prices, records), folder)
+
+    def judged(self, prices: Prices, records: Sequence[Record]) -> Validation:
+        """The records beside the predictions; a token is worth the model's own FLOP, so padding is no work."""
+        settings = [candidate.setting for candidate in self.candidates]
+        work = [candidate.speed * candidate.time_ratio for candidate in self.candidates]
+        return validate(settings, prices, records, self.plan.device, work)
+
+
+def chosen(search: Search, most: int = MOST_MEASURED) -> list[Candidate]:
+    """The candidates that are predicted to do their work fastest, each once; none where nothing beats the noise."""
+    faster = [candidate for candidate in (*search.pareto, *search.alone.values()) if candidate.is_faster]
+    by_name = {name_of(candidate): candidate for candidate in faster}
+    return sorted(by_name.values(), key=lambda candidate: -candidate.speed)[:most]
+
+
+def name_of(candidate: Candidate) -> str:
+    """What a candidate changes, as in `heads 40 -> 32, vocab 50257 -> 50304`."""
+    return ", ".join(f"{name} {before} -> {after}" for name, before, after in candidate.changes) or PRESENT

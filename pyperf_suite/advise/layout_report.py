@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.advise.layout.grid import WRITTEN, Layout
-from pyperf_suite.advise.layout.planned import Planned, Priced, told_change
-from pyperf_suite.advise.layout.rules import LayoutRule, rules
+from pyperf_suite.advise.layout_grid import WRITTEN, Layout
+from pyperf_suite.advise.layout_plan import LayoutRule, Planned, Priced, rules, told_change
 from pyperf_suite.laws.kernel_prices import UnseenPrices
 from pyperf_suite.laws.network.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.training.step_time import MEASURED_GPU

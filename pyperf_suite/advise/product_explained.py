@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.advise.sizing.prices import NORMAL_QUANTILE, Prices, deviation_of
+from pyperf_suite.advise.sizing_step import NORMAL_QUANTILE, Prices, deviation_of
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.advise.calibrate.cross_validation import summary
+from pyperf_suite.advise.calibrate_laws import summary
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Block, Calibration
 from pyperf_suite.laws.dimensions import ModelDimensions
