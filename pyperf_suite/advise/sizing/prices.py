@@ -56,7 +56,7 @@ class LawPrices:
     def gemm(self, layout: str, m: Sizes, n: Sizes, k: Sizes) -> Explained:
         from pyperf_suite.laws import gemm_time
 
-        return gemm_time(self.gpu, m, n, k, dtype=self.dtype, layout=layout, mode=self.mode, explain=True)
+        return gemm_time(self.gpu, m, n, k, dtype=self.dtype, layout=layout, mode=self.mode)
 
     def attention(self, causal: bool, backward: bool, batch: Sizes, seq: Sizes, heads: Sizes, kv_heads: Sizes,
                   head_dim: Sizes) -> Explained:  # fmt: skip
@@ -64,18 +64,17 @@ class LawPrices:
 
         return attention_time(
             self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, self._attention_dtype(), backward=backward,
-            explain=True,
         )  # fmt: skip
 
     def memory_bound(self, nbytes: Sizes) -> Explained:
         from pyperf_suite.laws import memory_bound_time
 
-        return memory_bound_time(self.gpu, nbytes, explain=True)
+        return memory_bound_time(self.gpu, nbytes)
 
     def collective(self, op: str, nbytes: Sizes, ranks: Sizes) -> Explained:
         from pyperf_suite.laws import collective_time
 
-        return collective_time(self.gpu, op, nbytes, ranks, explain=True)
+        return collective_time(self.gpu, op, nbytes, ranks)
 
     def _attention_dtype(self) -> str:
         """Attention is computed in 16 bits also where products are computed in 8 or 32: in bf16, before Ampere fp16."""

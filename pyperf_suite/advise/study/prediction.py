@@ -24,7 +24,7 @@ from pyperf_suite.advise.study.memory import memory_by_rank
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.laws.calibration import Calibration, load_calibration
-from pyperf_suite.laws.kernel_prices import LawPrices
+from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.memory import LAST_STAGE, MemoryNeed
 from pyperf_suite.laws.training.step_time import step_time
 from pyperf_suite.probes.study import results as study
@@ -168,7 +168,7 @@ def _on_cpu(p: ParallelStepParameters, laws: CpuLaws, cores: int) -> Prediction:
 
 def _on_gpu(p: ParallelStepParameters, calibration: Calibration) -> Prediction:
     p.validate()
-    prices = LawPrices(calibration, dtype=LAW_DTYPE[p.dtype])
+    prices = Prices(calibration, dtype=LAW_DTYPE[p.dtype])
     step = step_time(calibration, p.dimensions, plan_of(p), prices=prices)
     return Prediction(p, float(step.seconds), _floats(step.parts), memory_by_rank(p, "cuda"))
 
