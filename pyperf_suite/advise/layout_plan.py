@@ -17,8 +17,8 @@ from pyperf_suite.advise.layout_grid import SPLIT, WRITTEN, Cluster, Grid, Layou
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
-from pyperf_suite.laws.kernel_prices import KernelPrices, LawPrices, UnseenPrices
 from pyperf_suite.laws.model_flops import RECOMPUTES, Recompute, model_flop, six_nd, utilization
+from pyperf_suite.laws.prices import KernelPrices, Prices, UnseenPrices
 from pyperf_suite.laws.training.memory import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, training_memory
 from pyperf_suite.laws.training.micro_batch import StepConstants
 from pyperf_suite.laws.training.step_time import found_constants, step_time
@@ -143,7 +143,7 @@ class Planned:
 
     def unseen(self, places: Sequence[int]) -> tuple[list[float], UnseenPrices]:
         """The share of each one's time that laws tell beyond what they were fitted on, and those laws' own errors."""
-        prices = UnseenPrices(LawPrices(self.laws, dtype_of(self.cluster.gpu)))
+        prices = UnseenPrices(Prices(self.laws, dtype_of(self.cluster.gpu)))
         constants = replace(self.constants, host_s_per_layer=0.0)
         shares = []
         for place in places:
@@ -192,7 +192,7 @@ def evaluated(
     constants = constants or found.constants
     if cluster.network_bytes_per_s is not None:
         constants = replace(constants, network_bytes_per_s=cluster.network_bytes_per_s)
-    prices = prices or LawPrices(laws, dtype_of(cluster.gpu))
+    prices = prices or Prices(laws, dtype_of(cluster.gpu))
     seconds = np.empty(len(grid))
     parts: dict[str, NDArray[np.float64]] = {}
     memory = {name: np.empty(len(grid)) for name in MEMORY_PARTS}

@@ -10,8 +10,8 @@ import numpy as np
 
 from pyperf_suite.advise.layout_grid import WRITTEN, Layout
 from pyperf_suite.advise.layout_plan import LayoutRule, Planned, Priced, rules, told_change
-from pyperf_suite.laws.kernel_prices import UnseenPrices
 from pyperf_suite.laws.network.collectives import usual_network_bytes_per_s
+from pyperf_suite.laws.prices import UnseenPrices
 from pyperf_suite.laws.training.step_time import MEASURED_GPU
 from pyperf_suite.spec.findings import Findings, Remark, Table, findings, remark
 from pyperf_suite.spec.quantity import Quantity

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pyperf_suite.advise.sizing_step import NORMAL_QUANTILE, Prices, deviation_of
+from pyperf_suite.advise.sizing_step import NORMAL_QUANTILE, deviation_of
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
-from pyperf_suite.laws.explained import legend
+from pyperf_suite.laws.explained import IDEAL, legend
 from pyperf_suite.laws.matmul.alignment import elements_in, largest_power_of_two
 from pyperf_suite.laws.matmul.gemm import gemm_law
 from pyperf_suite.laws.matmul.gemm_menu import TILES, menu_times
+from pyperf_suite.laws.prices import KernelPrices
 from pyperf_suite.spec.findings import Findings, Remark, findings, remark
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, table
@@ -31,6 +32,9 @@ WINDOW = 0.25
 # As good as the best rate in the window: nearer than repeated measurements are to each other.
 AS_GOOD = 0.01
 MOST_SIZES = 4096
+TRAFFIC = "reading and writing once"
+# Causes that cost nothing as long as memory is the bottleneck, in the order in which its traffic hides them.
+HIDDEN_BY_TRAFFIC = (IDEAL, "bandwidth", "cache", "wave", "tile", "kernel", "library", "measured")
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,10 @@ class TiledProduct:
 
     @property
     def tiles_m(self) -> int:
-        """Tiles along M."""
         return -(-self.m // self.rows)
 
     @property
     def tiles_n(self) -> int:
-        """Tiles along N."""
         return -(-self.n // self.columns)
 
     @property
@@ -61,7 +63,6 @@ class TiledProduct:
 
     @property
     def waves(self) -> int:
-        """⌈units / multiprocessors⌉."""
         return -(-self.units // self.sms)
 
     @property
@@ -82,9 +83,9 @@ class TiledProduct:
 
 @dataclass(frozen=True)
 class BetterSize:
-    """Another size for one dimension: seconds then, and the rate of useful work over the present one.
+    """Another size for one dimension: its seconds, and the rate of useful work relative to the present one.
 
-    The ratio is between `low` and `high` in nine cases of ten, where the law errs at both sizes independently.
+    The ratio is between `low` and `high` in nine cases of ten, if the law errs at both sizes independently.
     """
 
     dimension: str
@@ -96,19 +97,17 @@ class BetterSize:
     high: float
 
     @property
-    def gain(self) -> Quantity:
-        """The ratio with its bounds."""
-        return Quantity(self.rate_ratio, "x", self.low, self.high, predicted=True)
-
-    @property
     def is_sure(self) -> bool:
-        """Whether it is better beyond what the law may err."""
+        """Whether it is better by more than the law's error."""
         return self.low > 1
 
 
 @dataclass(frozen=True)
 class ProductExplained:
-    """What the laws say of C[m,n] = A[m,k]·B[k,n] on a GPU; seconds by cause add up to `seconds`."""
+    """The laws' answer for C[m,n] = A[m,k]·B[k,n] on a GPU; `causes` are seconds that add up to `seconds`.
+
+    `seconds` are those under a sustained load, `burst_seconds` those of a product that runs alone.
+    """
 
     gpu: str
     m: int
@@ -117,7 +116,8 @@ class ProductExplained:
     dtype: str
     layout: str
     seconds: float
-    causes: dict[str, float]
+    burst_seconds: float
+    causes: Mapping[str, float]
     extrapolated: bool
     error_percent: float | None
     origin: str
@@ -126,17 +126,16 @@ class ProductExplained:
     flop_per_byte: float
     turning_flop_per_byte: float
     memory_s: float
-    divisors: dict[str, int]
+    divisors: Mapping[str, int]
     better: tuple[BetterSize, ...]
 
     @property
     def flop_per_s(self) -> float:
-        """2·M·N·K over the time."""
         return 2.0 * self.m * self.n * self.k / self.seconds
 
     @property
     def compute_s(self) -> float:
-        """What 2·M·N·K takes at the peak."""
+        """The time of 2·M·N·K at the peak."""
         return 2.0 * self.m * self.n * self.k / self.peak_flop_per_s
 
     @property
@@ -144,9 +143,15 @@ class ProductExplained:
         """Whether it does more FLOP a byte than the GPU can feed."""
         return self.flop_per_byte >= self.turning_flop_per_byte
 
+    @property
+    def main_causes(self) -> list[tuple[str, float]]:
+        """The causes that are worth a row, with their seconds, the largest first."""
+        found = [(cause, seconds) for cause, seconds in self.causes.items() if abs(seconds) >= 0.0005 * self.seconds]
+        return sorted(found, key=lambda each: -abs(each[1]))
+
 
 def check_product(m: int, n: int, k: int, layout: str) -> None:
-    """Raise UserError for sizes and layouts that there are not."""
+    """Raise UserError for impossible sizes and unknown layouts."""
     if not all(1 <= size <= LARGEST for size in (m, n, k)):
         raise UserError(f"M, N and K have to lie between 1 and {LARGEST}, but {m} x {n} x {k} was asked for.")
     if layout not in LAYOUTS:
@@ -154,29 +159,32 @@ def check_product(m: int, n: int, k: int, layout: str) -> None:
 
 
 def likely_tile(laws: GpuSpec | Calibration, dtype: str, m: int, n: int, k: int) -> TiledProduct:
-    """The choice with the least time on the menu of the GPU's law; libraries do not tell theirs before they run.
+    """The choice with the least time on the menu of the GPU's law; libraries do not report theirs before they run.
 
     Raises UserError as `gemm_law` does.
     """
     law = gemm_law(laws, dtype)
     chosen = menu_times(law.coefficients, law.rates, m, n, k)
-    rows, columns = TILES[int(chosen.tile)]
-    return TiledProduct(m, n, rows, columns, int(chosen.splits), law.rates.sms)
+    return TiledProduct(m, n, *TILES[int(chosen.tile)], int(chosen.splits), law.rates.sms)
 
 
 def explain_product(
-    gpu: GpuSpec, prices: Prices, tiled: TiledProduct, m: int, n: int, k: int, dtype: str, layout: str
+    gpu: GpuSpec, prices: KernelPrices, tiled: TiledProduct, k: int, dtype: str, layout: str
 ) -> ProductExplained:
-    """Ask the laws for one product and its neighbours; `tiled` is how the library likely cuts it.
+    """Price one product and its neighbours under a sustained load; `tiled` is how the library likely cuts it.
 
-    Raises UserError for sizes, dtypes and layouts that there are not.
+    Raises UserError for impossible sizes, unknown dtypes and layouts.
     """
+    m, n = tiled.m, tiled.n
     check_product(m, n, k, layout)
     peak = gpu.peak(dtype)
-    explained = prices.gemm(layout, *(np.array([size]) for size in (m, n, k)))
+    price = prices.gemm(layout, *(np.array([size]) for size in (m, n, k)))
     element = ELEMENT_BYTES[dtype]
     # Results of 8-bit products are written in 16.
     moved = element * (m * k + k * n) + max(2, element) * m * n
+    intensity, turning = 2.0 * m * n * k / moved, peak / gpu.memory_bytes_per_s
+    causes = {cause: float(np.broadcast_to(seconds, (1,))[0]) for cause, seconds in price.parts.items()}
+    memory_s = moved / gpu.memory_bytes_per_s
     return ProductExplained(
         gpu=gpu.name,
         m=m,
@@ -184,54 +192,63 @@ def explain_product(
         k=k,
         dtype=dtype,
         layout=layout,
-        seconds=float(explained.seconds[0]),
-        causes={cause: float(np.broadcast_to(seconds, (1,))[0]) for cause, seconds in explained.parts.items()},
-        extrapolated=bool(np.any(explained.extrapolated)),
-        error_percent=explained.error_percent,
-        origin=explained.origin,
+        seconds=float(price.seconds[0]),
+        burst_seconds=float(price.seconds[0]) - causes.get("sustained", 0.0),
+        causes=causes if intensity >= turning else _beyond_traffic(causes, memory_s),
+        extrapolated=bool(np.any(price.extrapolated)),
+        error_percent=price.error_percent,
+        origin=price.origin,
         tiled=tiled,
         peak_flop_per_s=peak,
-        flop_per_byte=2.0 * m * n * k / moved,
-        turning_flop_per_byte=peak / gpu.memory_bytes_per_s,
-        memory_s=moved / gpu.memory_bytes_per_s,
+        flop_per_byte=intensity,
+        turning_flop_per_byte=turning,
+        memory_s=memory_s,
         divisors={name: largest_power_of_two(size) for name, size in (("M", m), ("N", n), ("K", k))},
         better=tuple(_better_sizes(prices, {"M": m, "N": n, "K": k}, element, layout)),
     )
 
 
-def _better_sizes(prices: Prices, sizes: dict[str, int], element_bytes: int, layout: str) -> list[BetterSize]:
+def _beyond_traffic(causes: Mapping[str, float], memory_s: float) -> dict[str, float]:
+    """Causes of a product that is bound by memory: its traffic, then what the traffic does not hide of the others."""
+    left, found = memory_s, dict(causes)
+    for cause in HIDDEN_BY_TRAFFIC:
+        hidden = min(left, max(0.0, found.get(cause, 0.0)))
+        if hidden:
+            left -= hidden
+            found[cause] -= hidden
+    return {TRAFFIC: memory_s - left, **{cause: seconds for cause, seconds in found.items() if seconds}}
+
+
+def _better_sizes(prices: KernelPrices, sizes: dict[str, int], element_bytes: int, layout: str) -> Iterator[BetterSize]:
     """For each dimension the next smaller and the next larger size of about the best rate on that side.
 
     Sides on which no size is better than the present one are left out.
     """
-    found = []
     for name, present in sizes.items():
         step = elements_in(NEEDED_BYTES, element_bytes)
-        # Steps stay whole runs, and coarse enough for a handful of sizes.
+        # Steps stay whole runs, and coarse enough for a limited number of sizes.
         step *= max(1, int(2 * WINDOW * present / step / MOST_SIZES))
         around = np.arange(max(step, int(present * (1 - WINDOW)) // step * step), present * (1 + WINDOW) + step, step)
-        asked = {other: np.full(len(around) + 1, size) for other, size in sizes.items()}
-        asked[name] = np.concatenate([[present], around.astype(np.int64)])
-        explained = prices.gemm(layout, asked["M"], asked["N"], asked["K"])
-        seconds, margin = np.asarray(explained.seconds), np.exp(NORMAL_QUANTILE * 2**0.5 * deviation_of(explained))
-        rate = asked[name] / seconds
-        for side in (asked[name] < present, asked[name] > present):
+        tried = {other: np.full(len(around) + 1, size) for other, size in sizes.items()}
+        tried[name] = np.concatenate([[present], around.astype(np.int64)])
+        price = prices.gemm(layout, tried["M"], tried["N"], tried["K"])
+        seconds, margin = np.asarray(price.seconds), float(np.exp(NORMAL_QUANTILE * 2**0.5 * deviation_of(price)))
+        rate = tried[name] / seconds
+        for side in (tried[name] < present, tried[name] > present):
             good = np.flatnonzero(side & (rate >= (1 - AS_GOOD) * np.max(rate[side], initial=0.0)))
-            if len(good):
-                nearest = good[np.argmin(np.abs(asked[name][good] - present))]
-                if rate[nearest] > (1 + AS_GOOD) * rate[0]:
-                    ratio = float(rate[nearest] / rate[0])
-                    size, its_seconds = int(asked[name][nearest]), float(seconds[nearest])
-                    found.append(
-                        BetterSize(
-                            name, present, size, its_seconds, ratio, float(ratio / margin), float(ratio * margin)
-                        )
-                    )
-    return found
+            if not len(good):
+                continue
+            nearest = good[np.argmin(np.abs(tried[name][good] - present))]
+            ratio = float(rate[nearest] / rate[0])
+            if ratio > 1 + AS_GOOD:
+                size = int(tried[name][nearest])
+                yield BetterSize(name, present, size, float(seconds[nearest]), ratio, ratio / margin, ratio * margin)
 
 
 def findings_of_product(product: ProductExplained) -> Findings:
     """Its time, how it is cut, what bounds it, and the sizes nearby that do their work faster."""
+    sure = [better for better in product.better if better.is_sure]
+    unsure = [better for better in product.better if not better.is_sure]
     return findings(
         _time(product),
         _tiles(product),
@@ -239,23 +256,28 @@ def findings_of_product(product: ProductExplained) -> Findings:
         _alignment(product),
         _EXTRAPOLATED if product.extrapolated else None,
         None if product.better else remark("No size up to a quarter smaller or larger does its work faster."),
-        table("Where the time goes", CAUSES, [(cause, seconds, product) for cause, seconds in _told_causes(product)]),
-        table("Next good sizes", SIZES, [(better, product) for better in product.better if better.is_sure]),
-        _unsure(product),
-        remark(legend(cause for cause, _ in _told_causes(product))),
+        table("Where the time goes", CAUSES, [(cause, seconds, product) for cause, seconds in product.main_causes]),
+        table("Next good sizes", SIZES, [(better, product) for better in sure]),
+        remark(
+            "Gains within the law's error: {sizes}.",
+            kind="predicted",
+            sizes=", ".join(f"{each.dimension} {each.present} -> {each.size}" for each in unsure),
+        )
+        if unsure
+        else None,
+        remark(legend(cause for cause, _ in product.main_causes)),
     )
 
 
 _EXTRAPOLATED = remark(
-    "The law was not fitted on this: it extrapolates to these sizes, this dtype or this GPU, and may err by more than "
-    "it says.",
-    kind="caution",
+    "The law was not fitted on these sizes, this dtype or this GPU; it may err by more than it states.", kind="caution"
 )
 
 
 def _time(product: ProductExplained) -> Iterator[Remark]:
     yield remark(
-        "C[{m},{n}] = A[{m},{k}] B[{k},{n}], {dtype} {layout} on {gpu}: {time}, {rate}, {share} of the peak.",
+        "C[{m},{n}] = A[{m},{k}] B[{k},{n}], {dtype} {layout} on {gpu}: {time} under a sustained load, as in training "
+        "({rate}, {share} of the peak), {burst} in a burst.",
         kind="predicted",
         m=product.m,
         n=product.n,
@@ -266,13 +288,14 @@ def _time(product: ProductExplained) -> Iterator[Remark]:
         time=Quantity(product.seconds, "duration", predicted=True),
         rate=Quantity(product.flop_per_s, "TFLOP/s", predicted=True),
         share=Quantity(product.flop_per_s / product.peak_flop_per_s, "%", predicted=True),
+        burst=Quantity(product.burst_seconds, "duration", predicted=True),
     )
     origin = f" ({product.origin})" if product.origin else ""
     if product.error_percent is None:
-        yield remark("The law was held against no measurement{origin}.", kind="law", origin=origin)
+        yield remark("The law was compared with no measurement{origin}.", kind="law", origin=origin)
     else:
         yield remark(
-            "The law errs by {error} on what it was not fitted on{origin}.",
+            "The law errs by {error} on measurements that it was not fitted on{origin}.",
             kind="law",
             error=Quantity(product.error_percent / 100, "%"),
             origin=origin,
@@ -298,11 +321,11 @@ def _tiles(product: ProductExplained) -> Remark:
 
 
 def _bound(product: ProductExplained) -> Remark:
-    """What no kernel can be faster than, beside the prediction: few tiles may be slow though memory is not."""
+    """The lower bound of any kernel, with the prediction: few tiles may be slow though memory is not."""
     least = max(product.memory_s, product.compute_s)
     return remark(
-        "Reading and writing once takes {memory}, computing {compute}: it is bound by {what}, and takes {times} the "
-        "greater of the two ({intensity} FLOP a byte, where {gpu} turns at {turning}).",
+        "It is bound by {what}: reading and writing once takes {memory}, computing {compute}, and the prediction is "
+        "{times} the greater of the two ({intensity} FLOP a byte, where {gpu} turns at {turning}).",
         kind="predicted",
         memory=Quantity(product.memory_s, "duration", predicted=True),
         compute=Quantity(product.compute_s, "duration", predicted=True),
@@ -334,52 +357,36 @@ def _alignment(product: ProductExplained) -> Remark:
     )
 
 
-def _unsure(product: ProductExplained) -> Remark | None:
-    unsure = [each for each in product.better if not each.is_sure]
-    if not unsure:
-        return None
-    return remark(
-        "Within what the law may err: {sizes}.",
-        kind="predicted",
-        sizes=", ".join(f"{each.dimension} {each.present} -> {each.size}" for each in unsure),
-    )
-
-
-CAUSES = (
-    Column("cause", lambda told: told[0]),
-    Column("time", lambda told: told[1], "us"),
-    Column("share", lambda told: told[1] / told[2].seconds, "%"),
-)
-SIZES = (
-    Column("dimension", lambda told: told[0].dimension),
-    Column("now", lambda told: told[0].present),
-    Column("good size", lambda told: told[0].size),
-    Column("larger by", lambda told: told[0].size / told[0].present - 1, "+%"),
-    Column("time", lambda told: told[0].seconds, "us"),
-    Column("time changes by", lambda told: told[0].seconds / told[1].seconds - 1, "+%"),
-    Column("throughput", lambda told: told[0].gain, "x"),
-)
-
-
 def contiguous(layout: str) -> list[str]:
     """The dimensions that lie along rows of A, B or C as stored, whose divisibility counts."""
     of_a, of_b = "M" if layout[1] == "T" else "K", "K" if layout[0] == "T" else "N"
     return sorted({of_a, of_b, "N"}, key="MNK".index)
 
 
-def _told_causes(product: ProductExplained) -> list[tuple[str, float]]:
-    """The causes that are worth a row, with their seconds, the largest first."""
-    told = [(cause, seconds) for cause, seconds in product.causes.items() if abs(seconds) >= 0.0005 * product.seconds]
-    return sorted(told, key=lambda each: -abs(each[1]))
+CAUSES = (
+    Column("cause", lambda row: row[0]),
+    Column("time", lambda row: row[1], "us"),
+    Column("share", lambda row: row[1] / row[2].seconds, "%"),
+)
+SIZES = (
+    Column("dimension", lambda row: row[0].dimension),
+    Column("now", lambda row: row[0].present),
+    Column("good size", lambda row: row[0].size),
+    Column("larger by", lambda row: row[0].size / row[0].present - 1, "+%"),
+    Column("time", lambda row: row[0].seconds, "us"),
+    Column("time changes by", lambda row: row[0].seconds / row[1].seconds - 1, "+%"),
+    Column("throughput", lambda row: Quantity(row[0].rate_ratio, "x", row[0].low, row[0].high, predicted=True), "x"),
+)
 
 
 def product_as_json(product: ProductExplained) -> dict[str, Any]:
-    """The same for other programs; seconds and FLOP/s."""
+    """The answer for other programs; seconds and FLOP/s."""
     tiled = product.tiled
     return {
         "gpu": product.gpu,
-        "product": {"m": product.m, "n": product.n, "k": product.k, "dtype": product.dtype, "layout": product.layout},
+        "product": {name: getattr(product, name) for name in ("m", "n", "k", "dtype", "layout")},
         "seconds": product.seconds,
+        "burst_seconds": product.burst_seconds,
         "causes_s": product.causes,
         "flop_per_s": product.flop_per_s,
         "share_of_peak": product.flop_per_s / product.peak_flop_per_s,
@@ -389,10 +396,7 @@ def product_as_json(product: ProductExplained) -> dict[str, Any]:
         "likely_tile": {
             "tile": [tiled.rows, tiled.columns],
             "tiles": tiled.tiles_m * tiled.tiles_n,
-            "splits": tiled.splits,
-            "waves": tiled.waves,
-            "last_wave": tiled.last_wave,
-            "tile_efficiency": tiled.tile_efficiency,
+            **{name: getattr(tiled, name) for name in ("splits", "waves", "last_wave", "tile_efficiency")},
             "wave_efficiency": tiled.wave_efficiency,
         },
         "bound": "compute" if product.is_compute_bound else "memory",

@@ -63,9 +63,7 @@ def spent_by(settings: Sequence[Setting], prices: KernelPrices) -> list[list[Spe
         for n in np.flatnonzero(calls).tolist():
             its_causes = {cause: float(seconds[n] * calls[n]) for cause, seconds in causes.items()}
             its_sizes = tuple(int(size[n]) for size in sizes)
-            found[n].append(
-                Spent(part.name, part.law, its_sizes, float(calls[n]), its_causes, bool(extrapolated[n]))
-            )
+            found[n].append(Spent(part.name, part.law, its_sizes, float(calls[n]), its_causes, bool(extrapolated[n])))
     return found
 
 
@@ -225,11 +223,10 @@ def heat_maps(setting: Setting, prices: KernelPrices, gpu: str, reach: float) ->
 
 
 def _best(heat_map: HeatMap) -> str:
-    """The fastest cell in words, for a caption."""
-    values = np.array(heat_map.values)
-    row, column = np.unravel_index(int(np.nanargmax(values)), values.shape)
+    """The frames in words, for a caption."""
+    row, column = heat_map.best or (0, 0)
     size = f"{heat_map.y_label} {heat_map.y[row]}, {heat_map.x_label} {heat_map.x[column]}"
-    return f"Framed: as asked. Fastest: {size} ({values[row, column]:.3g} ×)."
+    return f"Framed black: as asked; green: the fastest, {size} ({heat_map.values[row][column]:.3g} ×)."
 
 
 def _heat_map(
@@ -254,6 +251,7 @@ def _heat_map(
     values = np.full((len(y), len(x)), np.nan)
     for place, candidate in zip(places, judged(settings, prices)[1:], strict=True):
         values[place] = candidate.speed
+    best = np.unravel_index(int(np.nanargmax(values)), values.shape)
     return HeatMap(
         title="",
         x_label=x_label,
@@ -263,6 +261,7 @@ def _heat_map(
         y=tuple(y),
         values=tuple(tuple(row) for row in values.tolist()),
         here=(list(y).index(present[0]), list(x).index(present[1])),
+        best=(int(best[0]), int(best[1])),
     )
 
 

@@ -1,23 +1,29 @@
-"""`size --measure`: the best candidates run beside the present model, so that what is told of them was measured."""
+"""`size --measure`: the best candidates and the present model measured on the GPU in this machine.
+
+Every product and attention of the settings runs in one shuffled plan of the runner; shapes that settings share run
+once. What is not measured, as collectives, keeps its predicted time. A product runs alone here, so it is compared with
+the price of a burst.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pyperf_suite.advise.sizing_search import Candidate, Search, shapes_of
-from pyperf_suite.advise.sizing_step import Part, Priced, Prices, Setting, parts_of, price
+from pyperf_suite.advise.sizing_search import Candidate, Search
+from pyperf_suite.advise.sizing_step import Part, Setting, parts_of, price, shapes_of
 from pyperf_suite.errors import Interrupted, UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.identity import identity
 from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.laws.prices import KernelPrices
 from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
 from pyperf_suite.probes.calibration.predictions import DTYPE_OF_OPERATOR
 from pyperf_suite.runner.case import Case
@@ -33,118 +39,33 @@ from pyperf_suite.spec.rows import Column, Reading, readings, table, wins
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
 
+# The name that these records carry in place of a probe's.
+PROBE = "sizing"
+PRESENT = "present"
+LIBRARY = {"cuda": ("cublas", "sdpa_default"), "cpu": ("torch", "sdpa_default")}
+# Each brings about ten products of its own; more candidates than this differ by less than can be measured.
+MOST_MEASURED = 4
 # The others are in the records, and in --json.
 MOST_PRODUCTS = 20
 
 
-def validation_findings(names: Sequence[str], validation: Validation) -> Findings:
-    """`names` are what the settings are called, in their order, the present one first."""
-    measured = validation.settings
-    mean, median = validation.error_percent
-    count = sum(product.reading is not None for product in validation.products)
-    unmeasured = len(validation.products) - count
-    products = sorted(validation.products, key=lambda product: -_miss(product))[:MOST_PRODUCTS]
-    missed = "" if len(products) == len(validation.products) else f", the {len(products)} missed most of "
-    return findings(
-        _best(names, measured) if len(measured) > 1 else None,
-        remark(
-            "The laws missed the {count} measured shapes by {mean} on average, {median} in the median.",
-            kind="law",
-            count=count,
-            mean=Quantity(mean / 100, "%"),
-            median=Quantity(median / 100, "%"),
-        ),
-        remark(
-            "{count} shapes keep their predicted time, for not every process could measure them.",
-            kind="caution",
-            count=unmeasured,
-        )
-        if unmeasured
-        else None,
-        table("Candidates, predicted and measured", SETTINGS, list(zip(names, measured, strict=True))),
-        table(
-            f"Products, predicted and measured{missed}{len(validation.products) if missed else ''}", PRODUCTS, products
-        ),
-    )
-
-
-def _best(names: Sequence[str], measured: Sequence[Measured]) -> Remark:
-    """The candidate that was measured fastest, and whether that is beyond its interval."""
-    place = max(range(1, len(measured)), key=lambda each: measured[each].speedup.value)
-    best = measured[place]
-    told: dict[str, Any] = {
-        "name": names[place],
-        "first": names[0],
-        "count": len(measured) - 1,
-        "faster": best.speedup,
-        "predicted": Quantity(best.predicted_speedup, "x", predicted=True),
-    }
-    if wins(best.speedup):
-        return remark("{name} is {faster} as fast as {first}, where {predicted} was predicted.", **told)
-    return remark(
-        "None of the {count} candidates is faster than {first} beyond the interval; the best, {name}, is {faster} as "
-        "fast, where {predicted} was predicted.",
-        **told,
-    )
-
-
-SETTINGS = (
-    Column("candidate", lambda told: told[0], priority=2),
-    Column("predicted a token", lambda told: told[1].predicted_s, "us"),
-    Column("measured a token", lambda told: told[1].cost_s, "us"),
-    Column("predicted speed", lambda told: told[1].predicted_speedup, "x"),
-    Column("measured speed", lambda told: told[1].speedup, "x", priority=2),
-    Column("share that was measured", lambda told: told[1].measured_share, "%", priority=0),
-)
-PRODUCTS = (
-    Column("what", lambda product: _what(product), priority=2),
-    Column("predicted", lambda product: product.predicted_s, "us"),
-    Column("measured", lambda product: _measured(product), "us", priority=2),
-    Column("predicted / measured", lambda product: _over(product), "x"),
-)
-
-
-def _measured(product: Product) -> Quantity | None:
-    reading = product.reading
-    if reading is None:
-        return None
-    return Quantity(reading.seconds, "us", reading.low, reading.high, len(reading.by_process))
-
-
-def _over(product: Product) -> float | None:
-    return None if product.reading is None else product.predicted_s / product.reading.seconds
-
-
-def _miss(product: Product) -> float:
-    """How far the prediction is from the reading, in its logarithm; what has no reading stands last."""
-    return -1.0 if product.reading is None else abs(math.log(product.predicted_s / product.reading.seconds))
-
-
-def _what(product: Product) -> str:
-    p: Any = product.case.parameters
-    if product.case.operator == "matmul":
-        return f"{p.m}x{p.n}x{p.k} {p.layout} {p.dtype}"
-    phase = "backward" if p.backward else "forward"
-    return f"attention {phase} {p.batch} x {p.heads} heads ({p.key_heads} key) of {p.head_dim}, {p.seq_q} tokens"
-
-
-# The name that records of a validation carry in place of a probe's.
-PROBE = "sizing"
-LIBRARY = {"cuda": ("cublas", "sdpa_default"), "cpu": ("torch", "sdpa_default")}
-
-
 @dataclass(frozen=True)
-class Product:
-    """One shape that some of the settings launch: what the law says of it, and its reading, None where it has none."""
+class MeasuredProduct:
+    """One shape that some of the settings launch: the law's price, and its reading, None if there is none."""
 
     case: Case
     predicted_s: float
     reading: Reading | None
 
+    @property
+    def ratio(self) -> float | None:
+        """Predicted over measured."""
+        return None if self.reading is None else self.predicted_s / self.reading.seconds
+
 
 @dataclass(frozen=True)
-class Measured:
-    """What a token of a setting costs in GPU-seconds: predicted, and measured with its interval over processes.
+class MeasuredSetting:
+    """GPU-seconds of a setting's token: predicted, and measured with its interval over processes.
 
     `speedup` is how many times the first setting's rate it does its work at, measured, taken within each process;
     `measured_share` is the share of the predicted time that the measured products stand for.
@@ -162,233 +83,19 @@ class Measured:
 class Validation:
     """The settings in their order, the present one first, and every product once."""
 
-    settings: tuple[Measured, ...]
-    products: tuple[Product, ...]
+    settings: tuple[MeasuredSetting, ...]
+    products: tuple[MeasuredProduct, ...]
 
     @property
     def error_percent(self) -> tuple[float, float]:
-        """Mean and median of |predicted / measured − 1| over the products measured, in %; NaN where none was."""
-        errors = [
-            abs(product.predicted_s / product.reading.seconds - 1) * 100
-            for product in self.products
-            if product.reading is not None
-        ]
+        """Mean and median of |predicted / measured − 1| over the products measured, in %; NaN if there are none."""
+        errors = [abs(product.ratio - 1) * 100 for product in self.products if product.ratio is not None]
         return (float(np.mean(errors)), float(np.median(errors))) if errors else (math.nan, math.nan)
-
-
-def require_gpu(asked: GpuSpec, device: Device) -> None:
-    """Raise UserError where the device is not the GPU that sizes were asked for, which cannot be measured then."""
-    here = identity(device).fields
-    if device.kind == "cuda":
-        try:
-            if find_gpu(str(here["model"])) == asked:
-                return
-        except UserError:
-            pass  # not in the catalogue, so it is another one
-    what = "name that GPU" if device.kind == "cuda" else "run it where that GPU is"
-    raise UserError(
-        f"Measuring on {asked.name} was asked for, but here is {device}, {here['model']}: leave --measure out, or "
-        f"{what}."
-    )
-
-
-def plan_of(settings: Sequence[Setting], device: Device, profile: Profile, seed: int = 0) -> Plan:
-    """Every product and attention of the settings, each shape once, in an order that mixes the settings.
-
-    Raises UserError for a shape that can never be measured there.
-    """
-    launched = {case.case_id: case for part in parts_of(shapes_of(settings)) for case in _cases(part, settings, device)}
-    planned = [PlannedCase(PROBE, case) for case in launched.values()]
-    plan = Plan(in_random_order(planned, seed), profile, device, seed)
-    plan.validate()
-    return plan
-
-
-def measure(
-    plan: Plan, results: Path, told: Callable[[Record], None], deadline_s: float = DEADLINE_S
-) -> tuple[RunFolder, list[Record]]:
-    """Run the plan into a run's folder of its own; `told` is called with the last record of each case.
-
-    Raises UserError where the results folder cannot be written.
-    """
-    session = Session(plan, create_run(results, identity(plan.device), plan), deadline_s)
-    try:
-        session.open()
-        for planned, process in session.visits():
-            record = session.visit(planned, process)
-            if process == plan.profile.processes - 1:
-                told(record)
-        session.finish()
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"Interrupted; {len(session.records)} records are kept in {session.folder.records_path}."
-        ) from None
-    finally:
-        session.close()
-    return session.folder, list(session.records)
-
-
-def validate(
-    settings: Sequence[Setting],
-    prices: Prices,
-    records: Sequence[Record],
-    device: Device,
-    work: Sequence[float] | None = None,
-) -> Validation:
-    """The records of `plan_of(settings)` beside what the laws predict; other settings are held to the first.
-
-    `work` is what a token of each setting is worth, in any unit: a model of more parameters does more of its own. By
-    default a token is a token. A product that some process did not measure keeps its predicted time.
-
-    Raises UserError where no product was measured by every process.
-    """
-    parts = parts_of(shapes_of(settings))
-    launches = _launches(settings, parts, price(parts, prices), device)
-    found = _measured_in_all_processes(records)
-    processes = sorted(next(iter(found.values())).by_process)
-    steps = [_Step.of([each for each in launches if each.place == place], found, processes)
-             for place in range(len(settings))]  # fmt: skip
-    first = steps[0]
-    worth = [1.0] * len(settings) if work is None else [each / work[0] for each in work]
-    products = {each.case.case_id: each for each in launches if each.case is not None}
-    return Validation(
-        tuple(
-            Measured(
-                setting,
-                step.predicted_s,
-                worth_of * first.predicted_s / step.predicted_s,
-                ratio_over_processes(step.seconds, step.half_width),
-                ratio_over_processes(
-                    [worth_of * one / other for one, other in zip(first.seconds, step.seconds, strict=True)],
-                    math.hypot(first.half_width, step.half_width),
-                ),
-                step.measured_share,
-            )
-            for setting, step, worth_of in zip(settings, steps, worth, strict=True)
-        ),
-        tuple(Product(each.case, each.seconds, found.get(name)) for name, each in products.items() if each.case),
-    )
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """One kind of work of the setting at `place`: its case, None where none measures it; its price of one, predicted.
-
-    `calls` are GPU-launches a token, so that settings of other micro-batches and groups compare.
-    """
-
-    place: int
-    case: Case | None
-    calls: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A token of one setting: predicted, and by process with what was measured in place of its prediction.
-
-    `half_width` is that of the readings' own intervals, relative to the whole.
-    """
-
-    predicted_s: float
-    seconds: tuple[float, ...]
-    half_width: float
-    measured_share: float
-
-    @classmethod
-    def of(cls, launches: Sequence[_Launch], found: Mapping[str, Reading], processes: Sequence[int]) -> _Step:
-        """From all launches of one setting, and the readings of all."""
-        predicted_s = math.fsum(each.calls * each.seconds for each in launches)
-        read = [
-            (each, found[each.case.case_id])
-            for each in launches
-            if each.case is not None and each.case.case_id in found
-        ]
-        seconds = tuple(
-            predicted_s + math.fsum(each.calls * (reading.by_process[process] - each.seconds) for each, reading in read)
-            for process in processes
-        )
-        squares = math.fsum((each.calls * (reading.high - reading.low) / 2) ** 2 for each, reading in read)
-        share = math.fsum(each.calls * each.seconds for each, _ in read) / predicted_s
-        return cls(predicted_s, seconds, math.sqrt(squares) / seconds[0], share)
-
-
-def _measured_in_all_processes(records: Sequence[Record]) -> dict[str, Reading]:
-    """Readings by case; one that lacks a process that others have would compare processes with each other."""
-    found = readings([record for record in records if record.probe == PROBE])
-    processes = {process for reading in found for process in reading.by_process}
-    whole = {reading.case.case_id: reading for reading in found if set(reading.by_process) == processes}
-    if not whole:
-        reasons = [record.reason for record in records if record.probe == PROBE and record.reason]
-        raise UserError(
-            f"None of the products could be measured{f', the first because: {reasons[0]}' if reasons else ''}: leave "
-            "--measure out to see what is predicted."
-        )
-    return whole
-
-
-def _launches(
-    settings: Sequence[Setting], parts: Sequence[Part], priced: Sequence[Priced], device: Device
-) -> list[_Launch]:
-    """All work of all settings, each with its price; what is not done at all is left out."""
-    launches = []
-    for part, prices in zip(parts, priced, strict=True):
-        calls = np.broadcast_to(part.calls, (len(settings),))
-        seconds = np.broadcast_to(prices.seconds, (len(settings),))
-        cases: Sequence[Case | None] = _cases(part, settings, device) or [None] * len(settings)
-        launches += [
-            _Launch(place, case, float(calls[place]) * setting.tp / setting.tokens, float(seconds[place]))
-            for place, (case, setting) in enumerate(zip(cases, settings, strict=True))
-            if calls[place] > 0
-        ]
-    return launches
-
-
-def _cases(part: Part, settings: Sequence[Setting], device: Device) -> list[Case]:
-    """What measures a part, one case a setting; none for a kind of work that takes more than one device or kernel."""
-    if part.law not in ("gemm", "attention"):
-        return []
-    sizes = [np.broadcast_to(size, (len(settings),)).tolist() for size in part.sizes]
-    return [
-        _case(part, row, setting.dtype, device) for setting, row in zip(settings, zip(*sizes, strict=True), strict=True)
-    ]
-
-
-def _case(part: Part, sizes: Sequence[int], dtype: str, device: Device) -> Case:
-    """A part's work at given sizes as the library does it; attention is in 16 bits also where products are in 8."""
-    workers = cpu.detect().usable_cores if device.kind == "cpu" else 1
-    product, attention = LIBRARY[device.kind]
-    if part.law == "gemm":
-        m, n, k = sizes
-        (layout,) = part.fixed
-        library = Schedule("library", workers)
-        return Case(
-            "matmul", MatmulParameters(m, n, k, library, dtype=DTYPE_OF_OPERATOR[dtype], layout=layout), product
-        )
-    causal, backward = part.fixed
-    batch, seq, heads, kv_heads, head_dim = sizes
-    parameters = AttentionParameters(
-        batch=batch,
-        heads=heads,
-        head_dim=head_dim,
-        seq_q=seq,
-        kv_heads=0 if kv_heads == heads else kv_heads,
-        causal=causal,
-        backward=backward,
-        dtype=DTYPE_OF_OPERATOR[dtype if dtype in ("fp16", "bf16") else "bf16"],
-        workers=workers,
-    )
-    return Case("attention", parameters, attention)
-
-
-PRESENT = "present"
-# Each brings about ten products of its own; more candidates than this differ by less than they can be told apart.
-MOST_MEASURED = 4
 
 
 @dataclass(frozen=True)
 class MeasuredSizing:
-    """Settings by name, the present one first, as they were predicted and measured, and where the records lie."""
+    """Settings by name, the present one first, as they were predicted and measured, and the run with the records."""
 
     names: tuple[str, ...]
     validation: Validation
@@ -396,11 +103,10 @@ class MeasuredSizing:
 
     @property
     def findings(self) -> Findings:
-        """Sentences and tables of predicted against measured."""
         return validation_findings(self.names, self.validation)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: seconds a token, and rates of work over the present model's with their intervals."""
+        """Seconds a token, and rates of work relative to the present model's with their intervals."""
         mean, median = self.validation.error_percent
         return {
             "records": str(self.folder.records_path),
@@ -436,35 +142,303 @@ class SizingRun:
 
     @classmethod
     def of(cls, gpu: GpuSpec, search: Search, device: Device, profile: Profile) -> SizingRun:
-        """Raises UserError where the device is another GPU, or has no room for a shape."""
+        """Raises UserError if the device is another GPU, or has no room for a shape."""
         require_gpu(gpu, device)
         candidates = (search.present, *chosen(search))
-        return cls(candidates, plan_of([candidate.setting for candidate in candidates], device, profile))
+        return cls(candidates, measuring_plan([candidate.setting for candidate in candidates], device, profile))
 
     def measured(
-        self, prices: Prices, results: Path, told: Callable[[Record], None], deadline_s: float = DEADLINE_S
+        self, prices: KernelPrices, results: Path, done: Callable[[Record], None], deadline_s: float = DEADLINE_S
     ) -> MeasuredSizing:
-        """Run the plan; `told` is given the last record of each case.
+        """Run the plan; `done` is called with the last record of each case.
 
-        Raises UserError where the results cannot be written, or nothing could be measured.
+        Raises UserError if the results cannot be written, or nothing could be measured.
         """
-        folder, records = measure(self.plan, results, told, deadline_s)
+        folder, records = measure(self.plan, results, done, deadline_s)
         return MeasuredSizing(tuple(map(name_of, self.candidates)), self.judged(prices, records), folder)
 
-    def judged(self, prices: Prices, records: Sequence[Record]) -> Validation:
-        """The records beside the predictions; a token is worth the model's own FLOP, so padding is no work."""
+    def judged(self, prices: KernelPrices, records: Sequence[Record]) -> Validation:
+        """The records compared with the predictions; a token is worth the model's own FLOP, so padding is no work."""
         settings = [candidate.setting for candidate in self.candidates]
         work = [candidate.speed * candidate.time_ratio for candidate in self.candidates]
         return validate(settings, prices, records, self.plan.device, work)
 
 
-def chosen(search: Search, most: int = MOST_MEASURED) -> list[Candidate]:
-    """The candidates that are predicted to do their work fastest, each once; none where nothing beats the noise."""
+def chosen(search: Search) -> list[Candidate]:
+    """The candidates that are predicted to do their work fastest, each once; none if none beats the laws' error."""
     faster = [candidate for candidate in (*search.pareto, *search.alone.values()) if candidate.is_faster]
     by_name = {name_of(candidate): candidate for candidate in faster}
-    return sorted(by_name.values(), key=lambda candidate: -candidate.speed)[:most]
+    return sorted(by_name.values(), key=lambda candidate: -candidate.speed)[:MOST_MEASURED]
 
 
 def name_of(candidate: Candidate) -> str:
     """What a candidate changes, as in `heads 40 -> 32, vocab 50257 -> 50304`."""
     return ", ".join(f"{name} {before} -> {after}" for name, before, after in candidate.changes) or PRESENT
+
+
+def require_gpu(asked: GpuSpec, device: Device) -> None:
+    """Raise UserError if the device is not the GPU that sizes were asked for."""
+    here = identity(device).fields
+    if device.kind == "cuda":
+        try:
+            if find_gpu(str(here["model"])) == asked:
+                return
+        except UserError:
+            pass  # not in the catalogue, so it is another one
+    what = "name that GPU" if device.kind == "cuda" else "run it where that GPU is"
+    raise UserError(
+        f"Measuring on {asked.name} was asked for, but here is {device}, {here['model']}: leave --measure out, or "
+        f"{what}."
+    )
+
+
+def measuring_plan(settings: Sequence[Setting], device: Device, profile: Profile, seed: int = 0) -> Plan:
+    """Every product and attention of the settings, each shape once, in an order that mixes the settings.
+
+    Raises UserError for a shape that can never be measured there.
+    """
+    cases = [case for part in parts_of(shapes_of(settings)) for case in _cases(part, settings, device) if case]
+    planned = [PlannedCase(PROBE, case) for case in {case.case_id: case for case in cases}.values()]
+    plan = Plan(in_random_order(planned, seed), profile, device, seed)
+    plan.validate()
+    return plan
+
+
+def measure(
+    plan: Plan, results: Path, done: Callable[[Record], None], deadline_s: float = DEADLINE_S
+) -> tuple[RunFolder, list[Record]]:
+    """Run the plan into a run's folder of its own; `done` is called with the last record of each case.
+
+    Raises UserError if the results folder cannot be written.
+    """
+    session = Session(plan, create_run(results, identity(plan.device), plan), deadline_s)
+    try:
+        session.open()
+        for planned, process in session.visits():
+            record = session.visit(planned, process)
+            if process == plan.profile.processes - 1:
+                done(record)
+        session.finish()
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"Interrupted; {len(session.records)} records are kept in {session.folder.records_path}."
+        ) from None
+    finally:
+        session.close()
+    return session.folder, list(session.records)
+
+
+def validate(
+    settings: Sequence[Setting],
+    prices: KernelPrices,
+    records: Sequence[Record],
+    device: Device,
+    work: Sequence[float] | None = None,
+) -> Validation:
+    """The records of `measuring_plan(settings)` compared with the laws; other settings are compared with the first.
+
+    `work` is what a token of each setting is worth, in any unit: a model of more parameters does more of its own. By
+    default a token is a token. A product that some process did not measure keeps its predicted time.
+
+    Raises UserError if no product was measured by every process.
+    """
+    launches = list(_launches(settings, prices, device))
+    found = _measured_in_all_processes(records)
+    processes = sorted(next(iter(found.values())).by_process)
+    steps = [
+        _Step.of([each for each in launches if each.place == place], found, processes) for place in range(len(settings))
+    ]
+    first = steps[0]
+    worth = [1.0] * len(settings) if work is None else [each / work[0] for each in work]
+    measured = [
+        MeasuredSetting(
+            setting,
+            step.predicted_s,
+            worth_of * first.predicted_s / step.predicted_s,
+            ratio_over_processes(step.seconds, step.half_width),
+            ratio_over_processes(
+                [worth_of * one / other for one, other in zip(first.seconds, step.seconds, strict=True)],
+                math.hypot(first.half_width, step.half_width),
+            ),
+            step.measured_share,
+        )
+        for setting, step, worth_of in zip(settings, steps, worth, strict=True)
+    ]
+    products = {each.case.case_id: (each.case, each.seconds) for each in launches if each.case is not None}
+    return Validation(
+        tuple(measured), tuple(MeasuredProduct(*each, found.get(case_id)) for case_id, each in products.items())
+    )
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One kind of work of the setting at `place`: its case, None if none measures it, and its predicted price.
+
+    `calls` are GPU-launches a token, so that settings of other micro-batches and groups compare.
+    """
+
+    place: int
+    case: Case | None
+    calls: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A token of one setting: predicted, and by process with readings in place of predictions.
+
+    `half_width` is that of the readings' own intervals, relative to the whole.
+    """
+
+    predicted_s: float
+    seconds: tuple[float, ...]
+    half_width: float
+    measured_share: float
+
+    @classmethod
+    def of(cls, launches: Sequence[_Launch], found: dict[str, Reading], processes: Sequence[int]) -> _Step:
+        predicted_s = math.fsum(each.calls * each.seconds for each in launches)
+        read = [(each, found[each.case.case_id]) for each in launches if each.case and each.case.case_id in found]
+        seconds = tuple(
+            predicted_s + math.fsum(each.calls * (reading.by_process[process] - each.seconds) for each, reading in read)
+            for process in processes
+        )
+        squares = math.fsum((each.calls * (reading.high - reading.low) / 2) ** 2 for each, reading in read)
+        share = math.fsum(each.calls * each.seconds for each, _ in read) / predicted_s
+        return cls(predicted_s, seconds, math.sqrt(squares) / seconds[0], share)
+
+
+def _measured_in_all_processes(records: Sequence[Record]) -> dict[str, Reading]:
+    """Readings by case; one that lacks a process that others have would compare processes with each other."""
+    found = readings([record for record in records if record.probe == PROBE])
+    processes = {process for reading in found for process in reading.by_process}
+    whole = {reading.case.case_id: reading for reading in found if set(reading.by_process) == processes}
+    if not whole:
+        reasons = [record.reason for record in records if record.probe == PROBE and record.reason]
+        raise UserError(
+            f"None of the products could be measured{f', the first because: {reasons[0]}' if reasons else ''}: leave "
+            "--measure out to see what is predicted."
+        )
+    return whole
+
+
+def _launches(settings: Sequence[Setting], prices: KernelPrices, device: Device) -> Iterator[_Launch]:
+    """All work of all settings with its price; what is not done at all is left out."""
+    parts = parts_of(shapes_of(settings))
+    for part, priced in zip(parts, price(parts, prices), strict=True):
+        calls = np.broadcast_to(part.calls, (len(settings),))
+        seconds = np.broadcast_to(priced.seconds, (len(settings),))
+        for place, (case, setting) in enumerate(zip(_cases(part, settings, device), settings, strict=True)):
+            if calls[place] > 0:
+                yield _Launch(place, case, float(calls[place]) * setting.tp / setting.tokens, float(seconds[place]))
+
+
+def _cases(part: Part, settings: Sequence[Setting], device: Device) -> list[Case | None]:
+    """What measures a part, one case a setting; None for work that takes more than one device or kernel."""
+    if part.law not in ("gemm", "attention"):
+        return [None] * len(settings)
+    rows = zip(*(np.broadcast_to(size, (len(settings),)).tolist() for size in part.sizes), strict=True)
+    return [_case(part, row, setting.dtype, device) for setting, row in zip(settings, rows, strict=True)]
+
+
+def _case(part: Part, sizes: Sequence[int], dtype: str, device: Device) -> Case:
+    """A part's work at given sizes as the library does it; attention is in 16 bits also where products are in 8."""
+    workers = cpu.detect().usable_cores if device.kind == "cpu" else 1
+    product, attention = LIBRARY[device.kind]
+    if part.law == "gemm":
+        m, n, k = sizes
+        schedule, (layout,) = Schedule("library", workers), part.fixed
+        parameters = MatmulParameters(m, n, k, schedule, dtype=DTYPE_OF_OPERATOR[dtype], layout=layout)
+        return Case("matmul", parameters, product)
+    causal, backward = part.fixed
+    batch, seq, heads, kv_heads, head_dim = sizes
+    attended = AttentionParameters(
+        batch=batch,
+        heads=heads,
+        head_dim=head_dim,
+        seq_q=seq,
+        kv_heads=0 if kv_heads == heads else kv_heads,
+        causal=causal,
+        backward=backward,
+        dtype=DTYPE_OF_OPERATOR[dtype if dtype in ("fp16", "bf16") else "bf16"],
+        workers=workers,
+    )
+    return Case("attention", attended, attention)
+
+
+def validation_findings(names: Sequence[str], validation: Validation) -> Findings:
+    """Predicted and measured: first the candidates, by `names` in their order, then the products."""
+    measured, products = validation.settings, validation.products
+    mean, median = validation.error_percent
+    unmeasured = sum(product.reading is None for product in products)
+    shown = sorted(products, key=lambda product: -abs(math.log(product.ratio or 1.0)))[:MOST_PRODUCTS]
+    some = "" if len(shown) == len(products) else f", the {len(shown)} with the largest error of {len(products)}"
+    return findings(
+        _best(names, measured) if len(measured) > 1 else None,
+        remark(
+            "The laws' mean error on the {count} measured shapes is {mean}, the median {median}.",
+            kind="law",
+            count=len(products) - unmeasured,
+            mean=Quantity(mean / 100, "%"),
+            median=Quantity(median / 100, "%"),
+        ),
+        remark(
+            "{count} shapes keep their predicted time, for not every process could measure them.",
+            kind="caution",
+            count=unmeasured,
+        )
+        if unmeasured
+        else None,
+        table("Candidates, predicted and measured", SETTINGS, list(zip(names, measured, strict=True))),
+        table(f"Products, predicted and measured{some}", PRODUCTS, shown),
+    )
+
+
+def _best(names: Sequence[str], measured: Sequence[MeasuredSetting]) -> Remark:
+    """The candidate that was measured fastest, and whether that is beyond its interval."""
+    place = max(range(1, len(measured)), key=lambda each: measured[each].speedup.value)
+    best = measured[place]
+    values: dict[str, Any] = {
+        "name": names[place],
+        "first": names[0],
+        "count": len(measured) - 1,
+        "faster": best.speedup,
+        "predicted": Quantity(best.predicted_speedup, "x", predicted=True),
+    }
+    if wins(best.speedup):
+        return remark("{name} is {faster} as fast as {first}; {predicted} was predicted.", **values)
+    return remark(
+        "None of the {count} candidates is faster than {first} beyond the interval; the best, {name}, is {faster} as "
+        "fast; {predicted} was predicted.",
+        **values,
+    )
+
+
+def _shape(product: MeasuredProduct) -> str:
+    p: Any = product.case.parameters
+    if product.case.operator == "matmul":
+        return f"{p.m}x{p.n}x{p.k} {p.layout} {p.dtype}"
+    phase = "backward" if p.backward else "forward"
+    return f"attention {phase} {p.batch} x {p.heads} heads ({p.key_heads} key) of {p.head_dim}, {p.seq_q} tokens"
+
+
+def _measured(product: MeasuredProduct) -> Quantity | None:
+    if (reading := product.reading) is None:
+        return None
+    return Quantity(reading.seconds, "us", reading.low, reading.high, len(reading.by_process))
+
+
+SETTINGS = (
+    Column("candidate", lambda row: row[0], priority=2),
+    Column("predicted a token", lambda row: row[1].predicted_s, "us"),
+    Column("measured a token", lambda row: row[1].cost_s, "us"),
+    Column("predicted speed", lambda row: row[1].predicted_speedup, "x"),
+    Column("measured speed", lambda row: row[1].speedup, "x", priority=2),
+    Column("share that was measured", lambda row: row[1].measured_share, "%", priority=0),
+)
+PRODUCTS = (
+    Column("what", _shape, priority=2),
+    Column("predicted", lambda product: product.predicted_s, "us"),
+    Column("measured", _measured, "us", priority=2),
+    Column("predicted / measured", lambda product: product.ratio, "x"),
+)

@@ -34,8 +34,8 @@ CHANGE_THE_MODEL = ("layers", "kv_heads")
 class Sizing:
     """Everything that was worked out for one setting on one GPU; `savings` belong to `search.pareto`, in its order.
 
-    `iteration` is the law of a whole iteration of this one micro-batch, as `layout` predicts it: the GPU's work, waiting
-    for the host, and the optimizer.
+    `iteration` is the law of a whole iteration of this one micro-batch, as `layout` predicts it: the GPU's work,
+    waiting for the host, and the optimizer.
     """
 
     gpu: GpuSpec
@@ -178,8 +178,8 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
     shared = f" over {model.kv_heads} key-value heads" if model.kv_heads != model.heads else ""
     experts = f"{model.expert_ffn} x {model.experts} experts, {model.top_k} a token"
     yield remark(
-        "{parameters} billion parameters ({model}), {micro_batch} x {seq} tokens in {dtype} on {gpu}: {time} of GPU work "
-        "forward and backward{each}, at the clocks of a sustained load.",
+        "{parameters} billion parameters ({model}), {micro_batch} x {seq} tokens in {dtype} on {gpu}: {time} of GPU "
+        "work forward and backward{each}, at the clocks of a sustained load.",
         kind="predicted",
         parameters=Quantity(present.parameters / 1e9),
         model=f"{model.layers} layers, hidden {model.hidden}, {model.heads} heads of {model.head_dim}{shared}, "
@@ -194,8 +194,8 @@ def _step(sizing: Sizing) -> Iterator[Remark]:
     parts = sizing.iteration.parts
     sent = sum(float(parts[name]) for name in ("gradients", "parameters"))
     yield remark(
-        "An iteration of one micro-batch takes {time}, {mfu} of the peak (MFU): {optimizer} for the optimizer{sent} and "
-        "{host} of waiting for the host come on top, which these dimensions hardly change.",
+        "An iteration of one micro-batch takes {time}, {mfu} of the peak (MFU), as `layout` counts it: {optimizer} for "
+        "the optimizer{sent} and {host} of waiting for the host are part of it.",
         kind="predicted",
         time=Quantity(float(sizing.iteration.seconds), "duration", predicted=True),
         mfu=Quantity(sizing.utilization, "%", predicted=True),
@@ -246,9 +246,9 @@ def _memory(sizing: Sizing) -> Remark | None:
     if found.present.memory_bytes <= usable:
         return None
     return remark(
-        "The model does not fit: weights, gradients, AdamW and activations need {needed} on each GPU with tp = {tp} and "
-        "{shards} shards, where {usable} are usable. Candidates may need at most {more} more; --shards gives the number "
-        "of data-parallel GPUs that share these (ZeRO-3, FSDP).",
+        "The model does not fit: weights, gradients, AdamW and activations need {needed} on each GPU with tp = {tp} "
+        "and {shards} shards, where {usable} are usable. Candidates may need at most {more} more; --shards gives the "
+        "number of data-parallel GPUs that share these (ZeRO-3, FSDP).",
         kind="caution",
         needed=Quantity(found.present.memory_bytes, "size"),
         usable=Quantity(usable, "size"),
@@ -261,20 +261,18 @@ def _memory(sizing: Sizing) -> Remark | None:
 def _products(sizing: Sizing) -> Table:
     total = sum(part.seconds for part in sizing.spent)
 
-    def lost(part: Spent, place: int) -> str | None:
-        known = [cause for cause, seconds in part.lost if seconds >= 0.01 * part.seconds]
-        return known[place] if place < len(known) else None
+    def lost(place: int) -> tuple[Column, Column]:
+        def cause(part: Spent) -> str | None:
+            known = [cause for cause, seconds in part.lost if seconds >= 0.01 * part.seconds]
+            return known[place] if place < len(known) else None
 
-    def share(part: Spent, place: int) -> float | None:
-        return part.causes[cause] / part.seconds if (cause := lost(part, place)) else None
+        def share(part: Spent) -> float | None:
+            return part.causes[name] / part.seconds if (name := cause(part)) else None
 
-    causes = []
-    for place in range(MOST_CAUSES):
         priority = 0 if place else 1
-        causes += [
-            Column("then to" if place else "lost to", lambda part, place=place: lost(part, place), priority=priority),
-            Column("of its time", lambda part, place=place: share(part, place), "%", priority=priority),
-        ]
+        name = "then to" if place else "lost to"
+        return Column(name, cause, priority=priority), Column("of its time", share, "%", priority=priority)
+
     return table(
         "Where a micro-batch goes",
         (
@@ -284,7 +282,7 @@ def _products(sizing: Sizing) -> Table:
             Column("time", lambda part: part.seconds, "ms", priority=2),
             Column("of the step", lambda part: part.seconds / total, "%"),
             Column("rate", lambda part: part.flop / part.seconds if part.flop else None, "TFLOP/s"),
-            *causes,
+            *(column for place in range(MOST_CAUSES) for column in lost(place)),
         ),
         [part for part in sorted(sizing.spent, key=lambda each: -each.seconds) if part.seconds >= 0.002 * total],
     )

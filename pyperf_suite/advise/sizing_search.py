@@ -74,7 +74,7 @@ class Bounds:
         if unknown := set(self.vary) - set(AXES):
             named = min(unknown)
             if not named:
-                raise UserError(f"--vary has a comma without a name: write names, as in heads,vocab.")
+                raise UserError("--vary has a comma without a name: write names, as in heads,vocab.")
             raise UserError(f"Candidates cannot vary in {named!r}: {offer(named, AXES)}")
         if not 0 <= self.parameter_change <= 1 or not 0 <= self.reach <= 1:
             raise UserError(
@@ -111,7 +111,7 @@ class Candidates:
         axes = [0] * len(ATTENTION) + list(range(1, len(self.shape)))
         sizes = {
             name: column.reshape([-1 if axis == place else 1 for axis in range(len(self.shape))])
-            for place, (name, column) in zip(axes, (columns | self.others).items(), strict=True)
+            for place, (name, column) in zip(axes, {**columns, **self.others}.items(), strict=True)
         }
         micro_batch, tp = sizes.pop("micro_batch"), sizes.pop("tp")
         return Shapes(
@@ -154,7 +154,9 @@ def neighbours(setting: Setting, bounds: Bounds) -> Candidates:
             {
                 width: axis("ffn", getattr(model, width), _widths(getattr(model, width), bounds, most)),
                 # A vocabulary can be padded, never cut.
-                "vocab": axis("vocab", model.vocab, [round_up(model.vocab, 8 << power) for power in (0, 3, 4, 5, 6, 7)]),
+                "vocab": axis(
+                    "vocab", model.vocab, [round_up(model.vocab, 8 << power) for power in (0, 3, 4, 5, 6, 7)]
+                ),
                 "layers": axis("layers", model.layers, _layers(model, bounds)),
                 "micro_batch": axis("micro_batch", setting.micro_batch, _doublings(setting.micro_batch, 2)),
                 "tp": axis("tp", setting.tp, _doublings(setting.tp, 1) if setting.tp > 1 else []),

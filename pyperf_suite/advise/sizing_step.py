@@ -1,7 +1,7 @@
 """The work of one micro-batch on one GPU, forward and backward, and its price by the laws of kernels.
 
-The work is the one that `laws/training/micro_batch.py` prices for whole iterations, so that `size` and `layout` agree; here
-each kind of work is apart, and its dimensions may be arrays that broadcast over a grid of models.
+It is the work that the law of an iteration prices, so that `size` and `layout` agree. Here each kind of work is apart,
+and dimensions may be arrays that broadcast over a grid of models.
 """
 
 from __future__ import annotations
@@ -121,13 +121,15 @@ class Shapes:
 
 def shapes_of(settings: Sequence[Setting]) -> Shapes:
     """The same few settings as arrays of one axis, in their order."""
-    first = settings[0]
-    names = ("hidden", "heads", "kv_heads", "head_dim", width_of_mlp(first.model), "vocab", "layers")
+    first = settings[0].model
+    names = ("hidden", "heads", "kv_heads", "head_dim", width_of_mlp(first), "vocab", "layers")
     columns = {name: [getattr(setting.model, name) for setting in settings] for name in names}
     return Shapes(
-        ModelGrid.around(first.model, **columns),
-        *(np.array([getattr(setting, name) for setting in settings]) for name in ("seq", "micro_batch", "tp")),
-        first.shards,
+        ModelGrid.around(first, **columns),
+        np.array([setting.seq for setting in settings], dtype=np.int64),
+        np.array([setting.micro_batch for setting in settings], dtype=np.int64),
+        np.array([setting.tp for setting in settings], dtype=np.int64),
+        settings[0].shards,
     )
 
 

@@ -29,7 +29,7 @@ from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.calibration import Calibration, load_calibration
-from pyperf_suite.laws.kernel_prices import LawPrices
+from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.activations import Keeping, working_bytes
 from pyperf_suite.laws.training.engine_activations import saved_bytes
 from pyperf_suite.laws.training.engine_memory import BFLOAT16, FLOAT32, Engine, Held, Storage, held_by_rank
@@ -269,7 +269,7 @@ def _on_cpu(p: ParallelStepParameters, laws: CpuLaws, cores: int) -> Prediction:
 
 def _on_gpu(p: ParallelStepParameters, calibration: Calibration) -> Prediction:
     p.validate()
-    prices = LawPrices(calibration, dtype=LAW_DTYPE[p.dtype])
+    prices = Prices(calibration, dtype=LAW_DTYPE[p.dtype])
     step = step_time(calibration, p.dimensions, plan_of(p), prices=prices)
     return Prediction(p, float(step.seconds), _floats(step.parts), memory_by_rank(p, "cuda"))
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 
 VERSION = 1
 SHIPPED = Path(__file__).parent / "calibrations"
@@ -108,6 +109,11 @@ class Calibration:
                     _write(archive, f"{name}/{array}.npy", content.getvalue())
             header = {"gpu": self.gpu, "version": self.version, "blocks": blocks}
             _write(archive, HEADER, json.dumps(header, sort_keys=True, indent=1).encode())
+
+
+def spec_of(gpu: str | GpuSpec | Calibration) -> GpuSpec:
+    """The data sheet of a GPU by its name, itself or its calibration. Raises UserError for an unknown GPU."""
+    return gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu)
 
 
 def shipped_path(gpu: str) -> Path:

@@ -55,7 +55,7 @@ def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[
     peaks = find_gpu(calibration.gpu).peak_flop_per_s
     for dtype in ("bf16", "fp8"):
         if f"gemm_{dtype}" in laws and dtype in peaks:
-            yield "products", gemm_time(calibration, m, n, k, dtype=dtype, layout="TN", explain=True)
+            yield "products", gemm_time(calibration, m, n, k, dtype=dtype, layout="TN")
     if "attention_bf16" in laws and "bf16" in peaks:
         batch, seq, heads, kv_heads, head_dim = np.array(
             [(*shape, width) for shape in ATTENTIONS for width in HEAD_DIMS], dtype=np.int64
@@ -74,14 +74,13 @@ def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[
                     True,
                     "bf16",
                     backward=backward,
-                    explain=True,
                 ),
             )
     if "memory" in laws:
-        yield "memory", memory_bound_time(calibration, BYTES, explain=True)
+        yield "memory", memory_bound_time(calibration, BYTES)
     if "collectives" in laws:
         for operation, ranks in product(OPERATIONS, RANKS):
-            yield "collectives", collective_time(calibration, operation, BYTES, np.full(BYTES.shape, ranks), True)
+            yield "collectives", collective_time(calibration, operation, BYTES, np.full(BYTES.shape, ranks))
     if "step" in laws:
         constants = found_constants(calibration).constants
         # As times: a host that takes none is one, a network that carries nothing is none.

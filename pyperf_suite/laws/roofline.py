@@ -8,14 +8,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.calibration import Block, Calibration, all_shipped, shipped_calibration
+from pyperf_suite.laws.calibration import Block, Calibration, all_shipped, shipped_calibration, spec_of
 from pyperf_suite.laws.explained import Explained
 
 BLOCK = "memory"
@@ -56,39 +55,26 @@ class MemoryLaw:
         }
 
 
-@overload
-def memory_bound_time(
-    gpu: str | GpuSpec | Calibration, nbytes: ArrayLike, explain: Literal[False] = False
-) -> NDArray[np.float64]: ...
-
-
-@overload
-def memory_bound_time(gpu: str | GpuSpec | Calibration, nbytes: ArrayLike, explain: Literal[True]) -> Explained: ...
-
-
-def memory_bound_time(
-    gpu: str | GpuSpec | Calibration, nbytes: ArrayLike, explain: bool = False
-) -> NDArray[np.float64] | Explained:
+def memory_bound_time(gpu: str | GpuSpec | Calibration, nbytes: ArrayLike) -> Explained:
     """Seconds of an operator that reads and writes `nbytes` altogether, of any shape.
+
+    The parts are ideal (bytes at the data sheet's bandwidth), bandwidth (what memory falls short of it), cache (what
+    bytes found in L2 gain, negative, or lose) and launch.
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration` with a block "memory".
         nbytes: bytes read and written, not negative.
-        explain: return `Explained` with the parts ideal (bytes at the data sheet's bandwidth), bandwidth (what memory
-            falls short of it), cache (what bytes found in L2 gain, negative, or lose) and launch.
 
     Raises:
         UserError: an unknown GPU, or bytes that are negative or not finite.
     """
-    spec = gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu)
+    spec = spec_of(gpu)
     law = unpack_law(gpu.block(BLOCK)) if isinstance(gpu, Calibration) and BLOCK in gpu.blocks else _shipped_law(spec)
     size = np.asarray(nbytes, dtype=np.float64)
     if not np.all(np.isfinite(size) & (size >= 0)):
         raise UserError(f"An operator cannot move {np.min(size):g} bytes: give 0 bytes or more.")
     parts = law.parts(spec, size)
     seconds = np.asarray(sum(parts.values()))
-    if not explain:
-        return seconds
     beyond = (size < law.fitted_bytes[0]) | (size > law.fitted_bytes[1])
     return Explained(seconds, parts, beyond | law.transferred, law.error_percent, law.origin)
 

@@ -209,15 +209,17 @@ def _draw_heat_map(axis: Axes, heat_map: HeatMap) -> None:
     for row, column, value in cells if len(cells) <= MOST_NUMBERS else ():
         colour = "white" if abs(value - 1) > 0.65 * spread else "black"
         axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
-    if heat_map.here is not None:
-        row, column = heat_map.here
+    for place, colour, label in ((heat_map.best, "tab:green", "best"), (heat_map.here, "black", "as asked")):
+        if place is None:
+            continue
+        row, column = place
         across, up = (-0.5, 0.5, 0.5, -0.5, -0.5), (-0.5, -0.5, 0.5, 0.5, -0.5)
         axis.plot(
             [column + each for each in across],
             [row + each for each in up],
-            color="black",
+            color=colour,
             linewidth=2,
-            label="as asked",
+            label=label,
             clip_on=False,
         )
     axis.set_xlabel(plain(heat_map.x_label))

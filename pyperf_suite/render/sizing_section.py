@@ -22,13 +22,14 @@ _REACH = 0.2
 def sizing_of(runs: Sequence[Run]) -> dict[str, Any]:
     """Heat maps for the GPU that was measured, where the catalogue knows it, or else for a stand-in that is named."""
     from pyperf_suite.advise.sizing_details import heat_maps
-    from pyperf_suite.advise.sizing_step import LawPrices, Setting
+    from pyperf_suite.advise.sizing_step import Setting
+    from pyperf_suite.laws.prices import Prices
 
     gpu, measured = gpu_of(runs)
     setting = Setting(EXAMPLE, SEQ)
     told = {"title": "Sizing (an example, predicted)", "question": "Which nearby sizes of a model would train faster?"}
     try:
-        figures = heat_maps(setting, LawPrices(gpu, setting.dtype), gpu.name, _REACH)
+        figures = heat_maps(setting, Prices(gpu, setting.dtype), gpu.name, _REACH)
     except UserError as reason:
         said = remark("No prediction for {gpu}: {reason}", gpu=gpu.name, reason=str(reason))
         return told | {"found": Findings((said,))}

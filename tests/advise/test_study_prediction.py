@@ -56,16 +56,16 @@ def true_seconds(case: Case) -> float:
     """What the machine of TRUTH takes."""
     prices, p = TRUTH.prices, case.parameters
     if case.operator == "matmul":
-        return prices.gemm(p.layout, p.m, p.n, p.k)
+        return prices.gemm(p.layout, p.m, p.n, p.k).seconds
     if case.operator == "attention":
         kind = prices.of_attention(case.implementation.removeprefix("sdpa_"))
-        return kind.attention(True, p.backward, p.batch, p.seq_q, p.heads, p.key_heads, p.head_dim)
+        return kind.attention(True, p.backward, p.batch, p.seq_q, p.heads, p.key_heads, p.head_dim).seconds
     if case.operator == "layer_pass":
-        return (prices.copy if p.layer == "copy" else prices.memory_bound)(work(p).bytes)
+        return (prices.copy if p.layer == "copy" else prices.memory_bound)(work(p).bytes).seconds
     if case.operator == "optimizer_update":
-        return prices.update(p.tensors.tensors, p.tensors.elements)
+        return prices.update(p.tensors.tensors, p.tensors.elements).seconds
     if case.operator == "collective":
-        return prices.collective(p.op, p.message_bytes, p.ranks, p.ranks, None)
+        return prices.collective(p.op, p.message_bytes, p.ranks).seconds
     constants = TRUTH.constants
     if case.operator == "data_parallel":
         piece, alone = MicroBatch(p.batch, p.seq, element_bytes=4), StepConstants(constants.slowdown, 0.0)

@@ -14,14 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 from pyperf_suite.advise import sizing_measured
-from pyperf_suite.advise import sizing_measured as measured_sizing
 from pyperf_suite.advise.sizing_measured import (
     PROBE,
     SizingRun,
     chosen,
     measure,
+    measuring_plan,
     name_of,
-    plan_of,
     require_gpu,
     validate,
     validation_findings,
@@ -106,7 +105,7 @@ def measured_at(settings: list[Setting], factors: Mapping[int, float], odd_vocab
     return [
         record(case, rate_s(case) * factor * (odd_vocab if touches(case, 1000) else 1.0), process)
         for process, factor in factors.items()
-        for case in (planned.case for planned in plan_of(settings, GPU, QUICK).cases)
+        for case in (planned.case for planned in measuring_plan(settings, GPU, QUICK).cases)
     ]
 
 
@@ -122,7 +121,7 @@ def a_gpu_with_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shapes_that_settings_share_are_planned_once_and_all_phases_are_there() -> None:
-    one, both = (plan_of(settings, GPU, QUICK).cases for settings in ([PRESENT], [PRESENT, PADDED]))
+    one, both = (measuring_plan(settings, GPU, QUICK).cases for settings in ([PRESENT], [PRESENT, PADDED]))
     new = {planned.case.case_id for planned in both} - {planned.case.case_id for planned in one}
     assert len(both) == len({planned.case.case_id for planned in both})
     assert len(new) == 3, "the logits forward, dgrad and wgrad"
@@ -138,7 +137,7 @@ def test_shapes_that_settings_share_are_planned_once_and_all_phases_are_there() 
 
 
 def test_the_order_mixes_the_settings() -> None:
-    planned = plan_of([PRESENT, PADDED], GPU, QUICK).cases
+    planned = measuring_plan([PRESENT, PADDED], GPU, QUICK).cases
     own = [touches(each.case, 1000) for each in planned]
     assert own != sorted(own)
     assert own != sorted(own, reverse=True)
@@ -179,7 +178,7 @@ def test_a_candidate_within_the_interval_is_not_called_faster() -> None:
     records = [
         record(case, rate_s(case) * float(np.exp(0.1 * random.standard_normal())), process)
         for process in range(3)
-        for case in (planned.case for planned in plan_of([PRESENT, WIDER], GPU, QUICK).cases)
+        for case in (planned.case for planned in measuring_plan([PRESENT, WIDER], GPU, QUICK).cases)
     ]
     told = validation_findings(["present", "ffn 832"], validate([PRESENT, WIDER], Rates(), records, GPU))
     assert told.remarks[0].template.startswith("None of the {count} candidates is")
@@ -200,7 +199,7 @@ def test_what_a_process_could_not_measure_keeps_its_predicted_time() -> None:
 
 
 def test_where_nothing_could_be_measured_the_first_reason_is_told() -> None:
-    records = [record(planned.case, 1.0, 0, "unsupported") for planned in plan_of([PRESENT], GPU, QUICK).cases]
+    records = [record(planned.case, 1.0, 0, "unsupported") for planned in measuring_plan([PRESENT], GPU, QUICK).cases]
     with pytest.raises(UserError, match="no abacus"):
         validate([PRESENT], Rates(), records, GPU)
 
@@ -222,7 +221,7 @@ def test_settings_are_measured_through_the_runner_into_a_folder_of_their_own(tmp
     device = resolve("cpu")
     small = Setting(ModelDimensions(layers=1, hidden=32, ffn=64, heads=2, vocab=64), seq=16)
     settings = [small, Setting(ModelDimensions(layers=1, hidden=32, ffn=96, heads=2, vocab=64), seq=16)]
-    plan = plan_of(settings, device, QUICK)
+    plan = measuring_plan(settings, device, QUICK)
     told: list[Record] = []
     folder, records = measure(replace(plan, cases=plan.cases[:3]), tmp_path, told.append)
     assert folder.records() == records
@@ -238,7 +237,7 @@ def test_the_fastest_candidates_beyond_the_noise_are_measured_once_each_and_padd
     found = Search(present, Bounds(), {"vocab": faster, "hidden": slow}, (fast, faster), 4, 4, 2, 1e12)
     assert chosen(found) == [faster, fast]
     assert [name_of(each) for each in (present, faster)] == ["present", "vocab 1000 -> 1024"]
-    run = SizingRun((present, padded), plan_of([PRESENT, PADDED], GPU, QUICK))
+    run = SizingRun((present, padded), measuring_plan([PRESENT, PADDED], GPU, QUICK))
     told = run.judged(Rates(), measured_at([PRESENT, PADDED], {0: 1.0, 1: 1.0})).settings[1]
     assert told.speedup.value == pytest.approx(padded.speed, rel=1e-6)
     assert told.speedup.value == pytest.approx(1 / padded.time_ratio, rel=0.02)
@@ -257,8 +256,7 @@ def test_size_measures_and_tells_predicted_beside_measured(tmp_path: Path, monke
             told(each)
         return folder, records
 
-    monkeypatch.setattr(measured_sizing, "measure", run)
-    monkeypatch.setattr(measured_sizing, "require_gpu", lambda *asked: None)
+    monkeypatch.setattr(sizing_measured, "measure", run)
     monkeypatch.setattr(sizing_measured, "require_gpu", lambda *asked: None)
     asked = ["size", *MODEL, "--gpu", "H200", "--vary", "vocab", "--measure", "--device", "cpu", "--json"]
     done = CliRunner().invoke(main, asked, catch_exceptions=False)

@@ -13,8 +13,8 @@ from pyperf_suite.advise.layout_plan import Planned, evaluated
 from pyperf_suite.advise.layout_report import SELENE_ERROR_PERCENT
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.kernel_prices import LawPrices
 from pyperf_suite.laws.model_flops import RECOMPUTES, Recompute
+from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.micro_batch import StepConstants
 from pyperf_suite.laws.training.step_time import step_time
 from tools.fit.step import (
@@ -57,7 +57,7 @@ def test_the_planner_tells_published_iterations_by_the_very_law_that_was_fitted_
 def test_iterations_over_many_nodes_that_were_not_fitted_are_planned_within_ten_percent(measured_tables: Path) -> None:
     pytest.importorskip("pyarrow")
     iterations = read_iterations(measured_tables, MULTI_NODE)
-    prices = Remembered(LawPrices("A100 SXM"))
+    prices = Remembered(Prices("A100 SXM"))
     plans = [each.plan for each in iterations]
     sites = site_numbers(
         [each.model.hidden for each in iterations],

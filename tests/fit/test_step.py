@@ -10,7 +10,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import load_calibration, shipped_path
-from pyperf_suite.laws.kernel_prices import LawPrices
+from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training import step_time as law
 from pyperf_suite.laws.training.micro_batch import StepConstants
 from tools.fit.step import (
@@ -27,7 +27,7 @@ from tools.fit.step import (
 @pytest.fixture(scope="module")
 def prices() -> Remembered:
     """The shipped laws of the A100, each shape asked for once."""
-    return Remembered(LawPrices(law.MEASURED_GPU))
+    return Remembered(Prices(law.MEASURED_GPU))
 
 
 @pytest.mark.slow

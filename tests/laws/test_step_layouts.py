@@ -13,31 +13,13 @@ from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.training.micro_batch import TAKEN_IN_NODE, StepConstants, waited_s
 from pyperf_suite.laws.training.plan import Plan
 from pyperf_suite.laws.training.step_time import step_time
+from tests.laws.made_up import MadeUpPrices
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
 EXPERTS = replace(MODEL, experts=8, top_k=2)
 PLAN = Plan(global_batch=64, micro_batch=2, seq=1024)
 IDLE_HOST = StepConstants(slowdown=1.0, host_s_per_layer=0.0, network_bytes_per_s=10e9)
 STREAM_S = 2 * 2 * 1024 * 1024 / 1e9  # of one micro-batch's activations, where a GB takes a second
-
-
-class MadeUpPrices:
-    """100 TFLOP/s, 1 TB/s; a collective takes a second a GB where `linked`. Numbers and arrays alike."""
-
-    def __init__(self, linked: bool = True) -> None:
-        self.linked = linked
-
-    def gemm(self, layout, m, n, k):
-        return 2.0 * m * n * k / 1e14
-
-    def attention(self, causal, backward, batch, seq, heads, kv_heads, head_dim):
-        return (2.5 if backward else 1.0) * 4.0 * batch * heads * seq**2 * head_dim / (2 if causal else 1) / 1e14
-
-    def memory_bound(self, nbytes):
-        return nbytes / 1e12
-
-    def collective(self, op, nbytes, ranks, ranks_per_node, network_bytes_per_s):
-        return np.where(np.asarray(ranks) > 1, nbytes / 1e9 if self.linked else 0.0, 0.0)
 
 
 def parts(plan: Plan, model: ModelDimensions = MODEL, linked: bool = True) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,35 +14,13 @@ from pyperf_suite.laws.network.traffic import pipeline_bubble
 from pyperf_suite.laws.training.micro_batch import StepConstants
 from pyperf_suite.laws.training.plan import Plan
 from pyperf_suite.laws.training.step_time import pack_constants, step_time
+from tests.laws.made_up import MadeUpPrices
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
 # A vocabulary of one, so that the last stage computes as much as the others.
 WITHOUT_LOGITS = replace(MODEL, vocab=1)
 PLAN = Plan(global_batch=64, micro_batch=2, seq=1024)
 IDLE_HOST = StepConstants(slowdown=1.0, host_s_per_layer=0.0, network_bytes_per_s=10e9)
-
-
-@dataclass
-class MadeUpPrices:
-    """A GPU that multiplies at 100 TFLOP/s and moves 1 TB/s; collectives take a second a GB where `linked`."""
-
-    linked: bool = True
-
-    def gemm(self, layout: str, m: int, n: int, k: int) -> float:
-        return 2.0 * m * n * k / 1e14
-
-    def attention(
-        self, causal: bool, backward: bool, batch: int, seq: int, heads: int, kv_heads: int, head_dim: int
-    ) -> float:
-        return (2.5 if backward else 1.0) * 4 * batch * heads * seq**2 * head_dim / (2 if causal else 1) / 1e14
-
-    def memory_bound(self, nbytes: float) -> float:
-        return nbytes / 1e12
-
-    def collective(
-        self, op: str, nbytes: float, ranks: int, ranks_per_node: int, network_bytes_per_s: float | None
-    ) -> float:
-        return nbytes / 1e9 if self.linked and ranks > 1 else 0.0
 
 
 def parts(plan: Plan, constants: StepConstants = IDLE_HOST, linked: bool = True) -> dict[str, float]:

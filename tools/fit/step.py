@@ -18,7 +18,7 @@ from pyperf_suite.advise.calibrate_laws import folds, site_numbers
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Block
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.kernel_prices import KernelPrices, LawPrices
+from pyperf_suite.laws.prices import KernelPrices, Prices
 from pyperf_suite.laws.training.micro_batch import StepConstants
 from pyperf_suite.laws.training.plan import Plan
 from pyperf_suite.laws.training.step_time import MEASURED_GPU, pack_constants, step_time
@@ -52,7 +52,7 @@ def fit_step(tables_folder: Path, prices: KernelPrices | None = None) -> dict[st
     iterations in one node stands beside it, on rows that were not fitted. Raises UserError where the folder has not
     both tables.
     """
-    remembered = Remembered(prices or LawPrices(MEASURED_GPU))
+    remembered = Remembered(prices or Prices(MEASURED_GPU))
     multi, single = (read_iterations(tables_folder, table) for table in (MULTI_NODE, SINGLE_NODE))
     constants = fit_constants(multi, single[::EVERY], remembered)
     errors = left_out_errors(multi, constants, remembered)

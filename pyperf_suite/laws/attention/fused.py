@@ -7,18 +7,17 @@ the median of the libraries, and what the fastest of them would save is told as 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.attention.counted import BACKWARD_FLOP_RATIO
 from pyperf_suite.laws.attention.kernel import KernelLaw
 from pyperf_suite.laws.attention.library import AttentionKernels, kernels_of
 from pyperf_suite.laws.attention.work import AttentionShape
-from pyperf_suite.laws.calibration import Calibration
+from pyperf_suite.laws.calibration import Calibration, spec_of
 from pyperf_suite.laws.correction import correction_of, stated
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.roofline import memory_bound_time
@@ -44,7 +43,6 @@ PARTS = (
 Array = NDArray[np.float64]
 
 
-@overload
 def attention_time(
     gpu: str | GpuSpec | Calibration,
     batch: ArrayLike,
@@ -56,43 +54,13 @@ def attention_time(
     causal: bool = True,
     dtype: str = "bf16",
     backward: bool = False,
-    *,
-    explain: Literal[False] = False,
-) -> NDArray[np.float64]: ...
-
-
-@overload
-def attention_time(
-    gpu: str | GpuSpec | Calibration,
-    batch: ArrayLike,
-    seq_q: ArrayLike,
-    seq_k: ArrayLike,
-    heads: ArrayLike,
-    kv_heads: ArrayLike,
-    head_dim: ArrayLike,
-    causal: bool = True,
-    dtype: str = "bf16",
-    backward: bool = False,
-    *,
-    explain: Literal[True],
-) -> Explained: ...
-
-
-def attention_time(
-    gpu: str | GpuSpec | Calibration,
-    batch: ArrayLike,
-    seq_q: ArrayLike,
-    seq_k: ArrayLike,
-    heads: ArrayLike,
-    kv_heads: ArrayLike,
-    head_dim: ArrayLike,
-    causal: bool = True,
-    dtype: str = "bf16",
-    backward: bool = False,
-    *,
-    explain: bool = False,
-) -> NDArray[np.float64] | Explained:
+) -> Explained:
     """Seconds of softmax(Q·Kᵀ)·V, forward or the backward pass alone; arrays broadcast.
+
+    The parts are ideal (visible pairs at the data sheet's peak), alignment (heads padded to the kernel's width), tile
+    (blocks over the diagonal and the edges), wave (the busiest slot beyond the mean), rate (what kernels fall short of
+    the peak), bandwidth, launch, measured (what neighbouring shapes showed the rest to miss), library choice (the
+    median beyond the fastest library) and, from a calibration of one's own, this machine.
 
     Fitted were causal forward passes with as many queries as keys, by libraries of which some prepare Q, K and V in the
     same time. The backward has 2.5 times the forward's FLOP at `BACKWARD_RATE` of its rate, as cuDNN on an H200.
@@ -108,17 +76,12 @@ def attention_time(
         causal: bottom-right aligned: query i sees keys j ≤ i + seq_k − seq_q.
         dtype: "bf16", "fp16" (the same law), or "fp8", forward only.
         backward: the backward pass instead of the forward.
-        explain: return `Explained` with the parts ideal (visible pairs at the data sheet's peak), alignment (heads
-            padded to the kernel's width), tile (blocks over the diagonal and the edges), wave (the busiest slot beyond
-            the mean), rate (what kernels fall short of the peak), bandwidth, launch, measured (what neighbouring shapes
-            showed the rest to miss), library choice (the median beyond the fastest library) and, from a calibration of
-            one's own, this machine.
 
     Raises:
         UserError: an unknown GPU, a dtype without units or law, sizes below 1, heads that do not divide, causal with
             more queries than keys.
     """
-    spec = gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu)
+    spec = spec_of(gpu)
     if dtype not in DTYPES:
         raise UserError(f"Attention in {dtype} was not measured: ask for {', '.join(DTYPES)}.")
     if backward and dtype == "fp8":
@@ -136,8 +99,6 @@ def attention_time(
         sizes = {"batch": shape.batch, "seq_q": shape.seq_q, "heads": shape.heads, "head_dim": head_dim}
         parts["this machine"] = _total(parts) * (correction_of(gpu, f"attention_{dtype}", sizes) - 1)
     seconds = _total(parts)
-    if not explain:
-        return seconds
     return Explained(seconds, parts, _extrapolated(kernels, shape, head_dim), error_percent, origin)
 
 
@@ -197,7 +158,7 @@ def _forward_parts(
     if decode.any():
         element_share = 0.5 if dtype == "fp8" else 1.0
         nbytes = shape.where(decode).nbytes(head_dim[decode]) * element_share
-        reading = memory_bound_time(gpu, nbytes, explain=True).parts
+        reading = memory_bound_time(gpu, nbytes).parts
         parts["launch"][decode] = reading["launch"]
         parts["bandwidth"][decode] = _total(reading) - reading["launch"]
     return parts

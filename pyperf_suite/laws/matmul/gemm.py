@@ -7,16 +7,15 @@ running for seconds on end come on top.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.calibration import POOLED, Block, Calibration, shipped_calibration
+from pyperf_suite.laws.calibration import POOLED, Block, Calibration, shipped_calibration, spec_of
 from pyperf_suite.laws.correction import correction_of, stated
-from pyperf_suite.laws.explained import Explained
+from pyperf_suite.laws.explained import Causes, Explained
 from pyperf_suite.laws.matmul.alignment import SIDE_BY_SIDE, alignment_penalty
 from pyperf_suite.laws.matmul.gemm_menu import MenuCoefficients, MenuTimes, Rates, menu_seconds, menu_times
 from pyperf_suite.laws.matmul.residual_grid import ResidualGrid
@@ -100,7 +99,7 @@ def gemm_law(gpu: Gpu, dtype: str = "bf16") -> GemmLaw:
     """
     if dtype not in BLOCK_OF:
         raise UserError(f"There is no law for products of {dtype!r}: choose from {', '.join(BLOCK_OF)}.")
-    spec = gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu)
+    spec = spec_of(gpu)
     spec.peak(dtype)
     own = gpu if isinstance(gpu, Calibration) else shipped_calibration(spec.name)
     name = BLOCK_OF[dtype]
@@ -116,33 +115,6 @@ def gemm_law(gpu: Gpu, dtype: str = "bf16") -> GemmLaw:
     return GemmLaw(spec, dtype, _coefficients(block), None, block)
 
 
-@overload
-def gemm_time(
-    gpu: Gpu,
-    m: ArrayLike,
-    n: ArrayLike,
-    k: ArrayLike,
-    dtype: str = ...,
-    layout: str = ...,
-    mode: str = ...,
-    explain: Literal[False] = ...,
-) -> NDArray[np.float64]: ...
-
-
-@overload
-def gemm_time(
-    gpu: Gpu,
-    m: ArrayLike,
-    n: ArrayLike,
-    k: ArrayLike,
-    dtype: str = ...,
-    layout: str = ...,
-    mode: str = ...,
-    *,
-    explain: Literal[True],
-) -> Explained: ...
-
-
 def gemm_time(
     gpu: Gpu,
     m: ArrayLike,
@@ -151,15 +123,13 @@ def gemm_time(
     dtype: str = "bf16",
     layout: str = "TN",
     mode: str = "burst",
-    explain: bool = False,
-) -> NDArray[np.float64] | Explained:
+) -> Explained:
     """Seconds of products C[m, n] = A[m, k]·B[k, n] by the GPU's library, of the sizes' broadcast shape.
 
-    The tables hold layout TN with random operands and a warm L2; the other layouts differ by alignment alone. With
-    `explain` the answer is an `Explained` with these parts, which add up: `ideal` 2mnk at the peak, `tile` what edges
-    of tiles and of K add, `kernel` the rest of a tile's time (rate below peak, prologue), `wave` SMs without a tile,
-    `bandwidth` what memory adds, `split` reducing a split K, `launch`, `library` what its choice of kernel makes of
-    that (negative where better), `alignment` and `sustained`.
+    The tables hold layout TN with random operands and a warm L2; the other layouts differ by alignment alone.
+    The parts are `ideal` 2mnk at the peak, `tile` what edges of tiles and of K add, `kernel` the rest of a tile's time
+    (rate below peak, prologue), `wave` SMs without a tile, `bandwidth` what memory adds, `split` reducing a split K,
+    `launch`, `library` what its choice of kernel makes of that (negative where better), `alignment` and `sustained`.
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration`, whose corrections then count.
@@ -169,7 +139,6 @@ def gemm_time(
         dtype: of the operands: fp32, tf32, fp16, bf16, fp8, int8 or fp4. Without tables are all but bf16 and fp8.
         layout: as in `workloads.matmul.parameters`, TN, NN, NT or TT.
         mode: burst, or sustained where products run for seconds on end and power holds the clock down.
-        explain: tell the causes.
 
     Raises:
         UserError: an unknown GPU, dtype, layout or mode, or sizes below 1.
@@ -185,22 +154,19 @@ def gemm_time(
         here = correction_of(gpu, BLOCK_OF[dtype], dict(zip("mnk", sizes, strict=True)))
     rows, columns, depth = (size.astype(np.int64) for size in sizes)
     penalty = alignment_penalty(law.gpu, rows, columns, depth, dtype, layout).factor
-    menu = menu_times(law.coefficients, law.rates, *sizes) if explain else None
-    plain = menu_seconds(law.coefficients, law.rates, *sizes) if menu is None else menu.seconds
+    plain = menu_seconds(law.coefficients, law.rates, *sizes)
     aligned = plain * law.library_factor(*sizes) * here
     burst = aligned * penalty
     seconds = burst * _slowdown(law, sizes, burst) if mode == "sustained" else burst
-    if menu is None:
-        return seconds
-    parts = _menu_parts(law, sizes, menu) | {
-        "library": aligned - plain,
-        "alignment": burst - aligned,
-        "sustained": seconds - burst,
-    }
+
+    def parts() -> dict[str, NDArray[np.float64]]:
+        beyond = {"library": aligned - plain, "alignment": burst - aligned, "sustained": seconds - burst}
+        return _menu_parts(law, sizes, menu_times(law.coefficients, law.rates, *sizes)) | beyond
+
     error_percent, origin = float(law.block.held_out["mape"]), law.origin
     if isinstance(gpu, Calibration):
         error_percent, origin = stated(gpu, BLOCK_OF[dtype], error_percent, origin)
-    return Explained(seconds, parts, law.beyond_range(*sizes), error_percent, origin)
+    return Explained(seconds, Causes(parts), law.beyond_range(*sizes), error_percent, origin)
 
 
 def _menu_parts(

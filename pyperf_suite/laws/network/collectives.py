@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.links import INFINIBAND, pcie_of
-from pyperf_suite.laws.calibration import Block, Calibration, all_shipped, shipped_calibration
-from pyperf_suite.laws.explained import Explained
+from pyperf_suite.laws.calibration import Block, Calibration, all_shipped, shipped_calibration, spec_of
+from pyperf_suite.laws.explained import Causes, Explained
 from pyperf_suite.laws.network.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
 from pyperf_suite.laws.network.communication import OPERATIONS, bus_factor
 
@@ -69,43 +68,19 @@ class CollectiveLaws:
     transferred_error_percent: float | None = None
 
 
-@overload
 def collective_time(
     gpu: str | GpuSpec | Calibration,
     op: str,
     nbytes: ArrayLike,
     ranks: ArrayLike,
-    explain: Literal[False] = False,
     ranks_per_node: ArrayLike | None = None,
     network_bytes_per_s: float | None = None,
-) -> NDArray[np.float64]: ...
-
-
-@overload
-def collective_time(
-    gpu: str | GpuSpec | Calibration,
-    op: str,
-    nbytes: ArrayLike,
-    ranks: ArrayLike,
-    explain: Literal[True],
-    ranks_per_node: ArrayLike | None = None,
-    network_bytes_per_s: float | None = None,
-) -> Explained: ...
-
-
-def collective_time(
-    gpu: str | GpuSpec | Calibration,
-    op: str,
-    nbytes: ArrayLike,
-    ranks: ArrayLike,
-    explain: bool = False,
-    ranks_per_node: ArrayLike | None = None,
-    network_bytes_per_s: float | None = None,
-) -> NDArray[np.float64] | Explained:
+) -> Explained:
     """Seconds of NCCL's `op` for messages of `nbytes` (the S of nccl-tests) among `ranks` GPUs; arrays broadcast.
 
     Beyond one node each GPU sends its share over the network while the node works: the slower of both, and the steps of
-    a tree.
+    a tree. The parts are ideal (bytes on the bus at the link's peak), launch (the time of no bytes), bandwidth (what
+    the link falls short of its peak) and network (what lies beyond a node).
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration` with a block "collectives".
@@ -115,13 +90,11 @@ def collective_time(
         ranks_per_node: ranks fill nodes of so many one after the other; by default 8, for GB200 and GB300 72. An array
             broadcasts too.
         network_bytes_per_s: what each GPU sends out of its node in one direction; by default as the maker's servers.
-        explain: return `Explained` with the parts ideal (bytes on the bus at the link's peak), launch (the time of no
-            bytes), bandwidth (what the link falls short of its peak) and network (what lies beyond a node).
 
     Raises:
         UserError: an unknown GPU or operation, negative bytes, less than one rank, or a network that carries nothing.
     """
-    spec = find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu) if not isinstance(gpu, GpuSpec) else gpu
+    spec = spec_of(gpu)
     # A short run of one's own corrects products and attention alone.
     own = gpu.blocks.get(BLOCK) if isinstance(gpu, Calibration) else None
     laws = _shipped_laws(spec) if own is None else unpack_laws(own)
@@ -140,10 +113,13 @@ def collective_time(
     in_node = _in_node(laws, operation, inner_size, inside)
     outside = _over_network(operation, size * factor, count, per_node, network)
     seconds = np.maximum(in_node, outside) + _tree_s(operation, count, per_node)
-    if not explain:
-        return seconds
-    launch = _in_node(laws, operation, np.zeros_like(size), inside)
-    ideal = np.where(inside > 1, size * factor / link_bytes_per_s(spec), 0.0)
+
+    def parts() -> dict[str, NDArray[np.float64]]:
+        launch = _in_node(laws, operation, np.zeros_like(size), inside)
+        ideal = np.where(inside > 1, size * factor / link_bytes_per_s(spec), 0.0)
+        bandwidth = in_node - launch - ideal
+        return {"ideal": ideal, "launch": launch, "bandwidth": bandwidth, "network": seconds - in_node}
+
     curve = LIKE.get(operation, operation)
     known = list(laws.curves[curve].curves)
     inferred = np.isin(inside, [n for name, n in laws.inferred if name == curve])
@@ -151,7 +127,7 @@ def collective_time(
     beyond = (inner_size < laws.fitted_bytes[0]) | (inner_size > laws.fitted_bytes[1]) | ~np.isin(inside, known)
     return Explained(
         seconds,
-        {"ideal": ideal, "launch": launch, "bandwidth": in_node - launch - ideal, "network": seconds - in_node},
+        Causes(parts),
         (count > 1) & (unseen | beyond | inferred | (count > per_node)),
         _error_percent(laws, curve, inside),
         laws.origin,

@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
 from pyperf_suite.laws.calibration import Block
-from pyperf_suite.laws.kernel_prices import Bytes, Count
+from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.network.alpha_beta import AlphaBetaOverRanks
+from pyperf_suite.laws.prices import Bytes, Count
 
 FLOAT = 4
 LAYOUTS = ("TN", "NN", "NT")
@@ -50,46 +51,51 @@ class CpuPrices:
             raise UserError(f"Attention by {kind} was not measured on this CPU, only by {', '.join(ATTENTIONS)}.")
         return replace(self, attention_kind=kind)
 
-    def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Any:
+    def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Explained:
         """C[M,N] = A[M,K]·B[K,N] in float32."""
         return self._at(f"product_{layout}", product_features(m, n, k))
 
     def attention(
         self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count
-    ) -> Any:
+    ) -> Explained:
         """One attention, forward or backward alone; shared key-value heads save no computation."""
         way = "backward" if backward else "forward"
         features = attention_features(causal, backward, batch, seq, heads, head_dim)
         return self._at(f"attention_{self.attention_kind}_{way}", features)
 
-    def memory_bound(self, nbytes: Bytes) -> Any:
+    def memory_bound(self, nbytes: Bytes) -> Explained:
         """A pass as norms and activation functions make them: on one core they are no faster than their arithmetic."""
         return self._at("pass", (1.0, nbytes))
 
-    def copy(self, nbytes: Bytes) -> Any:
+    def copy(self, nbytes: Bytes) -> Explained:
         """A pass that adds or copies, by bytes read and written."""
         return self._at("copy", (1.0, nbytes))
 
-    def update(self, tensors: int, elements: float) -> float:
+    def update(self, tensors: int, elements: float) -> Explained:
         """AdamW's update, fused."""
-        return float(self._at("update", (tensors, elements)))
+        return self._at("update", (tensors, elements))
 
     def collective(
-        self, op: str, nbytes: Bytes, ranks: Count, ranks_per_node: Count, network_bytes_per_s: float | None
-    ) -> Any:
+        self,
+        op: str,
+        nbytes: Bytes,
+        ranks: Count,
+        ranks_per_node: Count | None = None,
+        network_bytes_per_s: float | None = None,
+    ) -> Explained:
         """A collective of S bytes over gloo among ranks of this machine. Raises UserError for one not measured."""
         del ranks_per_node, network_bytes_per_s
         if np.ndim(ranks) == 0 and int(ranks) == 1:
-            return 0.0
+            return Explained(0.0)
         if op not in self.collectives:
             known = ", ".join(sorted(self.collectives)) or "none"
             raise UserError(f"{op} was not measured on this CPU, only {known}: calibrate it anew.")
-        return float(self.collectives[op].seconds(nbytes, int(ranks)))
+        return Explained(float(self.collectives[op].seconds(nbytes, int(ranks))))
 
-    def _at(self, kernel: str, features: Sequence[Any]) -> Any:
+    def _at(self, kernel: str, features: Sequence[Any]) -> Explained:
         if kernel not in self.lines:
             raise UserError(f"{kernel} was not measured on this CPU: calibrate it anew.")
-        return sum(price * feature for price, feature in zip(self.lines[kernel], features, strict=True))
+        return Explained(sum(price * feature for price, feature in zip(self.lines[kernel], features, strict=True)))
 
 
 def product_features(m: Any, n: Any, k: Any) -> tuple[Any, Any, Any]:

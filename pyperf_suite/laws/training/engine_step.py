@@ -15,6 +15,7 @@ import numpy as np
 
 from pyperf_suite.laws.calibration import Block
 from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.explained import Explained
 from pyperf_suite.laws.training.cpu_prices import CpuPrices
 from pyperf_suite.laws.training.engine_memory import dealt_out
 from pyperf_suite.laws.training.exchange import BACKWARD_SHARE
@@ -22,7 +23,6 @@ from pyperf_suite.laws.training.gpt_weights import FIRST, LAST, Weight, rank_wei
 from pyperf_suite.laws.training.micro_batch import StepConstants, work_of_ends, work_of_layer
 from pyperf_suite.laws.training.plan import Plan
 from pyperf_suite.laws.training.shared_cores import Action, interleaved, one_forward_one_backward, played_s
-from pyperf_suite.laws.training.step_time import StepTime
 
 BLOCK = "cpu_step"
 # A gradient that is added to another is read, and the other read and written.
@@ -80,7 +80,7 @@ def unpack_engine(block: Block) -> EngineConstants:
 
 def engine_step(
     model: ModelDimensions, plan: Plan, prices: CpuPrices, constants: EngineConstants, cores: int
-) -> StepTime:
+) -> Explained:
     """One iteration of `plan`, every rank of which has one thread of a machine with so many cores.
 
     Raises UserError for dimensions that do not divide and for collectives that were not measured.
@@ -122,7 +122,7 @@ class _EngineStep:
     def is_sharded(self) -> bool:
         return int(self.plan.zero_stage) > 1
 
-    def time(self) -> StepTime:
+    def time(self) -> Explained:
         plan, crowd = self.plan, self.constants.crowded(self.ranks, self.cores)
         layers, m = self.model.layers // self.stages, int(plan.micro_batches)
         step = StepConstants(self.constants.slowdown, 0.0)
@@ -142,12 +142,12 @@ class _EngineStep:
             parts["bubble"] = played - sum(parts.values())
         parts["gradients"], parts["parameters"] = self._exchanged_s(stage, m, crowd)
         parts["optimizer"] = crowd * self._update_s(stage)
-        return StepTime(sum(parts.values()), parts)
+        return Explained(sum(parts.values()), parts)
 
     def _collective_s(self, op: str, nbytes: float, ranks: int) -> float:
         """Among `ranks` of all ranks, while the others do the same."""
         shared = max(1.0, self.ranks / max(ranks, self.cores))
-        return shared * float(self.prices.collective(op, nbytes, ranks, ranks, None))
+        return shared * float(self.prices.collective(op, nbytes, ranks, ranks, None).seconds)
 
     def _tensor_s(self, layers: int, crowd: float) -> float:
         """Of a micro-batch: gathered before attention and MLP, scattered behind, and back; likewise at the ends.
@@ -170,7 +170,7 @@ class _EngineStep:
         ends_s += self.constants.host_s_at_ends
         chunk_s = (stage_s / m - ends_s) / chunks
         size = float(plan.element_bytes * plan.piece.tokens * self.model.hidden / plan.piece.sequence_ranks)
-        send_s = float(self.prices.collective("send_receive", size, 2, 2, None))
+        send_s = float(self.prices.collective("send_receive", size, 2, 2, None).seconds)
         last = self.stages * chunks - 1
 
         def work_s(action: Action) -> float:
@@ -194,7 +194,7 @@ class _EngineStep:
         if self.is_sharded:
             return self._sharded_s(stage, m, crowd)
         added = m - 1 if ranks == 1 else m
-        gradients = crowd * float(self.prices.copy(ADDED * gradient_bytes)) * added if added else 0.0
+        gradients = crowd * float(self.prices.copy(ADDED * gradient_bytes).seconds) * added if added else 0.0
         if ranks == 1:
             return gradients, 0.0
         gradients += self._collective_s("all_reduce", gradient_bytes, ranks) + crowd * self.constants.ddp_s
@@ -220,13 +220,15 @@ class _EngineStep:
         for elements in units.values():
             gathered, scattered = float(plan.element_bytes * elements), float(plan.gradient_bytes * elements)
             once = self._beyond_launch_s("all_gather", gathered, ranks) + crowd * (
-                self.constants.gather_s + float(self.prices.copy(2 * gathered))
+                self.constants.gather_s + float(self.prices.copy(2 * gathered).seconds)
             )
             back = self._beyond_launch_s("reduce_scatter", scattered, ranks) + crowd * (
-                self.constants.scatter_s + float(self.prices.copy(2 * scattered))
+                self.constants.scatter_s + float(self.prices.copy(2 * scattered).seconds)
             )
             parameters += gathers * once
-            gradients += scatters * back + crowd * float(self.prices.copy(ADDED * scattered / ranks)) * (scatters - 1)
+            gradients += scatters * back + crowd * float(self.prices.copy(ADDED * scattered / ranks).seconds) * (
+                scatters - 1
+            )
         return gradients, parameters
 
     def _beyond_launch_s(self, op: str, nbytes: float, ranks: int) -> float:
@@ -236,8 +238,8 @@ class _EngineStep:
         """Of the rank that has most to update."""
         ranks, elements = self.data, sum(weight.elements for weight in stage)
         if self.is_sharded:
-            return self.prices.update(len(stage), elements / ranks)
+            return self.prices.update(len(stage), elements / ranks).seconds
         if self.plan.zero_stage == 1:
             shares = dealt_out(stage, ranks)
-            return max(self.prices.update(len(share), sum(each.elements for each in share)) for share in shares)
-        return self.prices.update(len(stage), elements)
+            return max(self.prices.update(len(share), sum(each.elements for each in share)).seconds for share in shares)
+        return self.prices.update(len(stage), elements).seconds

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.kernel_prices import KernelPrices
+from pyperf_suite.laws.prices import KernelPrices
 from pyperf_suite.laws.training.micro_batch import taken_share, waited_s
 from pyperf_suite.laws.training.plan import Plan
 
@@ -90,7 +90,7 @@ def send_s(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: fl
     size = piece.element_bytes * piece.tokens * model.hidden / piece.sequence_ranks
     if np.ndim(together) == 0:
         together = int(together)
-    return 2 * prices.collective("send_receive", size, 2, together, network)
+    return 2 * prices.collective("send_receive", size, 2, together, network).seconds
 
 
 def interleaved_sends_s(plan: Plan, sends_s: Any, chunk_s: Any) -> Any:
@@ -111,9 +111,9 @@ def _over_data(
     per_node: Any = np.maximum(1, plan.ranks_per_node // plan.tensor)
     if np.ndim(per_node) == 0:
         per_node = int(per_node)
-    seconds = prices.collective(operation, element_bytes * ours.shared, plan.shards, per_node, network)
+    seconds = prices.collective(operation, element_bytes * ours.shared, plan.shards, per_node, network).seconds
     if model.experts > 1:
         apart = np.maximum(1, plan.ranks_per_node // (plan.tensor * plan.expert))
         ranks = plan.shards // plan.expert
-        seconds = seconds + prices.collective(operation, element_bytes * ours.experts, ranks, apart, network)
+        seconds = seconds + prices.collective(operation, element_bytes * ours.experts, ranks, apart, network).seconds
     return seconds

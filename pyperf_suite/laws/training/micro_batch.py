@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.kernel_prices import KernelPrices
+from pyperf_suite.laws.prices import KernelPrices
 from pyperf_suite.laws.training.plan import HALF, MicroBatch
 from pyperf_suite.laws.transformer import PHASES, Sizes, attention_call, products
 
@@ -99,7 +99,7 @@ def work_of_layer(model: ModelDimensions, piece: MicroBatch, prices: KernelPrice
     width = model.top_k * model.expert_ffn + model.shared_ffn
     mlp = wider * MLP_BYTES_PER_ELEMENT * (2 if model.gated else 1) * piece.tokens * width / piece.tensor
     passes = forward + BACKWARD_BYTES_RATIO
-    memory_s = passes * (prices.memory_bound(whole) + prices.memory_bound(mlp)) + scores_s
+    memory_s = passes * (prices.memory_bound(whole).seconds + prices.memory_bound(mlp).seconds) + scores_s
     slowdown, network = constants.slowdown, constants.network_bytes_per_s
     tensor_s = (forward + 1) * ALL_REDUCES_PER_PASS * _summed_s(model, piece, prices, network)
     if piece.sequence_parallel:
@@ -122,7 +122,7 @@ def work_of_ends(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices
     return Work(
         constants.slowdown * _products_s(model, piece, prices, outside_layers=True),
         0.0,
-        constants.slowdown * prices.memory_bound(logits),
+        constants.slowdown * prices.memory_bound(logits).seconds,
         2 * _summed_s(model, piece, prices, constants.network_bytes_per_s),
     )
 
@@ -133,7 +133,7 @@ def _products_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices,
     for product in products(model, piece.tokens, piece.sharding, phases=PHASES):
         if product.outside_layers == outside_layers:
             again = 2 if piece.recompute == "layers" and product.phase == "fprop" and not outside_layers else 1
-            seconds = prices.gemm(product.layout, _size(product.m), _size(product.n), _size(product.k))
+            seconds = prices.gemm(product.layout, _size(product.m), _size(product.n), _size(product.k)).seconds
             total = total + again * _size(product.calls) * seconds
     return total
 
@@ -154,19 +154,19 @@ def _attention_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices
         pieces = piece.context
         shape = (batch, seq // pieces, heads, _size(call.kv_heads), head_dim)
         merged: Any = MERGED_BYTES_PER_ELEMENT * batch * (seq // pieces) * head_dim
-        merged_s = prices.memory_bound(merged * heads)
-        both_s = merged_s + 2 * prices.memory_bound(merged * call.kv_heads)
+        merged_s = prices.memory_bound(merged * heads).seconds
+        both_s = merged_s + 2 * prices.memory_bound(merged * call.kv_heads).seconds
         return (
-            forward * (pieces * prices.attention(call.causal, False, *shape) + (pieces - 1) * merged_s),
-            pieces * prices.attention(call.causal, True, *shape) + (pieces - 1) * both_s,
+            forward * (pieces * prices.attention(call.causal, False, *shape).seconds + (pieces - 1) * merged_s),
+            pieces * prices.attention(call.causal, True, *shape).seconds + (pieces - 1) * both_s,
             0.0,
         )
     # One product for each head, all of them as one as wide: as much is computed, written and read.
     ours = piece.context
-    scores_s = prices.gemm("TN", seq, _size(batch * heads * seq), int(call.head_dim)) / ours
-    values_s = prices.gemm("TN", seq, _size(batch * heads * int(call.value_head_dim)), seq) / ours
+    scores_s = prices.gemm("TN", seq, _size(batch * heads * seq), int(call.head_dim)).seconds / ours
+    values_s = prices.gemm("TN", seq, _size(batch * heads * int(call.value_head_dim)), seq).seconds / ours
     wider = piece.element_bytes / HALF
-    memory_s = prices.memory_bound(wider * SCORE_BYTES_PER_ELEMENT * batch * heads * seq**2 / ours)
+    memory_s = prices.memory_bound(wider * SCORE_BYTES_PER_ELEMENT * batch * heads * seq**2 / ours).seconds
     # Backward has two of each, one for either operand.
     both_s = scores_s + values_s
     return forward * both_s, 2 * both_s, (forward + BACKWARD_BYTES_RATIO) * memory_s
@@ -176,8 +176,8 @@ def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, n
     """Of one micro-batch's activations over TP: an all_reduce, or with SP its two halves, a layer between them."""
     size, ranks, per_node = piece.element_bytes * piece.tokens * model.hidden, piece.tensor, piece.ranks_per_node
     if not piece.sequence_parallel:
-        return prices.collective("all_reduce", size, ranks, per_node, network)
-    return sum(prices.collective(op, size, ranks, per_node, network) for op in ("reduce_scatter", "all_gather"))
+        return prices.collective("all_reduce", size, ranks, per_node, network).seconds
+    return sum(prices.collective(op, size, ranks, per_node, network).seconds for op in ("reduce_scatter", "all_gather"))
 
 
 def _gathered_again_s(
@@ -188,7 +188,7 @@ def _gathered_again_s(
     Source: Korthikanti et al. 2022, section 4.2.2.
     """
     size = piece.element_bytes * piece.tokens * model.hidden
-    gather_s = prices.collective("all_gather", size, piece.tensor, piece.ranks_per_node, network)
+    gather_s = prices.collective("all_gather", size, piece.tensor, piece.ranks_per_node, network).seconds
     taken = taken_share(piece.tensor, piece.ranks_per_node)
     return waited_s(ALL_REDUCES_PER_PASS * gather_s, beside_s, taken)
 
@@ -209,7 +209,7 @@ def _ring_s(
         return 0.0
     call = attention_call(model, piece.sequences, piece.seq, piece.sharding)
     size: Any = piece.element_bytes * call.batch * call.seq * call.kv_heads * (call.head_dim + call.value_head_dim)
-    once_s = prices.collective("all_gather", size, piece.context, piece.per_node_beside_tensor, network)
+    once_s = prices.collective("all_gather", size, piece.context, piece.per_node_beside_tensor, network).seconds
     forward = 1 if piece.recompute == "nothing" else 2
     taken = taken_share(piece.context, piece.per_node_beside_tensor)
     return waited_s(forward * once_s, forward_s, taken) + waited_s(2 * once_s, backward_s, taken)
@@ -220,7 +220,7 @@ def _experts_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, 
     if not np.any(np.asarray(piece.expert) > 1):
         return 0.0
     size = piece.element_bytes * piece.tokens * model.hidden * model.top_k / piece.sequence_ranks
-    once_s = prices.collective("all_to_all", size, piece.expert, piece.per_node_beside_tensor, network)
+    once_s = prices.collective("all_to_all", size, piece.expert, piece.per_node_beside_tensor, network).seconds
     calls = 6 if piece.recompute == "layers" else 4
     return calls * once_s * model.sparse_layers / model.layers
 

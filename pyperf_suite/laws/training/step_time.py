@@ -16,7 +16,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.calibration import Block, Calibration, shipped_calibration
 from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.kernel_prices import KernelPrices, LawPrices
+from pyperf_suite.laws.explained import Explained
+from pyperf_suite.laws.prices import KernelPrices, Prices
 from pyperf_suite.laws.training.exchange import exposed, interleaved_sends_s, rank_parameters, send_s
 from pyperf_suite.laws.training.micro_batch import StepConstants, Work, work_of_ends, work_of_layer
 from pyperf_suite.laws.training.plan import Plan
@@ -27,24 +28,6 @@ MEASURED_GPU = "A100 SXM"
 # Adam in mixed precision reads and writes weights and both moments in single precision (24), writes half weights (2),
 # reads gradients for their norm and for the update and clears them (10): Rajbhandari et al. 2020, ZeRO, section 3.
 OPTIMIZER_BYTES_PER_PARAMETER = 36
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds of an iteration and where they go; the parts add up to the whole. Arrays where the plan is a grid.
-
-    `parts` are products, attention, memory bound and host (waiting for launches), and what is waited for of tensor,
-    context and experts' exchange, each of all micro-batches on the slowest stage; bubble (waiting for the pipeline to
-    fill and drain, with its transfers), gradients, parameters (as ZeRO gathers them), optimizer. `extrapolated` says
-    that the constants are of another GPU than the one asked for, and `error_percent` how far the law was off on
-    iterations that were left out where its constants were found; None where they are another GPU's, of which no
-    iteration was measured.
-    """
-
-    seconds: Any
-    parts: Mapping[str, Any]
-    extrapolated: bool = False
-    error_percent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +45,7 @@ def step_time(
     plan: Plan,
     constants: StepConstants | None = None,
     prices: KernelPrices | None = None,
-) -> StepTime:
+) -> Explained:
     """The time of one iteration of training `model` on GPUs of that kind, as `plan` says.
 
     Micro-batches go through the stages one forward, one backward: the slowest stage as often as there are
@@ -70,6 +53,11 @@ def step_time(
     2.2). The last stage is the slowest, for it computes the logits. Stages send beside the computation of other
     micro-batches, save where the pipeline fills and drains. Not counted: reading data, saving, and the gradients of
     tied embeddings between the first and last stage.
+
+    The parts are products, attention, memory bound and host (waiting for launches), and what is waited for of tensor,
+    context and experts' exchange, each of all micro-batches on the slowest stage; bubble (waiting for the pipeline to
+    fill and drain, with its transfers), gradients, parameters (as ZeRO gathers them) and optimizer. `extrapolated` says
+    that the constants are another GPU's; then no iteration was measured, and `error_percent` is None.
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration`.
@@ -85,7 +73,7 @@ def step_time(
         chunks = f" of {plan.chunks} chunks" if np.any(np.asarray(plan.chunks) > 1) else ""
         raise UserError(f"{model.layers} layers cannot be cut into {plan.pipeline} stages{chunks} evenly.")
     found = FoundConstants(constants, False, None) if constants is not None else found_constants(gpu)
-    constants, prices = found.constants, prices or LawPrices(gpu)
+    constants, prices = found.constants, prices or Prices(gpu)
     layer, ends = _works(model, plan, prices, constants)
     network = constants.network_bytes_per_s
     layers, m, others = model.layers // plan.pipeline, plan.micro_batches, plan.pipeline - 1
@@ -101,8 +89,8 @@ def step_time(
         parts["bubble"] = parts["bubble"] + interleaved_sends_s(plan, sends_s, fill_s)
     parts["gradients"] = waited.gradients_once + m * waited.gradients_each
     parts["parameters"] = waited.parameters_once + m * waited.parameters_each
-    parts["optimizer"] = constants.slowdown * prices.memory_bound(_updated_bytes(model, plan))
-    return StepTime(sum(parts.values()), parts, found.of_another_gpu, found.error_percent)
+    parts["optimizer"] = constants.slowdown * prices.memory_bound(_updated_bytes(model, plan)).seconds
+    return Explained(sum(parts.values()), parts, found.of_another_gpu, found.error_percent)
 
 
 def pack_constants(constants: StepConstants, held_out: Mapping[str, float | int | str], origin: str) -> Block:

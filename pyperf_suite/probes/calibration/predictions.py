@@ -47,7 +47,7 @@ def predicted_seconds(gpu: GpuSpec | Calibration | str, cases: Sequence[Case]) -
     for (law, names, fixed), places in grouped(range(len(cases)), lambda place: _call_of(cases[place])).items():
         together = [cases[place].parameters for place in places]
         sizes = (np.array([getattr(each, name) for each in together], dtype=np.int64) for name in names)
-        seconds[places] = law(gpu, *sizes, **dict(fixed))
+        seconds[places] = law(gpu, *sizes, **dict(fixed)).seconds
     return seconds
 
 

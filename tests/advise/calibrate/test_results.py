@@ -127,10 +127,10 @@ def test_the_command_keeps_a_calibration_beside_the_machines_runs_and_states_its
     assert "where the law alone has 20.0 %" in done.output
     kept = load_calibration(tmp_path / "machine" / FILE)
     assert kept.gpu == H200.name
-    own, shipped = (gemm_time(gpu, 512, 4096, 4096, explain=True) for gpu in (kept, "H200"))
+    own, shipped = (gemm_time(gpu, 512, 4096, 4096) for gpu in (kept, "H200"))
     assert own.seconds == pytest.approx(1.25 * shipped.seconds)
     assert own.error_percent == kept.blocks["gemm_bf16_here"].held_out["mape"] < shipped.error_percent
-    attention = (attention_time(gpu, 1, 2048, 2048, 32, 8, 128) for gpu in (kept, "H200"))
+    attention = (attention_time(gpu, 1, 2048, 2048, 32, 8, 128).seconds for gpu in (kept, "H200"))
     assert next(attention) == pytest.approx(1.25 * next(attention))
 
 
