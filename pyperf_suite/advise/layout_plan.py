@@ -1,7 +1,6 @@
 """The fastest ways to cut a training over a cluster: every layout that divides, its time and memory by the laws.
 
-Predictions throughout; `laws/training/step_time.py` says how a time is made up and how far off it was where it was
-measured.
+All times are predictions; the law of an iteration (`laws/training`) states how far off it was on measured ones.
 """
 
 from __future__ import annotations
@@ -24,19 +23,25 @@ from pyperf_suite.laws.training.micro_batch import StepConstants
 from pyperf_suite.laws.training.step_time import found_constants, step_time
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "gathered")
-# Of these no iteration was published with all that it depends on, so that their laws were held against none.
+# No iteration that uses these was published with all that it depends on, so their laws were compared with none.
 UNTESTED = {"context": "CP", "expert": "EP", "zero_stage": "ZeRO"}
-# A cluster this many times as large is looked at before it is said that nothing fits.
+# Clusters up to this many times as large are tried before nothing is said to fit.
 MOST_TIMES_GPUS = 64
+BYTES_PER_PARAMETER = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES
+RULE_SHARE = 0.75
+# "Well above" in numbers: then the bubble is at most a quarter of the computation, (p − 1)/m.
+WELL_ABOVE = 4
+# Layouts whose times differ by less are as fast as each other: the repeatability of measured iterations.
+ALIKE = 0.01
 
 
 @dataclass(frozen=True)
-class Priced:
-    """One layout with its predicted iteration: seconds and bytes by part, and what they come to.
+class PredictedLayout:
+    """One layout with its predicted iteration: seconds and bytes by part.
 
-    `over_bytes` is by how much it does not fit, 0 where it does. `flop_per_s` is of one GPU as practitioners reckon it,
+    `over_bytes` is by how much it does not fit, 0 if it does. `flop_per_s` is of one GPU as practitioners count it,
     2 FLOP a parameter and token for each of 3 passes, 4 where layers are computed again. `untested` names what of it no
-    law was held against.
+    law was compared with measurements for.
     """
 
     layout: Layout
@@ -57,10 +62,10 @@ class Priced:
 
 @dataclass(frozen=True)
 class Planned:
-    """Every layout of a training on a cluster, priced, in arrays in the order of `grid`.
+    """The prediction of every layout of a training on a cluster, in arrays in the order of `grid`.
 
-    `error_percent` is the step law's on iterations that were left out where its constants were found, on this GPU;
-    None where its constants are another GPU's (`of_another_gpu`).
+    `error_percent` is the law's error on iterations of this GPU that its constants were not fitted on; None if the
+    constants are another GPU's (`of_another_gpu`).
     """
 
     training: Training
@@ -76,12 +81,11 @@ class Planned:
 
     @functools.cached_property
     def memory_bytes(self) -> NDArray[np.float64]:
-        """Of the fullest GPU."""
+        """On the fullest GPU."""
         return np.asarray(sum(self.memory.values()))
 
     @functools.cached_property
     def fits(self) -> NDArray[np.bool_]:
-        """Where the memory is enough."""
         return self.memory_bytes <= self.cluster.usable_bytes
 
     @functools.cached_property
@@ -90,7 +94,7 @@ class Planned:
         return self.fastest(self.fits)
 
     @property
-    def best(self) -> Priced:
+    def best(self) -> PredictedLayout:
         return self.at(int(self.ranked[0]))
 
     def fastest(self, among: NDArray[np.bool_]) -> NDArray[np.intp]:
@@ -99,38 +103,36 @@ class Planned:
         keys = (self.memory_bytes, self.grid.columns["zero_stage"], self.seconds)
         return places[np.lexsort(tuple(key[places] for key in keys))]
 
+    def fastest_fitting(self, among: NDArray[np.bool_]) -> PredictedLayout | None:
+        """The fastest of those layouts that fits."""
+        places = self.fastest(self.fits & among)
+        return self.at(int(places[0])) if places.size else None
+
     def best_of_splits(self, places: NDArray[np.intp], most: int) -> list[int]:
         """The first of each DP x TP x PP x CP x EP among ranked places."""
-        found: dict[tuple[int, ...], int] = {}
-        columns = np.stack([self.grid.columns[name] for name in SPLIT], axis=1)
-        for place in places.tolist():
-            found.setdefault(tuple(columns[place].tolist()), place)
-            if len(found) == most:
-                break
-        return list(found.values())
+        columns = np.stack([self.grid.columns[name][places] for name in SPLIT], axis=1)
+        first = np.sort(np.unique(columns, axis=0, return_index=True)[1])
+        return [int(place) for place in places[first[:most]]]
 
-    def at(self, place: int) -> Priced:
+    def at(self, place: int) -> PredictedLayout:
         """One layout, as plain numbers."""
         training, cluster, layout = self.training, self.cluster, self.grid.at(place)
-        seconds = float(self.seconds[place])
+        seconds, tokens = float(self.seconds[place]), training.global_batch * training.seq
         flop = float(model_flop(training.model, training.global_batch, training.seq))
-        return Priced(
+        passes = 4 / 3 if layout.recompute == "layers" else 1
+        return PredictedLayout(
             layout,
             seconds,
             {name: float(part[place]) for name, part in self.parts.items()},
             {name: float(part[place]) for name, part in self.memory.items()},
             max(0.0, float(self.memory_bytes[place]) - cluster.usable_bytes),
-            training.global_batch * training.seq / seconds,
+            tokens / seconds,
             float(utilization(flop, seconds, cluster.gpus, cluster.gpu.peak(dtype_of(cluster.gpu)))),
-            six_nd(training.model.parameters, training.global_batch * training.seq)
-            * (4 / 3 if layout.recompute == "layers" else 1)
-            / (seconds * cluster.gpus),
-            tuple(
-                told for name, told in UNTESTED.items() if getattr(layout, name) > (0 if name == "zero_stage" else 1)
-            ),
+            six_nd(training.model.parameters, tokens) * passes / (seconds * cluster.gpus),
+            tuple(each for name, each in UNTESTED.items() if getattr(layout, name) > (name != "zero_stage")),
         )
 
-    def nearest_that_fits(self, place: int) -> Priced:
+    def nearest_that_fits(self, place: int) -> PredictedLayout:
         """Of those that fit, the one fewest steps away from a layout; of several the fastest.
 
         A step doubles or halves a count, or goes to the next stage of ZeRO or way of recomputing.
@@ -142,17 +144,16 @@ class Planned:
         return self.at(int(self.ranked[np.argmin(np.round(away[self.ranked], 6))]))
 
     def unseen(self, places: Sequence[int]) -> tuple[list[float], UnseenPrices]:
-        """The share of each one's time that laws tell beyond what they were fitted on, and those laws' own errors."""
+        """The share of each one's time for which laws extrapolate, and those laws' own errors."""
         prices = UnseenPrices(Prices(self.laws, dtype_of(self.cluster.gpu)))
         constants = replace(self.constants, host_s_per_layer=0.0)
         shares = []
         for place in places:
-            layout = self.grid.at(place)
             columns = {name: int(column[place]) for name, column in self.grid.columns.items()}
-            plan = plan_of(self.training, self.cluster.gpus_per_node, columns, layout.recompute)
-            told = step_time(self.laws, self.training.model, plan, constants, prices).parts
-            # Nothing hides in this reckoning, so no part is let be more than what is waited for in truth.
-            unseen_s = sum(min(float(part), float(self.parts[name][place])) for name, part in told.items())
+            plan = plan_of(self.training, self.cluster.gpus_per_node, columns, self.grid.at(place).recompute)
+            parts = step_time(self.laws, self.training.model, plan, constants, prices).parts
+            # Nothing is hidden here, so no part may be more than what is waited for in the prediction.
+            unseen_s = sum(min(float(part), float(self.parts[name][place])) for name, part in parts.items())
             shares.append(unseen_s / float(self.seconds[place]))
         return shares, prices
 
@@ -162,20 +163,17 @@ def planned(
     cluster: Cluster,
     laws: GpuSpec | Calibration | None = None,
     fixed: Mapping[str, int] | None = None,
-    prices: KernelPrices | None = None,
-    constants: StepConstants | None = None,
 ) -> Planned:
-    """Price every layout that divides, or those with the `fixed` values, by the field of a `Layout`.
+    """Predict every layout that divides, or those with the `fixed` values, by the field of a `Layout`.
 
-    `laws` are by default those of the cluster's GPU. Raises UserError where no layout divides, and where none fits:
-    by how many bytes the smallest does not, and the nearest that does.
+    `laws` are by default those of the cluster's GPU. Raises UserError if no layout divides, and if none fits: by how
+    many bytes the smallest does not, and the nearest that does.
     """
     laws = cluster.gpu if laws is None else laws
     whole = layouts(training, cluster, fixed)
-    grid = held_to(whole, fixed or {})
-    found = evaluated(training, cluster, grid, laws, prices, constants)
+    found = evaluated(training, cluster, held_to(whole, fixed or {}), laws)
     if not len(found.ranked):
-        _refuse(found, evaluated(training, cluster, whole, laws, prices, constants) if fixed else found)
+        _refuse(found, evaluated(training, cluster, whole, laws) if fixed else found)
     return found
 
 
@@ -195,35 +193,40 @@ def evaluated(
     prices = prices or Prices(laws, dtype_of(cluster.gpu))
     seconds = np.empty(len(grid))
     parts: dict[str, NDArray[np.float64]] = {}
-    memory = {name: np.empty(len(grid)) for name in MEMORY_PARTS}
-    for code in np.unique(grid.columns["recompute"]).tolist():
-        alike = np.flatnonzero(grid.columns["recompute"] == code)
-        columns = {name: column[alike] for name, column in grid.columns.items()}
-        plan = plan_of(training, cluster.gpus_per_node, columns, RECOMPUTES[code])
-        told = step_time(laws, training.model, plan, constants, prices)
-        seconds[alike] = told.seconds
-        for name, part in told.parts.items():
+    for alike, columns, recompute in _by_recompute(grid):
+        plan = plan_of(training, cluster.gpus_per_node, columns, recompute)
+        step = step_time(laws, training.model, plan, constants, prices)
+        seconds[alike] = step.seconds
+        for name, part in step.parts.items():
             parts.setdefault(name, np.zeros(len(grid)))[alike] = part
-        for name, need in memory_of(training, columns, RECOMPUTES[code]).items():
-            memory[name][alike] = need
+    memory = memory_of(training, grid)
     return Planned(
         training, cluster, laws, grid, seconds, parts, memory, constants, found.of_another_gpu, found.error_percent
     )
 
 
-def memory_of(
-    training: Training, columns: Mapping[str, NDArray[np.int64]], recompute: Recompute
-) -> dict[str, NDArray[np.float64]]:
+def memory_of(training: Training, grid: Grid) -> dict[str, NDArray[np.float64]]:
     """Bytes on the fullest GPU of each layout, by part (`laws/training/memory.py`)."""
-    plan = plan_of(training, 1, columns, recompute)
-    # A fused kernel keeps no scores, whatever else is kept.
-    kept: Recompute = "attention" if training.fused_attention and recompute == "nothing" else recompute
-    need = training_memory(
-        training.model, plan.micro_batch, training.seq, plan.piece.sharding, data_ranks=plan.shards,
-        zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=kept, chunks=plan.chunks,
-        micro_batches=plan.micro_batches, context=plan.context,
-    )  # fmt: skip
-    return {name: np.broadcast_to(getattr(need, name), plan.shape) for name in MEMORY_PARTS}
+    memory = {name: np.empty(len(grid)) for name in MEMORY_PARTS}
+    for alike, columns, recompute in _by_recompute(grid):
+        plan = plan_of(training, 1, columns, recompute)
+        # A fused kernel keeps no scores, whatever else is kept.
+        kept: Recompute = "attention" if training.fused_attention and recompute == "nothing" else recompute
+        need = training_memory(
+            training.model, plan.micro_batch, training.seq, plan.piece.sharding, data_ranks=plan.shards,
+            zero_stage=plan.zero_stage, stages=plan.pipeline, recompute=kept, chunks=plan.chunks,
+            micro_batches=plan.micro_batches, context=plan.context,
+        )  # fmt: skip
+        for name, part in memory.items():
+            part[alike] = getattr(need, name)
+    return memory
+
+
+def _by_recompute(grid: Grid) -> Iterator[tuple[NDArray[np.intp], dict[str, NDArray[np.int64]], Recompute]]:
+    """Places and columns of the layouts that recompute alike."""
+    for code in np.unique(grid.columns["recompute"]).tolist():
+        alike = np.flatnonzero(grid.columns["recompute"] == code)
+        yield alike, {name: column[alike] for name, column in grid.columns.items()}, RECOMPUTES[code]
 
 
 def dtype_of(gpu: GpuSpec) -> str:
@@ -232,24 +235,20 @@ def dtype_of(gpu: GpuSpec) -> str:
 
 
 def _refuse(found: Planned, whole: Planned) -> None:
-    """Say by how many bytes nothing fits, and what does."""
+    """Raise UserError that says by how much nothing fits, and what does."""
     place = int(np.argmin(found.memory_bytes))
-    least = found.at(place)
-    usable = found.cluster.usable_bytes
+    least, usable, gpus = found.at(place), found.cluster.usable_bytes, found.cluster.gpus
     wrong = (
-        f"{least.layout} needs {least.memory_bytes / 2**30:.1f} GiB on a GPU, {least.over_bytes:.0f} bytes more than "
-        f"the {usable / 2**30:.1f} GiB that are usable"
+        f"{least.layout} needs {least.memory_bytes / 2**30:.1f} GiB on a GPU, {least.over_bytes / 2**30:.1f} GiB "
+        f"({least.over_bytes:.0f} bytes) more than the {usable / 2**30:.1f} GiB that are usable"
     )
     if whole is not found:
         wrong = f"No layout as asked for fits: {wrong}"
         if len(whole.ranked):
-            same = np.ones(len(whole.grid), dtype=bool)
-            for name, column in found.grid.columns.items():
-                same &= whole.grid.columns[name] == column[place]
-            near = whole.nearest_that_fits(int(np.flatnonzero(same)[0]))
+            same = [whole.grid.columns[name] == column[place] for name, column in found.grid.columns.items()]
+            near = whole.nearest_that_fits(int(np.flatnonzero(np.all(same, axis=0))[0]))
             raise UserError(f"{wrong}; the nearest that fits is {near.layout}.")
     else:
-        gpus = found.cluster.gpus
         wrong = f"No layout fits {gpus} GPU{'s' if gpus > 1 else ''}: {wrong}"
     larger = _fewest_gpus(found.training, found.cluster)
     raise UserError(f"{wrong}; {larger or f'nor would {MOST_TIMES_GPUS} times as many GPUs be enough'}.")
@@ -265,123 +264,91 @@ def _fewest_gpus(training: Training, cluster: Cluster) -> str | None:
             grid = layouts(training, larger)
         except UserError:
             continue
-        least, smallest = None, np.inf
-        for code in np.unique(grid.columns["recompute"]).tolist():
-            alike = np.flatnonzero(grid.columns["recompute"] == code)
-            columns = {name: column[alike] for name, column in grid.columns.items()}
-            total = np.asarray(sum(memory_of(training, columns, RECOMPUTES[code]).values()))
-            if total.min() < smallest:
-                least, smallest = int(alike[np.argmin(total)]), float(total.min())
-        if least is not None and smallest <= cluster.usable_bytes:
-            return f"{larger.gpus} GPUs would do, by {grid.at(least)}"
+        total = np.asarray(sum(memory_of(training, grid).values()))
+        if total.min() <= cluster.usable_bytes:
+            return f"{larger.gpus} GPUs would do, by {grid.at(int(np.argmin(total)))}"
     return None
 
 
-def told_change(before: Layout, after: Layout) -> str:
+def described_step(before: Layout, after: Layout) -> str:
     """What differs, as "TP 1 -> 2, micro-batch 4 -> 2"."""
     changed = [name for name in WRITTEN if getattr(before, name) != getattr(after, name)]
     return ", ".join(f"{WRITTEN[name]} {getattr(before, name)} -> {getattr(after, name)}" for name in changed)
 
 
-BYTES_PER_PARAMETER = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES
-RULE_SHARE = 0.75
-# "Well above" in numbers: then the bubble is at most a quarter of the computation, (p − 1)/m.
-WELL_ABOVE = 4
-# Layouts whose times differ by less are as fast as each other: what measured iterations repeat to.
-ALIKE = 0.01
-
-
 @dataclass(frozen=True)
 class LayoutRule:
-    """One rule, what it says here, and whether the laws agree; None where there is nothing to compare.
+    """One rule that practitioners choose DP, TP and PP by, what it says here, and whether the laws agree.
 
-    `kept` and `broken` are the fastest layouts that fit of those that keep it and of those that do not.
+    `kept` and `broken` are the fastest layouts that fit, of those that keep it and of those that do not; None if there
+    is none.
     """
 
     rule: str
     here: str
-    kept: Priced | None
-    broken: Priced | None
+    kept: PredictedLayout | None
+    broken: PredictedLayout | None
 
     @property
     def agrees(self) -> bool | None:
-        """Whether keeping it costs nothing."""
+        """Whether keeping it costs nothing; None if there is nothing to compare."""
         if self.kept is None:
             return None if self.broken is None else False
         return None if self.broken is None else self.kept.seconds <= (1 + ALIKE) * self.broken.seconds
 
     @property
     def gain(self) -> float | None:
-        """By how much longer breaking it takes: 0.1 for a tenth; negative where it is faster."""
+        """By how much longer breaking it takes: 0.1 for a tenth; negative if it is faster."""
         if self.kept is None or self.broken is None:
             return None
         return self.broken.seconds / self.kept.seconds - 1
 
 
-def rules(planned: Planned) -> tuple[LayoutRule, ...]:
-    """All of them, in the recipe's order."""
-    return tuple(_rules(planned))
-
-
-def _rules(planned: Planned) -> Iterator[LayoutRule]:
+def rules(planned: Planned) -> Iterator[LayoutRule]:
+    """All rules, in the order of the recipe: tflops_optimization.md, notes of practitioners with hundreds of GPUs."""
     columns, cluster, model = planned.grid.columns, planned.cluster, planned.training.model
     parallel = columns["tensor"] * columns["pipeline"]
+
+    def rule(text: str, here: str, keeps: NDArray[np.bool_], breaks: NDArray[np.bool_] | None = None) -> LayoutRule:
+        others = ~keeps if breaks is None else breaks
+        return LayoutRule(text, here, planned.fastest_fitting(keeps), planned.fastest_fitting(others))
+
     share = BYTES_PER_PARAMETER * model.parameters / cluster.memory_bytes
-    gigabytes = BYTES_PER_PARAMETER * model.parameters / 2**30
+    gib = BYTES_PER_PARAMETER * model.parameters / 2**30
     needs = share >= RULE_SHARE
     here = (
-        f"{BYTES_PER_PARAMETER} x {model.parameters / 1e9:.2f} B parameters are {gigabytes:.1f} GiB, {share:.0%} of a "
-        f"GPU: {'cut the model' if needs else 'TP = PP = 1'}"
+        f"{BYTES_PER_PARAMETER} bytes of {model.parameters / 1e9:.2f} B parameters are {gib:.1f} GiB, {share:.0%} of "
+        f"a GPU: {'cut the model' if needs else 'TP = PP = 1'}"
     )
     cut = parallel > 1
-    yield _rule(planned, "18 bytes a parameter below 75 % of a GPU: no TP, no PP", here, cut if needs else ~cut)
+    yield rule("18 bytes a parameter below 75 % of a GPU: no TP, no PP", here, cut if needs else ~cut)
+
     per_node = cluster.gpus_per_node
-    yield _rule(planned, "TP inside a node", f"nodes of {per_node} GPUs", columns["tensor"] <= per_node)
-    yield _stages_before_tensor(planned, parallel)
+    yield rule("TP inside a node", f"nodes of {per_node} GPU{'s' * (per_node > 1)}", columns["tensor"] <= per_node)
+
+    text = "cut the model by PP, not TP, unless a layer does not fit"
+    # The fewest GPUs a replica that the recipe would try: those of the smallest TP x PP that fits with more than one.
+    sizes = parallel[planned.fits & (columns["context"] == 1) & cut]
+    if sizes.size:
+        share = BYTES_PER_PARAMETER * model.layer_parameters / cluster.memory_bytes
+        fits = share < RULE_SHARE
+        here = (
+            f"a layer takes {BYTES_PER_PARAMETER * model.layer_parameters / 2**30:.2f} GiB, {share:.1%} of a GPU: "
+            f"{'PP' if fits else 'TP'}, compared at TP x PP = {sizes.min()}, the smallest that fits"
+        )
+        alike = (columns["context"] == 1) & (parallel == sizes.min())
+        stages = (columns["tensor"] == 1) == fits
+        yield rule(text, here, alike & stages, alike & ~stages)
+    else:
+        yield LayoutRule(text, "no layout with TP or PP fits", None, None)
+
     most = int(columns["data"][planned.fits].max())
-    here = f"the largest DP that fits is {most}"
-    yield _rule(planned, "DP as far as possible", here, columns["data"] == most)
-    micro_batches = planned.training.global_batch // columns["micro_batch"]
-    enough = micro_batches >= WELL_ABOVE * columns["data"] * columns["pipeline"]
-    piped = columns["pipeline"] > 1
-    best = planned.best.layout
+    yield rule("DP as far as possible", f"the largest DP that fits is {most}", columns["data"] == most)
+
+    batch, best, piped = planned.training.global_batch, planned.best.layout, columns["pipeline"] > 1
+    enough = batch // columns["micro_batch"] >= WELL_ABOVE * columns["data"] * columns["pipeline"]
     here = (
-        f"the fastest has GBS/MBS = {planned.training.global_batch // best.micro_batch} for DP x PP = "
-        f"{best.data * best.pipeline}; asked of pipelines, at least {WELL_ABOVE} x"
+        f"the fastest has GBS/MBS = {batch // best.micro_batch} for DP x PP = {best.data * best.pipeline}; pipelines "
+        f"need at least {WELL_ABOVE} x"
     )
-    yield _rule(planned, "GBS/MBS well above DP x PP", here, enough & piped, ~enough & piped)
-
-
-def _stages_before_tensor(planned: Planned, parallel: NDArray[np.int64]) -> LayoutRule:
-    """PP = MP unless a single layer does not fit: of as many GPUs a replica, stages before TP."""
-    columns, cluster, model = planned.grid.columns, planned.cluster, planned.training.model
-    share = BYTES_PER_PARAMETER * model.layer_parameters / cluster.memory_bytes
-    fits = share < RULE_SHARE
-    usual = columns["context"] == 1
-    # The fewest GPUs a replica that the recipe would try: those of the smallest MP that fits with more than one.
-    sizes = parallel[planned.fits & usual & (parallel > 1)]
-    if not sizes.size:
-        return LayoutRule("PP = MP unless a layer does not fit", "no layout with TP or PP fits", None, None)
-    smallest = int(sizes.min())
-    alike = usual & (parallel == smallest)
-    here = (
-        f"a layer takes {BYTES_PER_PARAMETER * model.layer_parameters / 2**30:.2f} GiB, {share:.1%} of a GPU: "
-        f"{'PP' if fits else 'TP'}, compared at MP = {smallest}, the smallest that fits"
-    )
-    stages = columns["tensor"] == 1 if fits else columns["tensor"] > 1
-    return _rule(planned, "PP = MP unless a layer does not fit", here, alike & stages, alike & ~stages)
-
-
-def _rule(
-    planned: Planned,
-    rule: str,
-    here: str,
-    keeps: NDArray[np.bool_],
-    breaks: NDArray[np.bool_] | None = None,
-) -> LayoutRule:
-    return LayoutRule(rule, here, _fastest(planned, keeps), _fastest(planned, ~keeps if breaks is None else breaks))
-
-
-def _fastest(planned: Planned, among: NDArray[np.bool_]) -> Priced | None:
-    places = planned.fastest(planned.fits & among)
-    return planned.at(int(places[0])) if places.size else None
+    yield rule("GBS/MBS well above DP x PP", here, enough & piped, ~enough & piped)

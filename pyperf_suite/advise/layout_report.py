@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from pyperf_suite.advise.layout_grid import WRITTEN, Layout
-from pyperf_suite.advise.layout_plan import LayoutRule, Planned, Priced, rules, told_change
+from pyperf_suite.advise.layout_plan import LayoutRule, Planned, PredictedLayout, described_step, rules
 from pyperf_suite.laws.network.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.prices import UnseenPrices
 from pyperf_suite.laws.training.step_time import MEASURED_GPU
@@ -18,47 +19,48 @@ from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, table
 
 # The law's mean error on the eight iterations that Korthikanti et al. 2022 publish in table 5, none of them fitted to:
-# TP 8, PP 1 to 64, interleaved, full recomputation or SP with selective (tests/advise/test_layout_published.py).
+# TP 8, PP 1 to 64, interleaved, full recomputation or SP with selective (tests/fit/test_layout_published.py).
 SELENE_ERROR_PERCENT = 2.6
-# Shares of time beyond what laws were fitted on that are worth a mark.
+# Extrapolated shares of the time that are worth a mark.
 MARKED_SHARE = 0.05
 
-
-@dataclass(frozen=True)
-class Excluded:
-    """A layout that would be faster than the best one but does not fit, and the nearest that does."""
-
-    priced: Priced
-    nearest: Priced
+# A ranked layout, and the share of its time for which the laws extrapolate.
+Ranked = tuple[PredictedLayout, float]
 
 
 @dataclass(frozen=True)
 class LayoutAnswer:
-    """All that is told of a plan: `top` ranked and `splits` the best of each split, with the share of time unseen."""
+    """The answer: `top` ranked, `splits` the best of each split, and `excluded`, which are faster but do not fit.
+
+    With each excluded layout stands the nearest that fits.
+    """
 
     planned: Planned
-    top: tuple[tuple[Priced, float], ...]
-    splits: tuple[tuple[Priced, float], ...]
+    top: tuple[Ranked, ...]
+    splits: tuple[Ranked, ...]
     rules: tuple[LayoutRule, ...]
-    excluded: tuple[Excluded, ...]
+    excluded: tuple[tuple[PredictedLayout, PredictedLayout], ...]
     laws: UnseenPrices
     notes: tuple[str, ...] = ()
 
 
 def layout_answer(planned: Planned, most: int, notes: Sequence[str] = ()) -> LayoutAnswer:
-    """Work out what is told, of each list at most so many."""
+    """Work out the answer, of each list at most so many."""
     top = planned.ranked[:most].tolist()
     splits = planned.best_of_splits(planned.ranked, most)
     shares, laws = planned.unseen([*top, *splits])
-    priced = [(planned.at(place), share) for place, share in zip([*top, *splits], shares, strict=True)]
+    ranked = [(planned.at(place), share) for place, share in zip([*top, *splits], shares, strict=True)]
     faster = planned.fastest(~planned.fits & (planned.seconds < planned.best.seconds))
-    excluded = [
-        Excluded(planned.at(place), planned.nearest_that_fits(place)) for place in planned.best_of_splits(faster, most)
-    ]
+    excluded = [(planned.at(place), planned.nearest_that_fits(place)) for place in planned.best_of_splits(faster, most)]
     return LayoutAnswer(
-        planned, tuple(priced[: len(top)]), tuple(priced[len(top) :]), rules(planned), tuple(excluded), laws,
+        planned,
+        tuple(ranked[: len(top)]),
+        tuple(ranked[len(top) :]),
+        tuple(rules(planned)),
+        tuple(excluded),
+        laws,
         tuple(notes),
-    )  # fmt: skip
+    )
 
 
 def findings_of_layouts(answer: LayoutAnswer) -> Findings:
@@ -78,7 +80,7 @@ def findings_of_layouts(answer: LayoutAnswer) -> Findings:
         table("Faster, but too large", EXCLUDED, answer.excluded),
         table(
             "Splits of the GPUs into TP, CP, PP and DP that come out uneven",
-            (Column("reason", lambda told: told[0]), Column("splits", lambda told: told[1])),
+            (Column("reason", lambda row: row[0]), Column("splits", lambda row: row[1])),
             answer.planned.grid.uneven.items(),
         ),
     )
@@ -120,27 +122,25 @@ def layouts_as_json(answer: LayoutAnswer) -> dict[str, Any]:
             }
             for rule in answer.rules
         ],
-        "excluded": [
-            {**_as_json(each.priced), "nearest_that_fits": _as_json(each.nearest)} for each in answer.excluded
-        ],
+        "excluded": [{**_as_json(each), "nearest_that_fits": _as_json(near)} for each, near in answer.excluded],
         "notes": list(answer.notes),
     }
 
 
-def _as_json(priced: Priced, unseen: float | None = None) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "layout": {name: getattr(priced.layout, name) for name in WRITTEN},
-        "step_s": priced.seconds,
-        "parts_s": dict(priced.parts),
-        "memory_bytes": dict(priced.memory),
-        "total_memory_bytes": priced.memory_bytes,
-        "over_bytes": priced.over_bytes,
-        "tokens_per_s": priced.tokens_per_s,
-        "mfu": priced.mfu,
-        "flop_per_s_a_gpu": priced.flop_per_s,
-        "untested": list(priced.untested),
+def _as_json(predicted: PredictedLayout, unseen: float | None = None) -> dict[str, Any]:
+    return {
+        "layout": {name: getattr(predicted.layout, name) for name in WRITTEN},
+        "step_s": predicted.seconds,
+        "parts_s": dict(predicted.parts),
+        "memory_bytes": dict(predicted.memory),
+        "total_memory_bytes": predicted.memory_bytes,
+        "over_bytes": predicted.over_bytes,
+        "tokens_per_s": predicted.tokens_per_s,
+        "mfu": predicted.mfu,
+        "flop_per_s_a_gpu": predicted.flop_per_s,
+        "untested": list(predicted.untested),
+        **({} if unseen is None else {"extrapolated_share": unseen}),
     }
-    return told if unseen is None else {**told, "extrapolated_share": unseen}
 
 
 def _fastest(planned: Planned) -> Iterator[Remark]:
@@ -157,13 +157,12 @@ def _fastest(planned: Planned) -> Iterator[Remark]:
         usable=Quantity(cluster.usable_bytes, "size"),
     )
     yield remark(
-        "{parameters} billion parameters, {batch} sequences of {seq} tokens an iteration, on {gpus} {gpu} in nodes of "
-        "{node}. MFU does not count masked pairs; by 6 FLOP a parameter and token, 8 where layers are recomputed, a "
-        "GPU does {rate}.",
+        "{parameters} billion parameters, {batch} an iteration, on {gpus} {gpu} in nodes of {node}, at the clocks of a "
+        "sustained load. MFU is of the whole iteration and does not count masked pairs; by 6 FLOP a parameter and "
+        "token, 8 where layers are recomputed, a GPU does {rate}.",
         kind="predicted",
         parameters=Quantity(training.model.parameters / 1e9),
-        batch=training.global_batch,
-        seq=training.seq,
+        batch=f"{_counted(training.global_batch, 'sequence')} of {training.seq} tokens",
         gpus=cluster.gpus,
         gpu=cluster.gpu.name,
         node=cluster.gpus_per_node,
@@ -171,10 +170,10 @@ def _fastest(planned: Planned) -> Iterator[Remark]:
     )
     fitting = int(planned.fits.sum())
     yield remark(
-        "{evaluated} layouts divide and were evaluated: {fitting} fit, {others} are too large for a GPU. All times are "
-        "predictions, none was run.",
+        "{evaluated} evaluated: {fitting} fit, {others} are too large for a GPU. All times are predictions, none was "
+        "measured.",
         kind="predicted",
-        evaluated=len(planned.grid),
+        evaluated=_counted(len(planned.grid), "layout"),
         fitting=fitting,
         others=len(planned.grid) - fitting,
     )
@@ -185,17 +184,20 @@ def _choice(planned: Planned) -> Remark:
     error = (planned.error_percent or 0.0) / 100
     if not error:
         return remark(
-            "The laws' error here is not known, so layouts that are a few percent apart are as good as each other.",
+            "The laws' error on this GPU is not known: layouts that are a few percent apart are as good as each other.",
             kind="caution",
         )
     near = planned.ranked[planned.seconds[planned.ranked] <= (1 + error) * planned.best.seconds]
     return remark(
-        "{count} layouts in {splits} splits of the GPUs are within the law's error of the fastest: try the best of a "
-        "few splits.",
+        "Within the law's error of the fastest: {count} in {splits} of the GPUs. Try the best of a few splits.",
         kind="predicted",
-        count=len(near),
-        splits=len(planned.best_of_splits(near, len(near) or 1)),
+        count=_counted(len(near), "layout"),
+        splits=_counted(len(planned.best_of_splits(near, len(near) or 1)), "split"),
     )
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"
 
 
 def _network(planned: Planned) -> Remark | None:
@@ -203,21 +205,21 @@ def _network(planned: Planned) -> Remark | None:
     if cluster.gpus <= cluster.gpus_per_node:
         return None
     return remark(
-        "Between nodes a GPU is taken to send {rate} in one direction{whose} (--network names another); gradients and "
-        "gathered parameters go {how}.",
+        "Between nodes a GPU is assumed to send {rate} in one direction{whose} (--network names another); "
+        "gradients and gathered parameters are sent {how}.",
         rate=Quantity(network or usual_network_bytes_per_s(cluster.gpu), "GB/s"),
         whose="" if network else ", the peak of what its maker's servers have",
-        how="beside computation where it can" if planned.training.overlap else "after computation",
+        how="during computation where possible" if planned.training.overlap else "after computation",
     )
 
 
 def _engines(answer: LayoutAnswer) -> Remark | None:
-    """What not every engine can run of what is told (DeepSpeed's pipeline engine refuses ZeRO 2 and 3)."""
-    told = [priced.layout for priced, _ in (*answer.top, *answer.splits)]
-    if not any(layout.pipeline > 1 and layout.zero_stage > 1 for layout in told):
+    """Which engines can run the layouts shown (DeepSpeed's pipeline engine refuses ZeRO 2 and 3)."""
+    shown = [predicted.layout for predicted, _ in (*answer.top, *answer.splits)]
+    if not any(layout.pipeline > 1 and layout.zero_stage > 1 for layout in shown):
         return None
     return remark(
-        "ZeRO 2 and 3 beside PP can be had of FSDP2 and torch.distributed.pipelining; DeepSpeed has only ZeRO 1 beside "
+        "FSDP2 with torch.distributed.pipelining runs ZeRO 2 and 3 together with PP. DeepSpeed runs only ZeRO 1 with "
         "PP: --zero 1 leaves the others out."
     )
 
@@ -226,14 +228,14 @@ def _errors(answer: LayoutAnswer) -> Iterator[Remark]:
     planned = answer.planned
     if planned.of_another_gpu or planned.error_percent is None:
         yield remark(
-            "No iteration of {gpu} was measured, so the constants of a step are of {measured}.",
+            "No iteration of {gpu} is published, so the constants of a step are those of {measured}.",
             kind="caution",
             gpu=planned.cluster.gpu.name,
             measured=MEASURED_GPU,
         )
     else:
         yield remark(
-            "The law of a step errs by {error} on iterations left out where its constants were found.",
+            "The law of a step errs by {error} on iterations that its constants were not fitted on.",
             kind="law",
             error=Quantity(planned.error_percent / 100, "%"),
         )
@@ -244,107 +246,106 @@ def _errors(answer: LayoutAnswer) -> Iterator[Remark]:
     )
     for law, error in answer.laws.errors.items():
         yield remark(
-            "The law of {law} errs by {error} on what it was not fitted on.",
+            "The law of {law} errs by {error} on measurements that it was not fitted on.",
             kind="law",
             law=law,
             error="an unknown amount" if error is None else Quantity(error / 100, "%"),
         )
-    untested = sorted({name for priced, _ in (*answer.top, *answer.splits) for name in priced.untested})
+    untested = sorted({name for predicted, _ in (*answer.top, *answer.splits) for name in predicted.untested})
     if untested:
         yield remark(
-            "Of {what} no iteration is published to hold the law against.", kind="caution", what=", ".join(untested)
+            "The law was not compared with any iteration that uses {what}: none is published.",
+            kind="caution",
+            what=", ".join(untested),
         )
 
 
-def _ranking(title: str, rows: Sequence[tuple[Priced, float]]) -> Table:
-    """Axes that are the same in all rows stand in the first remark, and go first on a narrow terminal."""
-    values = {name: {getattr(priced.layout, name) for priced, _ in rows} for name in WRITTEN}
+def _ranking(title: str, rows: Sequence[Ranked]) -> Table:
+    """Axes with one value in all rows are in the first remark, and the first to go on a narrow terminal."""
+    axes = []
+    for name, written in WRITTEN.items():
+        values = {getattr(predicted.layout, name) for predicted, _ in rows}
+        axes.append(Column(written, _of(f"layout.{name}"), priority=2 if len(values) > 1 else 0))
     return table(
         title,
         (
-            *(
-                Column(written, _axis(name), priority=2 if len(values[name]) > 1 else 0)
-                for name, written in WRITTEN.items()
-            ),
-            Column("iteration", lambda told: told[0].seconds, "duration", priority=2),
-            Column("tokens/s", lambda told: told[0].tokens_per_s, "count"),
-            Column("MFU", lambda told: told[0].mfu, "%"),
-            Column("a GPU", lambda told: told[0].memory_bytes, "GiB"),
-            Column("of the time, extrapolated", lambda told: told[1] if told[1] >= MARKED_SHARE else None, "%"),
-            Column("untested", lambda told: ", ".join(told[0].untested) or None, priority=0),
+            *axes,
+            Column("iteration", _of("seconds"), "duration", priority=2),
+            Column("tokens/s", _of("tokens_per_s"), "count"),
+            Column("MFU", _of("mfu"), "%"),
+            Column("a GPU", _of("memory_bytes"), "GiB"),
+            Column("extrapolated share of the time", lambda row: row[1] if row[1] >= MARKED_SHARE else None, "%"),
+            Column("untested", lambda row: ", ".join(row[0].untested) or None, priority=0),
         ),
         rows,
     )
 
 
-def _axis(name: str) -> Callable[[tuple[Priced, float]], Any]:
-    return lambda told: getattr(told[0].layout, name)
+def _of(name: str) -> Any:
+    """The value of a ranked layout's attribute."""
+    get = attrgetter(name)
+    return lambda row: get(row[0])
 
 
-def _shares(rows: Sequence[tuple[Priced, float]]) -> Table:
-    shown = _parts([priced.parts for priced, _ in rows], 0.0005)
-
-    def share(name: str) -> Callable[[tuple[Priced, float]], float]:
-        return lambda told: told[0].parts[name] / told[0].seconds
+def _shares(rows: Sequence[Ranked]) -> Table:
+    def share(name: str) -> Any:
+        return lambda row: row[0].parts[name] / row[0].seconds
 
     return table(
         "Where the iteration goes (tensor, context, experts, gradients, parameters: what is waited for)",
-        (LAYOUT, *(Column(name, share(name), "%") for name in shown)),
+        (LAYOUT, *(Column(name, share(name), "%") for name in _parts([each.parts for each, _ in rows], 0.0005))),
         rows,
     )
 
 
-def _memory(rows: Sequence[tuple[Priced, float]]) -> Table:
-    shown = _parts([priced.memory for priced, _ in rows], 0.0)
+def _memory(rows: Sequence[Ranked]) -> Table:
+    def taken(name: str) -> Any:
+        return lambda row: row[0].memory[name]
 
-    def taken(name: str) -> Callable[[tuple[Priced, float]], float]:
-        return lambda told: told[0].memory[name]
-
-    total = Column("in all", lambda told: told[0].memory_bytes, "GiB", priority=2)
-    columns = (LAYOUT, *(Column(name, taken(name), "GiB") for name in shown), total)
-    return table("Memory on the fullest GPU", columns, rows)
-
-
-def _laid_out(priced: Priced | None) -> str:
-    return "none fits" if priced is None else _short(priced.layout)
-
-
-def _time(priced: Priced | None) -> Quantity | None:
-    return None if priced is None else Quantity(priced.seconds, "duration", predicted=True)
-
-
-LAYOUT = Column("layout", lambda told: _short(told[0].layout), priority=2)
-RULES = (
-    Column("rule", lambda rule: rule.rule, priority=2),
-    Column("here", lambda rule: rule.here),
-    Column("laws agree", lambda rule: {True: "yes", False: "no", None: None}[rule.agrees], priority=2),
-    Column("fastest that keeps it", lambda rule: _laid_out(rule.kept)),
-    Column("iteration", lambda rule: _time(rule.kept), "duration"),
-    Column("fastest that does not", lambda rule: _laid_out(rule.broken)),
-    Column("iteration", lambda rule: _time(rule.broken), "duration"),
-    Column("breaking it takes", lambda rule: rule.gain, "+%", priority=2),
-)
-EXCLUDED = (
-    Column("layout", lambda each: _short(each.priced.layout), priority=2),
-    Column("iteration", lambda each: _time(each.priced), "duration", priority=2),
-    Column("a GPU", lambda each: each.priced.memory_bytes, "GiB"),
-    Column("too much by", lambda each: each.priced.over_bytes, "size"),
-    Column("nearest that fits", lambda each: told_change(each.priced.layout, each.nearest.layout)),
-    Column("iteration then", lambda each: _time(each.nearest), "duration"),
-)
+    parts = [Column(name, taken(name), "GiB") for name in _parts([each.memory for each, _ in rows], 0.0)]
+    total = Column("in all", _of("memory_bytes"), "GiB", priority=2)
+    return table("Memory on the fullest GPU", (LAYOUT, *parts, total), rows)
 
 
 def _parts(rows: Sequence[Mapping[str, float]], share: float) -> list[str]:
     """The parts that are anything in any row."""
-    if not rows:
-        return []
-    return [name for name in rows[0] if any(row[name] > share * float(np.sum(list(row.values()))) for row in rows)]
+    names = rows[0] if rows else ()
+    return [name for name in names if any(row[name] > share * float(np.sum(list(row.values()))) for row in rows)]
 
 
 def _short(layout: Layout) -> str:
-    """What tells it apart, in few letters: "DP8 TP4 PP2x3 Z1 mb2 layers"."""
+    """A layout in few letters: "DP8 TP4 PP2x3 Z1 mb2 re-layers"."""
     chunks = f"x{layout.chunks}" if layout.chunks > 1 else ""
-    told = [f"DP{layout.data}", f"TP{layout.tensor}", f"PP{layout.pipeline}{chunks}"]
-    told += [f"{name}{size}" for name, size in (("CP", layout.context), ("EP", layout.expert)) if size > 1]
-    told += [f"Z{layout.zero_stage}", f"mb{layout.micro_batch}"]
-    return " ".join(told + ([f"re-{layout.recompute}"] if layout.recompute != "nothing" else []))
+    words = [f"DP{layout.data}", f"TP{layout.tensor}", f"PP{layout.pipeline}{chunks}"]
+    words += [f"{name}{size}" for name, size in (("CP", layout.context), ("EP", layout.expert)) if size > 1]
+    words += [f"Z{layout.zero_stage}", f"mb{layout.micro_batch}"]
+    return " ".join(words + ([f"re-{layout.recompute}"] if layout.recompute != "nothing" else []))
+
+
+def _name(predicted: PredictedLayout | None) -> str:
+    return "none fits" if predicted is None else _short(predicted.layout)
+
+
+def _time(predicted: PredictedLayout | None) -> Quantity | None:
+    return None if predicted is None else Quantity(predicted.seconds, "duration", predicted=True)
+
+
+LAYOUT = Column("layout", lambda row: _short(row[0].layout), priority=2)
+RULES = (
+    Column("rule", lambda rule: rule.rule, priority=2),
+    Column("here", lambda rule: rule.here),
+    Column("laws agree", lambda rule: {True: "yes", False: "no", None: None}[rule.agrees], priority=2),
+    Column("fastest that keeps it", lambda rule: _name(rule.kept)),
+    Column("iteration", lambda rule: _time(rule.kept), "duration"),
+    Column("fastest that does not", lambda rule: _name(rule.broken)),
+    Column("iteration", lambda rule: _time(rule.broken), "duration"),
+    Column("breaking it takes", lambda rule: rule.gain, "+%", priority=2),
+)
+EXCLUDED = (
+    LAYOUT,
+    Column("iteration", lambda row: _time(row[0]), "duration", priority=2),
+    Column("a GPU", _of("memory_bytes"), "GiB"),
+    Column("too much by", _of("over_bytes"), "size"),
+    Column("nearest that fits", lambda row: described_step(row[0].layout, row[1].layout)),
+    Column("iteration then", lambda row: _time(row[1]), "duration"),
+)

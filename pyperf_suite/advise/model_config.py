@@ -1,6 +1,6 @@
-"""How each family of models names its dimensions in a Hugging Face `config.json`, and what it leaves unsaid.
+"""The dimensions of a model from its Hugging Face `config.json`, for the families of models in `FAMILIES`.
 
-Sources: each family's configuration and modelling code in huggingface/transformers.
+The file may come from anywhere, so whatever is wrong with it is reported in one sentence.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _llama_like(fields: ConfigFields, **more: Any) -> ModelDimensions:
         "gated": True,
         "tied": fields.flag("tie_word_embeddings"),
     }
-    # Asked for only where a family has no default of its own.
+    # Read only where a family has no default of its own.
     if "heads" not in more:
         common["heads"] = fields.count("num_attention_heads")
     if "vocab" not in more:
@@ -101,34 +101,35 @@ def _llama_like(fields: ConfigFields, **more: Any) -> ModelDimensions:
 
 
 def _count_or_follows(fields: ConfigFields, *names: str) -> int:
-    """A size of at least 1; where there is none 0, which has it follow from others."""
+    """A size of at least 1; 0 if there is none, which has it follow from others."""
     return fields.count(*names, default=0, at_least=0 if fields.lacks(*names) else 1)
 
 
+def _attention_biases(fields: ConfigFields, name: str = "attention_bias", default: bool = False) -> dict[str, bool]:
+    bias = fields.flag(name, default)
+    return {"qkv_bias": bias, "output_bias": bias}
+
+
+def _tied(fields: ConfigFields) -> dict[str, bool]:
+    """One matrix for embedding and logits unless the file says otherwise."""
+    return {"tied": fields.flag("tie_word_embeddings", True)}
+
+
+def _head_dim(fields: ConfigFields, default: int) -> dict[str, int]:
+    return {"head_dim": fields.count("head_dim", default=default, at_least=1)}
+
+
+def _experts(fields: ConfigFields, name: str, default: int | None = None, top_k: int | None = None) -> dict[str, int]:
+    names = ("num_experts_per_tok", "experts_per_token")
+    return {"experts": fields.count(name, default=default), "top_k": fields.count(*names, default=top_k)}
+
+
 def _llama(fields: ConfigFields) -> ModelDimensions:
-    attention_bias = fields.flag("attention_bias")
-    return _llama_like(fields, qkv_bias=attention_bias, output_bias=attention_bias, mlp_bias=fields.flag("mlp_bias"))
-
-
-def _mixtral(fields: ConfigFields) -> ModelDimensions:
-    return _llama_like(
-        fields, experts=fields.count("num_local_experts"), top_k=fields.count("num_experts_per_tok", default=2)
-    )
-
-
-def _qwen2(fields: ConfigFields) -> ModelDimensions:
-    return _llama_like(fields, qkv_bias=True)
+    return _llama_like(fields, **_attention_biases(fields), mlp_bias=fields.flag("mlp_bias"))
 
 
 def _qwen3(fields: ConfigFields) -> ModelDimensions:
-    bias = fields.flag("attention_bias")
-    return _llama_like(
-        fields,
-        head_dim=fields.count("head_dim", default=128, at_least=1),
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm=True,
-    )
+    return _llama_like(fields, **_head_dim(fields, 128), **_attention_biases(fields), qk_norm=True)
 
 
 def _qwen2_moe(fields: ConfigFields) -> ModelDimensions:
@@ -142,36 +143,17 @@ def _qwen2_moe(fields: ConfigFields) -> ModelDimensions:
 
 
 def _qwen3_moe(fields: ConfigFields) -> ModelDimensions:
-    bias = fields.flag("attention_bias")
-    return _llama_like(fields, **_qwen_experts(fields), qkv_bias=bias, output_bias=bias, qk_norm=True)
+    return _llama_like(fields, **_qwen_experts(fields), **_attention_biases(fields), qk_norm=True)
 
 
 def _qwen_experts(fields: ConfigFields) -> dict[str, int]:
     step = fields.count("decoder_sparse_step", default=1, at_least=1)
     dense = fields.counts("mlp_only_layers")
     return {
-        "experts": fields.count("num_experts"),
-        "top_k": fields.count("num_experts_per_tok"),
+        **_experts(fields, "num_experts"),
         "expert_ffn": fields.count("moe_intermediate_size", at_least=1),
         "dense_layers": _layers_where(fields, lambda layer: layer in dense or (layer + 1) % step != 0),
     }
-
-
-def _gemma(fields: ConfigFields) -> ModelDimensions:
-    return _llama_like(
-        fields,
-        head_dim=fields.count("head_dim", default=256, at_least=1),
-        tied=fields.flag("tie_word_embeddings", True),
-    )
-
-
-def _gemma2(fields: ConfigFields) -> ModelDimensions:
-    return _llama_like(
-        fields,
-        head_dim=fields.count("head_dim", default=256, at_least=1),
-        tied=fields.flag("tie_word_embeddings", True),
-        norms=4,
-    )
 
 
 def _gemma3(fields: ConfigFields) -> ModelDimensions:
@@ -181,66 +163,37 @@ def _gemma3(fields: ConfigFields) -> ModelDimensions:
         heads=fields.count("num_attention_heads", default=8),
         kv_heads=fields.count("num_key_value_heads", default=4, at_least=1),
         vocab=fields.count("vocab_size", default=262_208),
-        head_dim=fields.count("head_dim", default=256, at_least=1),
-        tied=fields.flag("tie_word_embeddings", True),
+        **_head_dim(fields, 256),
+        **_tied(fields),
         norms=4,
         qk_norm=True,
     )
 
 
-def _smollm3(fields: ConfigFields) -> ModelDimensions:
-    return _llama_like(fields, tied=fields.flag("tie_word_embeddings", True))
-
-
-def _olmo(fields: ConfigFields) -> ModelDimensions:
-    bias = fields.flag("attention_bias")
-    return _llama_like(fields, qkv_bias=bias, output_bias=bias, norm_weight=False)
-
-
-def _olmo2(fields: ConfigFields) -> ModelDimensions:
-    return _llama_like(fields, other_parameters=_norms_over_all_heads(fields))
-
-
 def _olmoe(fields: ConfigFields) -> ModelDimensions:
     return _llama_like(
         fields,
-        experts=fields.count("num_experts", default=64),
-        top_k=fields.count("num_experts_per_tok", default=8),
+        **_experts(fields, "num_experts", default=64, top_k=8),
         other_parameters=_norms_over_all_heads(fields),
     )
 
 
 def _cohere(fields: ConfigFields) -> ModelDimensions:
     # One norm serves attention and MLP, which stand side by side.
-    return _llama_like(
-        fields,
-        norms=1,
-        tied=fields.flag("tie_word_embeddings", True),
-        other_parameters=_norms_over_all_heads(fields) if fields.flag("use_qk_norm") else 0,
-    )
+    other = _norms_over_all_heads(fields) if fields.flag("use_qk_norm") else 0
+    return _llama_like(fields, norms=1, **_tied(fields), other_parameters=other)
 
 
 def _starcoder2(fields: ConfigFields) -> ModelDimensions:
-    bias = fields.flag("use_bias", True)
-    return _llama_like(
-        fields,
-        gated=False,
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=bias,
-        norm_bias=True,
-        tied=fields.flag("tie_word_embeddings", True),
-    )
+    biases = _attention_biases(fields, "use_bias", True)
+    return _llama_like(fields, gated=False, **biases, mlp_bias=biases["qkv_bias"], norm_bias=True, **_tied(fields))
 
 
 def _gpt_oss(fields: ConfigFields) -> ModelDimensions:
-    bias = fields.flag("attention_bias", True)
     return _llama_like(
         fields,
-        experts=fields.count("num_local_experts"),
-        top_k=fields.count("num_experts_per_tok", "experts_per_token", default=4),
-        qkv_bias=bias,
-        output_bias=bias,
+        **_experts(fields, "num_local_experts", top_k=4),
+        **_attention_biases(fields, default=True),
         mlp_bias=True,
         router_bias=True,
         # A learned sink for each head's softmax.
@@ -257,9 +210,8 @@ def _norms_over_all_heads(fields: ConfigFields) -> int:
 
 def _phi(fields: ConfigFields) -> ModelDimensions:
     fields.refuse_unless(not fields.flag("qk_layernorm"), "norms queries and keys with a bias, which is not counted")
-    vocab = fields.count("vocab_size")
     # One norm serves attention and MLP, which stand side by side; the output matrix has a bias.
-    return _llama_like(fields, gated=False, bias=True, norms=1, other_parameters=vocab)
+    return _llama_like(fields, gated=False, bias=True, norms=1, other_parameters=fields.count("vocab_size"))
 
 
 def _gpt2(fields: ConfigFields) -> ModelDimensions:
@@ -272,20 +224,18 @@ def _gpt2(fields: ConfigFields) -> ModelDimensions:
         vocab=fields.count("vocab_size"),
         positions=fields.count("n_positions", "n_ctx"),
         bias=True,
-        tied=fields.flag("tie_word_embeddings", True),
+        **_tied(fields),
     )
 
 
 def _gpt_neox(fields: ConfigFields) -> ModelDimensions:
-    attention_bias = fields.flag("attention_bias", True)
     return ModelDimensions(
         layers=fields.count("num_hidden_layers"),
         hidden=fields.count("hidden_size"),
         ffn=fields.count("intermediate_size"),
         heads=fields.count("num_attention_heads"),
         vocab=fields.count("vocab_size"),
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        **_attention_biases(fields, default=True),
         mlp_bias=True,
         norm_bias=True,
         tied=fields.flag("tie_word_embeddings"),
@@ -301,7 +251,7 @@ def _bloom(fields: ConfigFields) -> ModelDimensions:
         heads=fields.count("n_head", "num_attention_heads"),
         vocab=fields.count("vocab_size"),
         bias=True,
-        tied=fields.flag("tie_word_embeddings", True),
+        **_tied(fields),
         other_parameters=2 * hidden,  # the norm of the embeddings
     )
 
@@ -309,31 +259,29 @@ def _bloom(fields: ConfigFields) -> ModelDimensions:
 def _falcon(fields: ConfigFields) -> ModelDimensions:
     hidden = fields.count("hidden_size", "n_embed")
     heads = fields.count("num_attention_heads", "n_head")
-    new = fields.flag("new_decoder_architecture")
-    if new:
+    if fields.flag("new_decoder_architecture"):
         norms = fields.count("num_ln_in_parallel_attn", default=2)
+        kv_heads = fields.count("num_kv_heads", "n_head_kv", default=heads, at_least=1)
     else:
         norms = 1 if fields.flag("parallel_attn", True) else 2
-    kv_heads = 1 if fields.flag("multi_query", True) else heads
+        kv_heads = 1 if fields.flag("multi_query", True) else heads
     return ModelDimensions(
         layers=fields.count("num_hidden_layers", "n_layer"),
         hidden=hidden,
         ffn=fields.count("ffn_hidden_size", default=4 * hidden),
         heads=heads,
-        kv_heads=fields.count("num_kv_heads", "n_head_kv", default=heads, at_least=1) if new else kv_heads,
+        kv_heads=kv_heads,
         vocab=fields.count("vocab_size"),
         bias=fields.flag("bias"),
         norm_bias=True,
         norms=norms,
-        tied=fields.flag("tie_word_embeddings", True),
+        **_tied(fields),
     )
 
 
 def _deepseek(fields: ConfigFields, router_bias: bool) -> ModelDimensions:
-    experts = fields.count("n_routed_experts", default=0)
-    bias = fields.flag("attention_bias")
     more: dict[str, Any] = {}
-    if experts:
+    if experts := fields.count("n_routed_experts", default=0):
         width = fields.count("moe_intermediate_size", at_least=1)
         first = fields.count("first_k_dense_replace", default=0)
         step = fields.count("moe_layer_freq", default=1, at_least=1)
@@ -354,25 +302,16 @@ def _deepseek(fields: ConfigFields, router_bias: bool) -> ModelDimensions:
         value_head_dim=fields.count("v_head_dim"),
         query_rank=fields.count("q_lora_rank", default=0),
         latent_rank=fields.count("kv_lora_rank", at_least=1),
-        qkv_bias=bias,
-        output_bias=bias,
+        **_attention_biases(fields),
         **more,
     )
-
-
-def _deepseek_v2(fields: ConfigFields) -> ModelDimensions:
-    return _deepseek(fields, router_bias=False)
-
-
-def _deepseek_v3(fields: ConfigFields) -> ModelDimensions:
-    return _deepseek(fields, router_bias=True)  # which balances the load instead of a loss
 
 
 def _opt(fields: ConfigFields) -> ModelDimensions:
     hidden = fields.count("hidden_size")
     narrow = fields.count("word_embed_proj_dim", default=hidden)
     fields.refuse_unless(
-        narrow == hidden, f"has embeddings of {narrow} beside a hidden_size of {hidden}, which are not counted"
+        narrow == hidden, f"has embeddings of {narrow} and a hidden_size of {hidden}, which are not counted"
     )
     return ModelDimensions(
         layers=fields.count("num_hidden_layers"),
@@ -382,7 +321,7 @@ def _opt(fields: ConfigFields) -> ModelDimensions:
         vocab=fields.count("vocab_size"),
         positions=fields.count("max_position_embeddings") + 2,  # two are kept for padding
         bias=True,
-        tied=fields.flag("tie_word_embeddings", True),
+        **_tied(fields),
     )
 
 
@@ -397,7 +336,7 @@ def _bert(fields: ConfigFields) -> ModelDimensions:
         vocab=fields.count("vocab_size"),
         positions=fields.count("max_position_embeddings"),
         bias=True,
-        tied=fields.flag("tie_word_embeddings", True),
+        **_tied(fields),
         causal=False,
         head_transform=True,
         other_parameters=hidden * fields.count("type_vocab_size", default=2),
@@ -406,19 +345,20 @@ def _bert(fields: ConfigFields) -> ModelDimensions:
 
 def _layers_where(fields: ConfigFields, holds: Callable[[int], bool]) -> int:
     layers = fields.count("num_hidden_layers")
-    # More layers than any model has are refused by ModelDimensions; they need not be visited first.
+    # ModelDimensions refuses more layers than any model has; they need not be counted first.
     return sum(map(holds, range(min(layers, LARGEST["layers"]))))
 
 
+# Sources: each family's configuration and modelling code in huggingface/transformers.
 FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
     "bert": _bert,
     "bloom": _bloom,
     "cohere": _cohere,
-    "deepseek_v2": _deepseek_v2,
-    "deepseek_v3": _deepseek_v3,
+    "deepseek_v2": lambda fields: _deepseek(fields, router_bias=False),
+    "deepseek_v3": lambda fields: _deepseek(fields, router_bias=True),  # which balances the load instead of a loss
     "falcon": _falcon,
-    "gemma": _gemma,
-    "gemma2": _gemma2,
+    "gemma": lambda fields: _llama_like(fields, **_head_dim(fields, 256), **_tied(fields)),
+    "gemma2": lambda fields: _llama_like(fields, **_head_dim(fields, 256), **_tied(fields), norms=4),
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
@@ -426,19 +366,19 @@ FAMILIES: dict[str, Callable[[ConfigFields], ModelDimensions]] = {
     "granite": _llama,
     "llama": _llama,
     "mistral": _llama_like,
-    "mixtral": _mixtral,
-    "olmo": _olmo,
-    "olmo2": _olmo2,
+    "mixtral": lambda fields: _llama_like(fields, **_experts(fields, "num_local_experts", top_k=2)),
+    "olmo": lambda fields: _llama_like(fields, **_attention_biases(fields), norm_weight=False),
+    "olmo2": lambda fields: _llama_like(fields, other_parameters=_norms_over_all_heads(fields)),
     "olmoe": _olmoe,
     "opt": _opt,
     "phi": _phi,
     "phi3": _llama_like,
-    "qwen2": _qwen2,
+    "qwen2": lambda fields: _llama_like(fields, qkv_bias=True),
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
     "roberta": _bert,
-    "smollm3": _smollm3,
+    "smollm3": lambda fields: _llama_like(fields, **_tied(fields)),
     "starcoder2": _starcoder2,
 }
 

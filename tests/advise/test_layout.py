@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyperf_suite.advise.layout_grid import SPLIT, WRITTEN, Cluster, Training, divisors, held_to, layouts
-from pyperf_suite.advise.layout_plan import Planned, planned, rules, told_change
+from pyperf_suite.advise.layout_plan import Planned, described_step, planned, rules
 from pyperf_suite.advise.layout_report import findings_of_layouts, layout_answer, layouts_as_json
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
@@ -127,7 +127,7 @@ def test_whatever_is_asked_is_planned_or_refused_in_a_sentence(
     except UserError as refused:
         refusal = str(refused)
     if refusal is not None:
-        assert "bytes more than" in refusal or "in any way" in refusal
+        assert "bytes) more than" in refusal or "in any way" in refusal
         return
     answer = layout_answer(found, 3)
     assert np.all(np.isfinite(found.seconds))
@@ -191,7 +191,7 @@ def test_the_nearest_layout_that_fits_is_a_few_steps_away(llama: Planned) -> Non
     place = int(llama.fastest(~llama.fits)[0])
     near = llama.nearest_that_fits(place)
     assert near.over_bytes == 0 < llama.at(place).over_bytes
-    assert told_change(llama.grid.at(place), near.layout).count("->") <= 3
+    assert described_step(llama.grid.at(place), near.layout).count("->") <= 3
 
 
 def test_axes_can_be_held_to_a_value(llama: Planned) -> None:
@@ -224,9 +224,9 @@ def test_the_recipes_rules_are_told_with_whether_the_laws_agree(llama: Planned) 
     assert inside.kept.layout.tensor <= 8
     assert found["DP as far as possible"].agrees is not None
     memory = found["18 bytes a parameter below 75 % of a GPU: no TP, no PP"]
-    assert "18 x 8.03 B parameters" in memory.here
+    assert "18 bytes of 8.03 B parameters" in memory.here
     assert "cut the model" in memory.here
-    small = rules(planned(Training(SMALL, 512, 1024), NODE))
+    small = list(rules(planned(Training(SMALL, 512, 1024), NODE)))
     assert "TP = PP = 1" in small[0].here
     assert small[0].agrees is True
 
@@ -247,9 +247,9 @@ def test_the_answer_is_whole(answer: Any) -> None:
 
 def test_what_is_excluded_would_be_faster_and_has_a_neighbour_that_fits(answer: Any) -> None:
     assert answer.excluded
-    for each in answer.excluded:
-        assert each.priced.seconds < answer.planned.best.seconds
-        assert each.priced.over_bytes > 0 == each.nearest.over_bytes
+    for each, near in answer.excluded:
+        assert each.seconds < answer.planned.best.seconds
+        assert each.over_bytes > 0 == near.over_bytes
 
 
 def test_the_command_tells_it_in_text_and_as_json() -> None:
@@ -313,7 +313,7 @@ def with_option(name: str, value: str) -> tuple[str, ...]:
         (with_option("--gpu", "H2000"), "no GPU 'H2000'"),
         ((*OPTIONS, "--memory", "0"), "--memory has to lie above 0"),
         ((*OPTIONS, "--memory", "nan"), "--memory has to lie above 0"),
-        ((*OPTIONS, "--memory", "0.5"), "bytes more than the 0.5 GiB"),
+        ((*OPTIONS, "--memory", "0.5"), "more than the 0.5 GiB"),
         ((*OPTIONS, "--network", "fast"), "'fast' is not the rate of a network"),
         ((*OPTIONS, "--link", "NVLink9"), "'NVLink9' is no link within a node"),
         ((*OPTIONS, "--tp", "3"), "No layout that divides has TP 3"),
@@ -334,7 +334,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(arguments: tuple[str, ...], s
 
 def test_a_layout_that_does_not_fit_is_told_in_bytes_with_the_nearest_that_does() -> None:
     told = " ".join(command(*OPTIONS, "--dp", "64", "--zero", "0").output.split())
-    assert "bytes more than the 72.0 GiB that are usable" in told
+    assert "bytes) more than the 72.0 GiB that are usable" in told
     assert "the nearest that fits is DP 64, TP 1, PP 1, ZeRO" in told
 
 

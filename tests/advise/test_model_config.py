@@ -281,7 +281,7 @@ def test_layers_without_experts_are_counted_as_their_family_places_them() -> Non
         ),
         ({"model_type": "qwen3_moe", **QWEN3_MOE, "num_experts_per_tok": 999}, "cannot visit 999 of 128 experts"),
         ({"model_type": "phi", "qk_layernorm": True}, "norms queries and keys"),
-        (opt(24, 1024, 16, word_embed_proj_dim=512), "embeddings of 512 beside a hidden_size of 1024"),
+        (opt(24, 1024, 16, word_embed_proj_dim=512), "embeddings of 512 and a hidden_size of 1024"),
     ],
 )
 def test_a_configuration_that_cannot_be_counted_says_why_in_one_sentence(change: dict[str, Any], sentence: str) -> None:

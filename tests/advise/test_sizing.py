@@ -261,8 +261,8 @@ def test_an_odd_product_is_explained_with_the_size_that_mends_it(made_up):
 
 def test_explain_has_the_sustained_and_the_burst_time():
     m, n, k = 8192, 8192, 8192
-    explained = explain_product(A100, Prices(A100), TiledProduct(m, n, 128, 128, 1, A100.sms), k, "bf16", "TN")
-    burst = Prices(A100, mode="burst").gemm("TN", m, n, k)
+    explained = explain_product(H200, Prices(H200), TiledProduct(m, n, 128, 128, 1, H200.sms), k, "bf16", "TN")
+    burst = Prices(H200, mode="burst").gemm("TN", m, n, k)
     assert explained.burst_seconds == pytest.approx(float(burst.seconds))
     assert explained.burst_seconds < explained.seconds
 
