@@ -85,7 +85,7 @@ def calibrated_cpu(model: str, cores: int, records: Sequence[Record], origin: st
     return calibration
 
 
-def plan_of(p: ParallelStepParameters) -> Plan:
+def step_plan(p: ParallelStepParameters) -> Plan:
     """A configuration of a study as the planner names it."""
     element = DTYPES[p.dtype]
     return Plan(
@@ -112,7 +112,7 @@ def attention_kind(p: TransformerShape) -> str:
 
 def predicted_step(laws: CpuLaws, p: ParallelStepParameters, cores: int) -> Any:
     """`StepTime` of one configuration."""
-    return engine_step(p.dimensions, plan_of(p), laws.prices.of_attention(attention_kind(p)), laws.constants, cores)
+    return engine_step(p.dimensions, step_plan(p), laws.prices.of_attention(attention_kind(p)), laws.constants, cores)
 
 
 def _kernel_block(found: Iterable[Reading], origin: str) -> Block:
@@ -268,7 +268,7 @@ def _solved(
 ) -> EngineConstants:
     def beyond(value: float) -> float:
         changed: dict[str, Any] = {name: value}
-        step = engine_step(p.dimensions, plan_of(p), prices, replace(constants, **changed), cores)
+        step = engine_step(p.dimensions, step_plan(p), prices, replace(constants, **changed), cores)
         return float(step.seconds) - seconds
 
     found: dict[str, Any] = {name: _root(beyond)}

@@ -43,13 +43,7 @@ class HeldOutError:
 
     def to_json(self) -> dict[str, float | int | str]:
         """The form that a block of a calibration keeps."""
-        return {
-            "mape": round(self.mape, 3),
-            "median": round(self.median, 3),
-            "rows": self.rows,
-            "sites": self.sites,
-            "how": self.how,
-        }
+        return vars(self) | {"mape": round(self.mape, 3), "median": round(self.median, 3)}
 
 
 def site_numbers(*sizes: ArrayLike) -> NDArray[np.intp]:
@@ -100,7 +94,7 @@ def cross_validate(
 
 
 def summary(predicted: ArrayLike, measured: ArrayLike, sites: int, how: str) -> HeldOutError:
-    """The errors of rows that were predicted unseen, told as a block keeps them."""
+    """The errors of rows that were predicted unseen."""
     errors = error_percent(predicted, measured)
     return HeldOutError(float(errors.mean()), float(np.median(errors)), errors.size, sites, how)
 
@@ -139,15 +133,21 @@ class Corrected:
     block: Block | None
 
 
-def newest_run(results: Path, slug: str, probe: str = "calibration") -> RunFolder:
-    """The newest run of a calibrating probe on a machine. Raises UserError that says how to make one."""
+def runs_of(results: Path, slug: str, probe: str) -> Iterator[RunFolder]:
+    """The runs of a probe on a machine, the newest first; damaged ones are left out."""
     for manifest in sorted((results / slug).glob("*/run.json"), reverse=True):
         try:
             run = open_run(manifest.parent)
         except UserError:
-            continue  # a damaged neighbour is no reason not to find the right one
+            continue
         if probe in run.manifest.get("probes", ()):
-            return run
+            yield run
+
+
+def newest_run(results: Path, slug: str, probe: str = "calibration") -> RunFolder:
+    """The newest run of a calibrating probe on a machine. Raises UserError that says how to make one."""
+    for run in runs_of(results, slug, probe):
+        return run
     raise UserError(
         f"There is no run to calibrate from in {results / slug}: make one with `pyperf-suite run {probe}`, which "
         "takes under two minutes."

@@ -1,12 +1,6 @@
-"""What the planner says of each configuration of a study: its time by part, and every rank's memory.
+"""A study before it runs: its grid as a file, whether each configuration fits this machine, and what the laws predict.
 
-For whoever asks, in this order::
-
-    calibration = load_calibration(path) or find_calibration(results, slug)   # UserError says how to get one
-    predictions = predict(parameters, calibration, cores)                      # one a configuration, in order
-
-`predictor(calibration, device_kind)` is the same as a `Predictor` of the study's probe, which compares it with what
-was measured.
+Memory is known before anything is started, so that hours of a grid are not spent on what the first step would end.
 """
 
 from __future__ import annotations
@@ -22,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from pyperf_suite import files
-from pyperf_suite.advise.calibrate_cpu import PROBE, CpuLaws, calibrated_cpu, laws_of, plan_of, predicted_step
-from pyperf_suite.advise.calibrate_laws import FILE, origin_of
+from pyperf_suite.advise.calibrate_cpu import PROBE, calibrated_cpu, laws_of, predicted_step, step_plan
+from pyperf_suite.advise.calibrate_laws import FILE, origin_of, runs_of
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.cuda_driver import gpus
@@ -32,7 +26,7 @@ from pyperf_suite.laws.calibration import Calibration, load_calibration
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.activations import Keeping, working_bytes
 from pyperf_suite.laws.training.engine_activations import saved_bytes
-from pyperf_suite.laws.training.engine_memory import BFLOAT16, FLOAT32, Engine, Held, Storage, held_by_rank
+from pyperf_suite.laws.training.engine_memory import BFLOAT16, FLOAT32, Engine, Storage, held_by_rank
 from pyperf_suite.laws.training.gpt_weights import FIRST, LAST, Weight, rank_weights
 from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE, MemoryNeed
 from pyperf_suite.laws.training.shared_cores import Action, interleaved, one_forward_one_backward
@@ -44,101 +38,29 @@ from pyperf_suite.probes.study.grid import GRID, MODEL, Configuration, StudyAxes
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import open_run
 from pyperf_suite.spec.axes import Flag, read_axes
 from pyperf_suite.workloads.training.on_ranks import DTYPES
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.workloads.training.shape import Checkpointing
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# A study is a few numbers; a longer file is another one.
+LARGEST_BYTES = 1 << 20
+LIMITS = {"steps": Within(2, 10_000), "warm_up": Within(1, 10_000), "experiments": Within(1, 100)}
+WORDS = {int: "a whole number", bool: "true or false", str: "a word"}
 # From this stage of ZeRO on torch's engine is FSDP2, which keeps its shards in float32.
 FSDP_FROM_STAGE = 2
-
-
-def memory_by_rank(p: ParallelStepParameters, device_kind: str = "cpu") -> tuple[MemoryNeed, ...]:
-    """Of every rank in order, tensor innermost, then data, then pipeline.
-
-    Weights, gradients and optimizer states are what torch allocates, to the byte; `activations` are what autograd keeps
-    at the most; `gathered` what FSDP2 has whole at once: with stage 3 the two largest units, else all.
-    """
-    needs = []
-    for stage in range(p.pipeline):
-        weights = rank_weights(p.dimensions, p.tensor, p.pipeline, p.chunks, stage)
-        activations = _activations(p, stage, device_kind)
-        gathered = _gathered(p, weights)
-        for held in held_by_rank(weights, engine_of(p), p.data, storage_of(p)):
-            needs += [_need(held, activations, gathered)] * p.tensor
-    return tuple(needs)
-
-
-def engine_of(p: ParallelStepParameters) -> Engine:
-    """Which of torch's engines keeps what data-parallel ranks share; of one rank DDP's, without DDP."""
-    if p.zero_stage >= FSDP_FROM_STAGE:
-        return "fsdp"
-    return "zero_optimizer" if p.zero_stage == 1 and p.data > 1 else "ddp"
-
-
-def storage_of(p: ParallelStepParameters) -> Storage:
-    """Bytes a parameter: all in the dtype of the model, but FSDP2's shards in float32 whatever is computed in."""
-    return FLOAT32 if p.dtype == "float32" or p.zero_stage >= FSDP_FROM_STAGE else BFLOAT16
-
-
-def orders_of(p: ParallelStepParameters) -> list[list[Action]]:
-    """What each stage of the pipeline does in turn; without one, a single forward and backward."""
-    if p.pipeline == 1:
-        return [[Action(False, 0, 0), Action(True, 0, 0)]]
-    if p.chunks == 1:
-        return [one_forward_one_backward(stage, p.pipeline, p.micro_batches) for stage in range(p.pipeline)]
-    return [interleaved(stage, p.pipeline, p.chunks, p.micro_batches) for stage in range(p.pipeline)]
-
-
-def _need(held: Held, activations: float, gathered: float) -> MemoryNeed:
-    return MemoryNeed(held.weights, held.gradients, held.optimizer, activations, gathered)
-
-
-def keeping_of(p: ParallelStepParameters, device_kind: str) -> Keeping:
-    """How one rank's part is run, as far as that decides what is kept for backward."""
-    element = DTYPES[p.dtype]
-    return Keeping(
-        element_bytes=element,
-        stream_bytes=element,
-        attention="explicit" if p.attention == "explicit" else "math" if p.attention == "math" else "sdpa",
-        checkpointing=p.checkpointing.kind,
-        every=p.checkpointing.every,
-        device="cuda" if device_kind == "cuda" else "cpu",
-    )
-
-
-def _activations(p: ParallelStepParameters, stage: int, device_kind: str) -> float:
-    chunks = p.pipeline * p.chunks
-    return saved_bytes(
-        p.dimensions,
-        p.batch,
-        p.seq,
-        keeping_of(p, device_kind),
-        tensor=p.tensor,
-        chunk_layers=p.layers // chunks,
-        last_chunk=chunks - 1,
-        order=orders_of(p)[stage],
-        micro_batches=p.micro_batches if p.pipeline > 1 else 1,
-    )
-
-
-def _gathered(p: ParallelStepParameters, weights: Sequence[Weight]) -> float:
-    if engine_of(p) != "fsdp" or p.data == 1:
-        return 0.0
-    units: dict[int, int] = {}
-    for weight in weights:
-        unit = LAST if weight.place in (FIRST, LAST) else weight.place
-        units[unit] = units.get(unit, 0) + weight.elements
-    largest = sorted(units.values())[-2:] if p.zero_stage > FSDP_FROM_STAGE and p.pipeline == 1 else units.values()
-    return float(DTYPES[p.dtype] * sum(largest))
-
-
+# What the nearest configuration that fits may change.
+CHANGED = ("zero_stage", "batch", "checkpointing")
 # The laws' names of the types that a study computes in.
 LAW_DTYPE = {"float32": "tf32", "bfloat16": "bf16"}
-# What of a rank's memory the engine counts too, by the names of laws and of a study's results alike.
+# The parts of a rank's memory that the engine counts too, by the names of laws and of a study's results alike.
 COUNTED = ("weights", "gradients", "optimizer", "activations")
-# A small model, and one cut of each kind, so that every law and constant is asked for.
+# A small model, and one cut of each kind, so that every law and constant is used.
 SMALL = ParallelStepParameters(hidden=64, heads=4, layers=4, seq=32, vocab=64, tied=False, micro_batches=4)
 TRIED = (
     SMALL,
@@ -146,246 +68,6 @@ TRIED = (
     replace(SMALL, tensor=2),
     replace(SMALL, pipeline=2),
 )
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One configuration by the laws: `seconds` of an iteration, `parts` of it that add up to them, `memory` by rank."""
-
-    parameters: ParallelStepParameters
-    seconds: float
-    parts: Mapping[str, float]
-    memory: tuple[MemoryNeed, ...]
-
-    @property
-    def samples_per_s(self) -> float:
-        """Sequences a second over all ranks."""
-        return self.parameters.global_batch / self.seconds
-
-    @property
-    def rank_memory(self) -> tuple[Mapping[str, float], ...]:
-        """Of each rank the bytes that an engine counts as well."""
-        return tuple({name: float(getattr(need, name)) for name in COUNTED} for need in self.memory)
-
-
-def find_calibration(results: Path, slug: str) -> Calibration:
-    """The laws fitted to this machine's newest run that can be calibrated from, or the file that `calibrate` left.
-
-    `slug` is the machine's folder in `results`; the newer one of the two stands. Raises UserError that says how to make
-    one.
-    """
-    saved = results / slug / FILE
-    for manifest in sorted((results / slug).glob("*/run.json"), reverse=True):
-        try:
-            run = open_run(manifest.parent)
-            if PROBE not in run.manifest.get("probes", ()):
-                continue
-            if saved.is_file() and saved.stat().st_mtime >= manifest.stat().st_mtime:
-                break
-            identity = run.manifest.get("identity", {})
-            cores = int(identity.get("cores") or cpu.detect().usable_cores)
-            return calibrated_cpu(str(identity.get("model", slug)), cores, run.records(), origin_of(run))
-        except UserError:
-            continue  # one that is damaged, or was ended early, is no reason not to take the one before
-    if saved.is_file():
-        return load_calibration(saved)
-    probe = PROBE if slug.startswith("cpu") else "calibration"
-    raise UserError(
-        f"Nothing in {results / slug} says what kernels cost here: `pyperf-suite run {probe}` measures it in "
-        "under two minutes."
-    )
-
-
-def predict(
-    parameters: Sequence[ParallelStepParameters], calibration: Calibration, cores: int | None = None
-) -> list[Prediction]:
-    """Each configuration by the laws as calibrated; `cores` are those that all ranks of a CPU share, by default all.
-
-    Raises UserError where the calibration says nothing of such a step.
-    """
-    if calibration.device_kind != "cpu":
-        return [_on_gpu(p, calibration) for p in parameters]
-    laws = laws_of(calibration)
-    shared = cores or cpu.detect().usable_cores
-    return [_on_cpu(p, laws, shared) for p in parameters]
-
-
-def predictor(calibration: Calibration, device_kind: str, cores: int | None = None) -> study.Predictor:
-    """The same for the study's probe on such a device: those configurations that the laws can price, by case id.
-
-    Raises UserError for laws of the other kind of device, and for a calibration that has only some of a CPU's.
-    """
-    if calibration.device_kind != device_kind:
-        of, on, probe = ("CPU", "GPUs", "calibration") if device_kind == "cuda" else ("GPU", "a CPU", PROBE)
-        raise UserError(
-            f"The calibration was fitted on a {of} ({calibration.gpu}), but this study is on {on}: name one fitted "
-            f"there, by `pyperf-suite run {probe}` and `pyperf-suite calibrate`."
-        )
-    if device_kind == "cpu":
-        _require_times(calibration, cores)
-
-    def price(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, study.Prediction]:
-        del records
-        found = {}
-        for case in cases:
-            try:
-                (told,) = predict([case.parameters], calibration, cores)
-            except UserError:
-                continue  # one that the laws do not know leaves its place empty
-            found[case.case_id] = study.Prediction(told.seconds, told.rank_memory)
-        return found
-
-    return price
-
-
-def _require_times(calibration: Calibration, cores: int | None) -> None:
-    """Raise UserError where some cut gets no time: of the right form, an altered block may still be of nothing."""
-    why = ""
-    try:
-        laws_of(calibration)
-        for parameters in TRIED:
-            try:
-                (told,) = predict([parameters], calibration, cores)
-            except UserError:
-                continue  # what was not measured is left out of a study's predictions, case by case
-            # A bubble is what is left over, and may be less than nothing where ranks share cores.
-            parts = {name: part for name, part in told.parts.items() if name != "bubble"}
-            if not 0 < told.seconds < math.inf or min(parts.values()) < 0:
-                why = f"a step takes {told.seconds:.3g} s by them, {min(parts.values()):.3g} s of it for a part"
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        why = f"they end in {type(error).__name__}"
-    if why:
-        raise UserError(
-            f"The calibration of {calibration.gpu} holds laws that price no step ({why}): make it anew with "
-            "`pyperf-suite calibrate --device cpu`."
-        )
-
-
-def _on_cpu(p: ParallelStepParameters, laws: CpuLaws, cores: int) -> Prediction:
-    p.validate()
-    step = predicted_step(laws, p, cores)
-    return Prediction(p, float(step.seconds), _floats(step.parts), memory_by_rank(p))
-
-
-def _on_gpu(p: ParallelStepParameters, calibration: Calibration) -> Prediction:
-    p.validate()
-    prices = Prices(calibration, dtype=LAW_DTYPE[p.dtype])
-    step = step_time(calibration, p.dimensions, plan_of(p), prices=prices)
-    return Prediction(p, float(step.seconds), _floats(step.parts), memory_by_rank(p, "cuda"))
-
-
-def _floats(parts: Mapping[str, object]) -> dict[str, float]:
-    return {name: float(np.asarray(seconds)) for name, seconds in parts.items()}
-
-
-CHANGED = ("zero_stage", "batch", "checkpointing")
-
-
-@dataclass(frozen=True)
-class Room:
-    """Bytes for each rank of a machine on which so many ranks run at once; `where` says of what, in words."""
-
-    bytes_a_rank: float
-    where: str
-
-
-def refusals(cases: Iterable[Case], device: Device) -> dict[str, str]:
-    """Why configurations cannot run on this machine, by case id; those that can are left out."""
-    reasons = {case.case_id: (case.parameters.name, _why_refused(case, device)) for case in cases}
-    return {case_id: f"{name}: {reason}" for case_id, (name, reason) in reasons.items() if reason}
-
-
-def _why_refused(case: Case, device: Device) -> str:
-    launched, ranks = rank_environment(), case.parameters.ranks
-    try:
-        case.validate()
-    except UserError as reason:
-        return str(reason)
-    if not launched.launched and device.kind == "cuda" and ranks > len(gpus()):
-        return f"It takes {ranks} GPUs, but this machine has {len(gpus())}: start it by torchrun on more nodes."
-    here = -(-ranks // launched.nodes) if launched.launched else ranks
-    return why_not(case.parameters, device.kind, room_of(device, here))
-
-
-def room_of(device: Device, ranks_here: int) -> Room:
-    """A GPU's own memory, or an equal share of what this machine has free; a tenth is left alone."""
-    if device.kind == "cuda":
-        whole = gpus()[device.index].memory_bytes
-        return Room(USABLE_SHARE * whole, f"the {whole / 2**30:.0f} GiB of a GPU, a tenth of them kept free")
-    free = memory.available_bytes()
-    share = f", shared by {ranks_here} ranks" if ranks_here > 1 else ""
-    return Room(USABLE_SHARE * free / ranks_here, f"the {free / 2**30:.1f} GiB free here{share}, a tenth kept free")
-
-
-def need_bytes(p: ParallelStepParameters, device_kind: str) -> float:
-    """Of the fullest rank at its fullest: all that it holds, and what it computes again of one micro-batch."""
-    keeping = keeping_of(p, device_kind)
-    again = working_bytes(p.dimensions, p.batch, p.seq, keeping) / p.tensor
-    return max(float(need.total) for need in memory_by_rank(p, device_kind)) + again
-
-
-def why_not(p: ParallelStepParameters, device_kind: str, room: Room) -> str:
-    """One sentence where there is no room for it: by how many bytes, and the nearest that fits; "" where there is."""
-    lacking = need_bytes(p, device_kind) - room.bytes_a_rank
-    if lacking <= 0:
-        return ""
-    near = nearest_that_fits(p, device_kind, room.bytes_a_rank)
-    offered = f"the nearest that fits: {described_change(p, near)}" if near else "nothing near it fits"
-    needed = need_bytes(p, device_kind)
-    return f"A rank needs {needed / 2**30:.3g} GiB, {lacking:,.0f} bytes more than it has of {room.where}; {offered}."
-
-
-def nearest_that_fits(p: ParallelStepParameters, device_kind: str, room_bytes: float) -> ParallelStepParameters | None:
-    """The same ranks and global batch with the fewest changes: more ZeRO, smaller micro-batches, less kept.
-
-    Of as many changes the one that needs the most memory, for that is likely the fastest; None where none fits.
-    """
-    near = sorted(_neighbours(p), key=lambda each: _changes(p, each))
-    for _, alike in groupby(near, key=lambda each: _changes(p, each)):
-        needs = [(need_bytes(each, device_kind), each) for each in alike]
-        fitting = [found for found in needs if found[0] <= room_bytes]
-        if fitting:
-            return max(fitting, key=lambda found: found[0])[1]
-    return None
-
-
-def described_change(p: ParallelStepParameters, near: ParallelStepParameters) -> str:
-    """As in `zero_stage 0 -> 2, batch 4 -> 1`."""
-    return ", ".join(
-        f"{name} {getattr(p, name)} -> {getattr(near, name)}"
-        for name in CHANGED
-        if getattr(near, name) != getattr(p, name)
-    )
-
-
-def _changes(p: ParallelStepParameters, other: ParallelStepParameters) -> int:
-    return sum(getattr(p, name) != getattr(other, name) for name in CHANGED)
-
-
-def _neighbours(p: ParallelStepParameters) -> Iterator[ParallelStepParameters]:
-    stages = range(p.zero_stage, LAST_STAGE + 1) if p.data > 1 else (p.zero_stage,)
-    sequences = p.batch * p.micro_batches
-    batches = [batch for batch in range(p.batch, 0, -1) if sequences % batch == 0]
-    kept = dict.fromkeys((p.checkpointing, *((Checkpointing("every"),) if p.checkpointing.kind != "every" else ())))
-    for stage, batch, checkpointing in product(stages, batches, kept):
-        near = replace(p, zero_stage=stage, batch=batch, micro_batches=sequences // batch, checkpointing=checkpointing)
-        try:
-            near.validate()
-        except UserError:
-            continue
-        if near != p:
-            yield near
-
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-# A study is a few numbers; what is longer is another file.
-LARGEST_BYTES = 1 << 20
-LIMITS = {"steps": Within(2, 10_000), "warm_up": Within(1, 10_000), "experiments": Within(1, 100)}
-WORDS = {int: "a whole number", bool: "true or false", str: "a word"}
 
 
 @dataclass(frozen=True)
@@ -398,27 +80,31 @@ class RunSettings:
     seed: int = 0
 
     def validate(self) -> None:
-        """Raise UserError for a number that cannot be."""
+        """Raise UserError for an impossible number."""
         for name, limit in LIMITS.items():
             limit.check(name, getattr(self, name))
 
 
 @dataclass(frozen=True)
 class StudyFile:
-    """What a file says: axes that it gives, configurations, and how to run them."""
+    """A study's TOML file: the tables [model], [grid], [run] and any number of [[configuration]].
+
+    A list is crossed with every other list. Each [[configuration]] is a product of its own: its lists with those of
+    [grid] for the axes that it does not name.
+    """
 
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     configurations: tuple[Configuration, ...] = ()
     run: RunSettings = RunSettings()
 
     def over(self, defaults: StudyAxes) -> StudyAxes:
-        """The file's axes, and the defaults' where it is silent; a file that cuts nothing keeps the default cuts."""
+        """The file's axes, and the defaults for the others; a file that cuts nothing keeps the default cuts."""
         axes = defaults.given(self.axes)
         return replace(axes, configuration=self.configurations) if self.configurations else axes
 
 
 def read_study(path: Path) -> StudyFile:
-    """The study of a file. Raises UserError where it cannot be read, or says something that a study does not know."""
+    """The study of a file. Raises UserError if it cannot be read, or says something that a study does not know."""
     try:
         content = files.read_bytes(path, LARGEST_BYTES)
     except OSError as error:
@@ -474,7 +160,289 @@ def _require_kind(name: str, value: Any, kind: type) -> None:
         raise UserError(f"{name} is {value!r:.60}, but takes {WORDS[kind]}.")
 
 
-def _require_known(table: Mapping[str, Any], known: Collection[str], told: str) -> None:
+def _require_known(table: Mapping[str, Any], known: Collection[str], sentence: str) -> None:
     for name in table:
         if name not in known:
-            raise UserError(f"{told} {name[:60]!r}: {offer(name, known)}")
+            raise UserError(f"{sentence} {name[:60]!r}: {offer(name, known)}")
+
+
+def memory_by_rank(p: ParallelStepParameters, device_kind: str = "cpu") -> tuple[MemoryNeed, ...]:
+    """The memory of every rank in order, tensor innermost, then data, then pipeline.
+
+    Weights, gradients and optimizer states are what torch allocates, to the byte; `activations` are the maximum that
+    autograd keeps; `gathered` is what FSDP2 has whole at once: with stage 3 the two largest units, else all.
+    """
+    needs = []
+    chunks = p.pipeline * p.chunks
+    for stage in range(p.pipeline):
+        weights = rank_weights(p.dimensions, p.tensor, p.pipeline, p.chunks, stage)
+        activations = saved_bytes(
+            p.dimensions,
+            p.batch,
+            p.seq,
+            _keeping_of(p, device_kind),
+            tensor=p.tensor,
+            chunk_layers=p.layers // chunks,
+            last_chunk=chunks - 1,
+            order=_actions(p, stage),
+            micro_batches=p.micro_batches if p.pipeline > 1 else 1,
+        )
+        gathered = _gathered(p, weights)
+        for held in held_by_rank(weights, _engine_of(p), p.data, _storage_of(p)):
+            need = MemoryNeed(held.weights, held.gradients, held.optimizer, activations, gathered)
+            needs += [need] * p.tensor
+    return tuple(needs)
+
+
+def _engine_of(p: ParallelStepParameters) -> Engine:
+    """Which of torch's engines keeps what data-parallel ranks share; of one rank DDP's, without DDP."""
+    if p.zero_stage >= FSDP_FROM_STAGE:
+        return "fsdp"
+    return "zero_optimizer" if p.zero_stage == 1 and p.data > 1 else "ddp"
+
+
+def _storage_of(p: ParallelStepParameters) -> Storage:
+    """Bytes a parameter: all in the dtype of the model, but FSDP2's shards in float32 whatever is computed in."""
+    return FLOAT32 if p.dtype == "float32" or p.zero_stage >= FSDP_FROM_STAGE else BFLOAT16
+
+
+def _actions(p: ParallelStepParameters, stage: int) -> list[Action]:
+    """What a stage of the pipeline does in turn; without one, a single forward and backward."""
+    if p.pipeline == 1:
+        return [Action(False, 0, 0), Action(True, 0, 0)]
+    if p.chunks == 1:
+        return one_forward_one_backward(stage, p.pipeline, p.micro_batches)
+    return interleaved(stage, p.pipeline, p.chunks, p.micro_batches)
+
+
+def _keeping_of(p: ParallelStepParameters, device_kind: str) -> Keeping:
+    """How one rank's part is run, as far as that decides what is kept for backward."""
+    element = DTYPES[p.dtype]
+    return Keeping(
+        element_bytes=element,
+        stream_bytes=element,
+        attention="explicit" if p.attention == "explicit" else "math" if p.attention == "math" else "sdpa",
+        checkpointing=p.checkpointing.kind,
+        every=p.checkpointing.every,
+        device="cuda" if device_kind == "cuda" else "cpu",
+    )
+
+
+def _gathered(p: ParallelStepParameters, weights: Sequence[Weight]) -> float:
+    if _engine_of(p) != "fsdp" or p.data == 1:
+        return 0.0
+    units: dict[int, int] = {}
+    for weight in weights:
+        unit = LAST if weight.place in (FIRST, LAST) else weight.place
+        units[unit] = units.get(unit, 0) + weight.elements
+    largest = sorted(units.values())[-2:] if p.zero_stage > FSDP_FROM_STAGE and p.pipeline == 1 else units.values()
+    return float(DTYPES[p.dtype] * sum(largest))
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes for each rank of a machine on which so many ranks run at once; `where` names them in words."""
+
+    bytes_a_rank: float
+    where: str
+
+
+def refusals(cases: Iterable[Case], device: Device) -> dict[str, str]:
+    """Why configurations cannot run on this machine, by case id; those that can are left out."""
+    reasons = {case.case_id: (case.parameters.name, _why_refused(case, device)) for case in cases}
+    return {case_id: f"{name}: {reason}" for case_id, (name, reason) in reasons.items() if reason}
+
+
+def _why_refused(case: Case, device: Device) -> str:
+    launched, ranks = rank_environment(), case.parameters.ranks
+    try:
+        case.validate()
+    except UserError as reason:
+        return str(reason)
+    if not launched.launched and device.kind == "cuda" and ranks > len(gpus()):
+        return f"It takes {ranks} GPUs, but this machine has {len(gpus())}: start it by torchrun on more nodes."
+    here = -(-ranks // launched.nodes) if launched.launched else ranks
+    return why_not(case.parameters, device.kind, room_of(device, here))
+
+
+def room_of(device: Device, ranks_here: int) -> Room:
+    """A GPU's own memory, or an equal share of what this machine has free; a tenth is left alone."""
+    if device.kind == "cuda":
+        whole = gpus()[device.index].memory_bytes
+        return Room(USABLE_SHARE * whole, f"the {whole / 2**30:.0f} GiB of a GPU, a tenth of them kept free")
+    free = memory.available_bytes()
+    share = f", shared by {ranks_here} ranks" if ranks_here > 1 else ""
+    return Room(USABLE_SHARE * free / ranks_here, f"the {free / 2**30:.1f} GiB free here{share}, a tenth kept free")
+
+
+def need_bytes(p: ParallelStepParameters, device_kind: str) -> float:
+    """The maximum of the fullest rank: all that it holds, and what it computes again of one micro-batch."""
+    again = working_bytes(p.dimensions, p.batch, p.seq, _keeping_of(p, device_kind)) / p.tensor
+    return max(float(need.total) for need in memory_by_rank(p, device_kind)) + again
+
+
+def why_not(p: ParallelStepParameters, device_kind: str, room: Room) -> str:
+    """One sentence if there is no room for it: by how much, and the nearest that fits; "" if there is."""
+    needed = need_bytes(p, device_kind)
+    lacking = needed - room.bytes_a_rank
+    if lacking <= 0:
+        return ""
+    near = nearest_that_fits(p, device_kind, room.bytes_a_rank)
+    offered = f"the nearest that fits: {described_change(p, near)}" if near else "nothing near it fits"
+    return f"A rank needs {needed / 2**30:.3g} GiB, {lacking:,.0f} bytes more than it has of {room.where}; {offered}."
+
+
+def nearest_that_fits(p: ParallelStepParameters, device_kind: str, room_bytes: float) -> ParallelStepParameters | None:
+    """The same ranks and global batch with the fewest changes: more ZeRO, smaller micro-batches, less kept.
+
+    Of as many changes the one that needs the most memory, for that is likely the fastest; None if none fits.
+    """
+
+    def changes(other: ParallelStepParameters) -> int:
+        return sum(getattr(p, name) != getattr(other, name) for name in CHANGED)
+
+    for _, alike in groupby(sorted(_neighbours(p), key=changes), key=changes):
+        needs = [(need_bytes(each, device_kind), each) for each in alike]
+        fitting = [found for found in needs if found[0] <= room_bytes]
+        if fitting:
+            return max(fitting, key=lambda found: found[0])[1]
+    return None
+
+
+def described_change(p: ParallelStepParameters, near: ParallelStepParameters) -> str:
+    """As in `zero_stage 0 -> 2, batch 4 -> 1`."""
+    pairs = [(name, getattr(p, name), getattr(near, name)) for name in CHANGED]
+    return ", ".join(f"{name} {before} -> {after}" for name, before, after in pairs if before != after)
+
+
+def _neighbours(p: ParallelStepParameters) -> Iterator[ParallelStepParameters]:
+    stages = range(p.zero_stage, LAST_STAGE + 1) if p.data > 1 else (p.zero_stage,)
+    sequences = p.batch * p.micro_batches
+    batches = [batch for batch in range(p.batch, 0, -1) if sequences % batch == 0]
+    kept = dict.fromkeys((p.checkpointing, *((Checkpointing("every"),) if p.checkpointing.kind != "every" else ())))
+    for stage, batch, checkpointing in product(stages, batches, kept):
+        near = replace(p, zero_stage=stage, batch=batch, micro_batches=sequences // batch, checkpointing=checkpointing)
+        try:
+            near.validate()
+        except UserError:
+            continue
+        if near != p:
+            yield near
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One configuration by the laws: `seconds` of an iteration, `parts` of it that add up to them, `memory` by rank."""
+
+    parameters: ParallelStepParameters
+    seconds: float
+    parts: Mapping[str, float]
+    memory: tuple[MemoryNeed, ...]
+
+    @property
+    def samples_per_s(self) -> float:
+        """Sequences a second over all ranks."""
+        return self.parameters.global_batch / self.seconds
+
+    @property
+    def rank_memory(self) -> tuple[Mapping[str, float], ...]:
+        """Of each rank the bytes that an engine counts as well."""
+        return tuple({name: float(getattr(need, name)) for name in COUNTED} for need in self.memory)
+
+
+def find_calibration(results: Path, slug: str) -> Calibration:
+    """The laws fitted to this machine's newest run that can be calibrated from, or the file that `calibrate` left.
+
+    `slug` is the machine's folder in `results`; the newer one of the two is used. Raises UserError that says how to
+    make one.
+    """
+    saved = results / slug / FILE
+    for run in runs_of(results, slug, PROBE):
+        if saved.is_file() and saved.stat().st_mtime >= (run.path / "run.json").stat().st_mtime:
+            break
+        identity = run.manifest.get("identity", {})
+        try:
+            cores = int(identity.get("cores") or cpu.detect().usable_cores)
+            return calibrated_cpu(str(identity.get("model", slug)), cores, run.records(), origin_of(run))
+        except UserError:
+            continue  # a damaged or unfinished run is no reason not to take the one before
+    if saved.is_file():
+        return load_calibration(saved)
+    probe = PROBE if slug.startswith("cpu") else "calibration"
+    raise UserError(
+        f"Nothing in {results / slug} says what kernels cost here: `pyperf-suite run {probe}` measures it in "
+        "under two minutes."
+    )
+
+
+def predict(
+    parameters: Sequence[ParallelStepParameters], calibration: Calibration, cores: int | None = None
+) -> list[Prediction]:
+    """Each configuration by the laws as calibrated; `cores` are those that all ranks of a CPU share, by default all.
+
+    Raises UserError if the calibration says nothing of such a step.
+    """
+    on_cpu = calibration.device_kind == "cpu"
+    laws = laws_of(calibration) if on_cpu else None
+    found = []
+    for p in parameters:
+        p.validate()
+        if laws is not None:
+            step = predicted_step(laws, p, cores or cpu.detect().usable_cores)
+        else:
+            prices = Prices(calibration, dtype=LAW_DTYPE[p.dtype])
+            step = step_time(calibration, p.dimensions, step_plan(p), None, prices)
+        parts = {name: float(np.asarray(seconds)) for name, seconds in step.parts.items()}
+        found.append(Prediction(p, float(step.seconds), parts, memory_by_rank(p, "cpu" if on_cpu else "cuda")))
+    return found
+
+
+def predictor(calibration: Calibration, device_kind: str, cores: int | None = None) -> study.Predictor:
+    """The same for the study's probe on such a device: those configurations that the laws can price, by case id.
+
+    Raises UserError for laws of the other kind of device, and for a calibration that has only some of a CPU's.
+    """
+    if calibration.device_kind != device_kind:
+        of, on, probe = ("CPU", "GPUs", "calibration") if device_kind == "cuda" else ("GPU", "a CPU", PROBE)
+        raise UserError(
+            f"The calibration was fitted on a {of} ({calibration.gpu}), but this study is on {on}: name one fitted "
+            f"there, by `pyperf-suite run {probe}` and `pyperf-suite calibrate`."
+        )
+    if device_kind == "cpu":
+        _require_times(calibration, cores)
+
+    def predictions(cases: Sequence[Case], records: Sequence[Record]) -> Mapping[str, study.Prediction]:
+        del records
+        found = {}
+        for case in cases:
+            try:
+                (prediction,) = predict([case.parameters], calibration, cores)
+            except UserError:
+                continue  # one that the laws do not know leaves its place empty
+            found[case.case_id] = study.Prediction(prediction.seconds, prediction.rank_memory)
+        return found
+
+    return predictions
+
+
+def _require_times(calibration: Calibration, cores: int | None) -> None:
+    """Raise UserError if some cut gets no time: of the right form, an altered block may still be of nothing."""
+    why = ""
+    try:
+        laws_of(calibration)
+        for parameters in TRIED:
+            try:
+                (step,) = predict([parameters], calibration, cores)
+            except UserError:
+                continue  # what was not measured is left out of a study's predictions, case by case
+            # A bubble is what is left over, and may be less than nothing where ranks share cores.
+            parts = {name: part for name, part in step.parts.items() if name != "bubble"}
+            if not 0 < step.seconds < math.inf or min(parts.values()) < 0:
+                why = f"a step takes {step.seconds:.3g} s by them, {min(parts.values()):.3g} s of it for a part"
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        why = f"they end in {type(error).__name__}"
+    if why:
+        raise UserError(
+            f"The calibration of {calibration.gpu} holds laws that price no step ({why}): make it anew with "
+            "`pyperf-suite calibrate --device cpu`."
+        )
