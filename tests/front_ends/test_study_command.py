@@ -19,8 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
-from pyperf_suite.commands.slurm_script import Allocation
-from pyperf_suite.commands.study_run import of_this_world
+from pyperf_suite.commands.study_run import Allocation, of_this_world
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.study.grid import cases_of, default_axes
