@@ -36,8 +36,9 @@ from pyperf_suite.laws.explained import Explained
 from pyperf_suite.runner import plan
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Record
 from pyperf_suite.workloads import find_workload
+from tests.records import a_record
 
 GPU = Device("cuda")
 FLOP_PER_S, BYTES_PER_S = 100e12, 1e12
@@ -50,21 +51,19 @@ class Rates:
         return explained(2.0 * m * n * k / FLOP_PER_S)
 
     def attention(
-        self, causal: bool, backward: bool, batch: Any, seq: Any, heads: Any, kv_heads: Any, head_dim: Any
+        self, causal: bool, backward: bool, batch: Any, seq: Any, heads: Any, kv: Any, size: Any
     ) -> Explained:
-        flop = (10.0 if backward else 4.0) * batch * heads * head_dim * seq * (seq + 1) / 2
-        return explained(flop / FLOP_PER_S)
+        return explained((10.0 if backward else 4.0) * batch * heads * size * seq * (seq + 1) / 2 / FLOP_PER_S)
 
     def memory_bound(self, nbytes: Any) -> Explained:
         return explained(nbytes / BYTES_PER_S)
 
-    def collective(self, op: str, nbytes: Any, ranks: Any) -> Explained:
+    def collective(self, op: str, nbytes: Any, *_: Any) -> Explained:
         return explained(nbytes / BYTES_PER_S)
 
 
 def explained(seconds: Any) -> Explained:
-    array = np.asarray(seconds, dtype=np.float64)
-    return Explained(array, {"ideal": array}, np.zeros(array.shape, dtype=bool), 5.0, "made up")
+    return Explained(np.asarray(seconds, dtype=np.float64), {"ideal": seconds}, False, 5.0, "made up")
 
 
 def a_setting(**changed: int) -> Setting:
@@ -80,24 +79,7 @@ def rate_s(case: Case) -> float:
 
 
 def record(case: Case, seconds: float, process: int, outcome: str = "ok") -> Record:
-    work = find_workload(case.operator).work(case.parameters)
-    time = Metric("s", seconds, seconds, seconds, seconds, seconds, [seconds])
-    return Record(
-        run_id="made-up",
-        kind="timing",
-        case=case.to_json(),
-        case_id=case.case_id,
-        process=process,
-        position=0,
-        started_at="",
-        outcome=outcome,  # type: ignore[arg-type]
-        reason="" if outcome == "ok" else "This machine has no abacus.",
-        probe=PROBE,
-        metrics={"time": time} if outcome == "ok" else {},
-        work={"flop": work.flop, "bytes": work.bytes},
-        kernel={"details": {}},
-        quality={"converged": True},
-    )
+    return a_record(case, seconds, process=process, outcome=outcome, probe=PROBE, reason="This machine has no abacus.")
 
 
 def measured_at(settings: list[Setting], factors: Mapping[int, float], odd_vocab: float = 1.0) -> list[Record]:
@@ -125,22 +107,10 @@ def test_shapes_that_settings_share_are_planned_once_and_all_phases_are_there() 
     new = {planned.case.case_id for planned in both} - {planned.case.case_id for planned in one}
     assert len(both) == len({planned.case.case_id for planned in both})
     assert len(new) == 3, "the logits forward, dgrad and wgrad"
-    assert {planned.case.parameters.layout for planned in one if planned.case.operator == "matmul"} == {
-        "TN",
-        "NN",
-        "NT",
-    }
-    assert {planned.case.parameters.backward for planned in one if planned.case.operator == "attention"} == {
-        True,
-        False,
-    }
-
-
-def test_the_order_mixes_the_settings() -> None:
-    planned = measuring_plan([PRESENT, PADDED], GPU, QUICK).cases
-    own = [touches(each.case, 1000) for each in planned]
-    assert own != sorted(own)
-    assert own != sorted(own, reverse=True)
+    assert {each.case.parameters.layout for each in one if each.case.operator == "matmul"} == {"TN", "NN", "NT"}
+    assert {each.case.parameters.backward for each in one if each.case.operator == "attention"} == {True, False}
+    own = [touches(each.case, 1000) for each in both]
+    assert own not in (sorted(own), sorted(own, reverse=True)), "settings are mixed"
 
 
 def test_what_runs_as_predicted_is_told_to_be_predicted_exactly() -> None:

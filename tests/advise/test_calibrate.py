@@ -10,9 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from pyperf_suite.advise import calibrate_laws
-from pyperf_suite.advise.calibrate_laws import FILE, calibrated, corrections, error_percent
+from pyperf_suite.advise.calibrate_laws import (
+    FILE,
+    calibrated,
+    corrections,
+    cross_validate,
+    described,
+    error_percent,
+    folds,
+    site_numbers,
+    summary,
+)
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
@@ -27,12 +40,12 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.record import Record
 from pyperf_suite.workloads import find_workload
+from tests.records import a_record, records
 from tools.fit.gemm_tables import gemm_tables
 
 H200 = find_gpu("H200")
 IDENTITY = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}
 CASES = PROBE.cases("quick", Device("cuda"))
-Machine = Callable[..., list[Record]]
 PRODUCTS = [case for case in CASES if case.operator == "matmul"]
 
 
@@ -41,16 +54,9 @@ def law_s(case: Case) -> float:
     return 5e-6 + find_workload(case.operator).work(case.parameters).flop / 500e12
 
 
-@pytest.fixture
-def machine(timed_record: Callable[..., Record]) -> Machine:
+def machine(factor: Callable[[Case], float], cases: Sequence[Case] = CASES) -> list[Record]:
     """Records of a machine on which the law is off by a factor."""
-
-    def records(factor: Callable[[Case], float], cases: Sequence[Case] = CASES) -> list[Record]:
-        return [
-            timed_record(case, law_s(case) * factor(case), probe="calibration", identity=IDENTITY) for case in cases
-        ]
-
-    return records
+    return records(cases, lambda case: law_s(case) * factor(case), processes=1, probe="calibration", identity=IDENTITY)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +66,7 @@ def made_up_law(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_machine_that_is_slower_throughout_is_found_and_its_error_held_out(machine: Machine) -> None:
+def test_a_machine_that_is_slower_throughout_is_found_and_its_error_held_out() -> None:
     attention, gemm = corrections(H200, machine(lambda case: 1.25), "made up")
     assert (attention.law, gemm.law) == ("attention_bf16", "gemm_bf16")
     for each in (attention, gemm):
@@ -69,7 +75,7 @@ def test_a_machine_that_is_slower_throughout_is_found_and_its_error_held_out(mac
         assert "whole sites held out" in each.after.how
 
 
-def test_a_machine_whose_memory_is_slower_bends_the_law_where_products_are_narrow(machine: Machine) -> None:
+def test_a_machine_whose_memory_is_slower_bends_the_law_where_products_are_narrow() -> None:
     (gemm,) = corrections(H200, machine(lambda case: 1 + 200 / case.parameters.m, PRODUCTS), "made up")
     assert gemm.after.mape < 0.5 * gemm.before.mape
     own = calibrated(H200, [gemm])
@@ -78,7 +84,7 @@ def test_a_machine_whose_memory_is_slower_bends_the_law_where_products_are_narro
     assert wide < 1.2
 
 
-def test_where_the_law_already_fits_nothing_is_changed(machine: Machine) -> None:
+def test_where_the_law_already_fits_nothing_is_changed() -> None:
     noise = np.random.default_rng(0)
     (gemm,) = corrections(H200, machine(lambda case: float(np.exp(noise.normal(0, 0.05))), PRODUCTS), "made up")
     assert gemm.block is None or gemm.after.mape < gemm.before.mape
@@ -87,21 +93,21 @@ def test_where_the_law_already_fits_nothing_is_changed(machine: Machine) -> None
     assert "gemm_bf16_here" not in calibrated(H200, [exact]).blocks
 
 
-def test_the_shipped_blocks_stay_beside_the_correction(machine: Machine) -> None:
+def test_the_shipped_blocks_stay_beside_the_correction() -> None:
     own = calibrated(H200, corrections(H200, machine(lambda case: 1.25), "made up"))
     assert "collectives" in own.blocks
     assert own.blocks["gemm_bf16_here"].origin == "made up"
     assert own.blocks["gemm_bf16_here"].held_out["sites"] == len({(c.parameters.n, c.parameters.k) for c in PRODUCTS})
 
 
-def test_misaligned_sizes_and_other_peoples_kernels_take_no_part(machine: Machine) -> None:
+def test_misaligned_sizes_and_other_peoples_kernels_take_no_part() -> None:
     odd = [replace(case, parameters=replace(case.parameters, n=case.parameters.n + 1)) for case in PRODUCTS]
     ours = [replace(case, implementation="triton") for case in PRODUCTS]
     with pytest.raises(UserError, match="at least 8 sizes are needed to calibrate, but there are none"):
         corrections(H200, machine(lambda case: 1.25, [*odd, *ours]), "made up")
 
 
-def test_too_few_sites_are_refused_with_what_there_is(machine: Machine) -> None:
+def test_too_few_sites_are_refused_with_what_there_is() -> None:
     with pytest.raises(UserError, match="there are 5 of gemm_bf16"):
         corrections(H200, machine(lambda case: 1.0, PRODUCTS[:5]), "made up")
 
@@ -117,9 +123,7 @@ def a_run(folder: Path, identity: dict[str, object], records: Sequence[Record]) 
     return run
 
 
-def test_the_command_keeps_a_calibration_beside_the_machines_runs_and_states_its_error(
-    tmp_path: Path, machine: Machine
-) -> None:
+def test_the_command_keeps_a_calibration_with_the_machines_runs_and_states_its_error(tmp_path: Path) -> None:
     run = a_run(tmp_path / "machine", IDENTITY, machine(lambda case: 1.25))
     done = CliRunner().invoke(main, ["calibrate", str(run)])
     assert done.exit_code == 0, done.output
@@ -144,7 +148,7 @@ def test_the_command_keeps_a_calibration_beside_the_machines_runs_and_states_its
     ],
 )
 def test_what_cannot_be_calibrated_ends_in_one_sentence_and_exit_code_2(
-    tmp_path: Path, identity: dict[str, object], arguments: list[str], sentence: str, machine: Machine
+    tmp_path: Path, identity: dict[str, object], arguments: list[str], sentence: str
 ) -> None:
     run = a_run(tmp_path, identity, machine(lambda case: 1.25))
     done = CliRunner().invoke(main, ["calibrate", str(run), *arguments])
@@ -159,7 +163,7 @@ def test_without_a_run_the_command_says_how_to_make_one(tmp_path: Path) -> None:
     assert "`pyperf-suite run step_calibration`" in done.output
 
 
-def test_another_known_gpu_stands_in_for_one_that_the_catalogue_lacks(tmp_path: Path, machine: Machine) -> None:
+def test_another_known_gpu_stands_in_for_one_that_the_catalogue_lacks(tmp_path: Path) -> None:
     run = a_run(tmp_path, IDENTITY | {"model": "Abacus 9000"}, machine(lambda case: 1.25))
     done = CliRunner().invoke(main, ["calibrate", str(run), "--gpu", "h200", "--output", str(tmp_path / "own.npz")])
     assert done.exit_code == 0, done.output
@@ -168,7 +172,7 @@ def test_another_known_gpu_stands_in_for_one_that_the_catalogue_lacks(tmp_path: 
 
 @pytest.mark.parametrize("gpu", ["H100", "H200", "L40S"])
 def test_seventy_products_of_a_gpu_bring_a_transferred_law_nearer_to_the_rest_of_its_table(
-    measured_tables: Path, gpu: str, monkeypatch: pytest.MonkeyPatch, timed_record: Callable[..., Record]
+    measured_tables: Path, gpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The law pooled over other GPUs, corrected by rows near those that the probe measures, judged on all others."""
     (table,) = (each for each in gemm_tables(measured_tables) if (each.gpu, each.dtype) == (find_gpu(gpu), "bf16"))
@@ -189,9 +193,7 @@ def test_seventy_products_of_a_gpu_bring_a_transferred_law_nearer_to_the_rest_of
         return law.seconds(*(np.array([float(getattr(c.parameters, size)) for c in asked]) for size in "mnk"))
 
     monkeypatch.setattr(calibrate_laws, "predicted_seconds", pooled)
-    (found,) = corrections(
-        table.gpu, [timed_record(c, table.seconds[r]) for r, c in zip(rows, cases, strict=True)], "rows"
-    )
+    (found,) = corrections(table.gpu, [a_record(c, table.seconds[r]) for r, c in zip(rows, cases, strict=True)], "rows")
     assert found.block is not None
     assert found.after.mape < found.before.mape
     rest = (table.m >= 128) & (table.n >= 1024) & (table.k >= 1024) & ~np.isin(np.arange(table.m.size), list(rows))
@@ -201,3 +203,55 @@ def test_seventy_products_of_a_gpu_bring_a_transferred_law_nearer_to_the_rest_of
     assert (
         error_percent(corrected, table.seconds[rest]).mean() < 0.85 * error_percent(alone, table.seconds[rest]).mean()
     )
+
+
+def test_rows_of_one_weight_are_one_site() -> None:
+    n, k = [512, 512, 1024, 512], [256, 512, 256, 256]
+    assert site_numbers(n, k).tolist() == [0, 1, 2, 0]
+
+
+@given(st.lists(st.integers(0, 20), min_size=2, max_size=60).filter(lambda sites: len(set(sites)) > 1))
+def test_every_row_is_held_out_once_and_its_whole_site_with_it(sites: list[int]) -> None:
+    masks = list(folds(sites))
+    assert np.array_equal(masks, list(folds(sites)))
+    assert np.sum(masks, axis=0).tolist() == [1] * len(sites)
+    for mask in masks:
+        held_out = set(np.array(sites)[mask])
+        assert held_out.isdisjoint(np.array(sites)[~mask])
+
+
+def test_a_single_site_cannot_be_held_out() -> None:
+    with pytest.raises(ValueError, match="at least two sites"):
+        list(folds([7, 7, 7]))
+
+
+def test_a_site_without_like_is_told_by_its_error() -> None:
+    """Ten sites run at one speed and two at double: a law of one speed, fitted to the ten, misses the two by half."""
+    sites = np.repeat(np.arange(12), 5)
+    measured = np.where(sites < 10, 1.0, 2.0)
+
+    def fit(rows: NDArray[np.intp]):
+        speed = float(np.median(measured[rows]))
+        return lambda unseen: np.full(unseen.size, speed)
+
+    found = cross_validate(fit, measured, sites)
+    assert found.mape == pytest.approx(100 * 0.5 * 2 / 12)
+    assert found.median == 0
+    assert (found.rows, found.sites) == (60, 12)
+
+
+def test_an_error_that_remembers_its_rows_is_not_flattered() -> None:
+    sites = np.repeat(np.arange(20), 4)
+    measured = np.random.default_rng(1).uniform(1, 2, 20)[sites]
+
+    def remember(rows: NDArray[np.intp]):
+        known = dict(zip(sites[rows], measured[rows], strict=True))
+        return lambda unseen: np.array([known.get(site, 1.0) for site in sites[unseen]])
+
+    assert cross_validate(remember, measured, sites).mape > 10
+
+
+def test_an_error_is_described_as_its_block_keeps_it() -> None:
+    held_out = summary([1.1, 1.0, 0.8], [1.0, 1.0, 1.0], 3, "made up").to_json()
+    assert described(held_out) == "10.0 % (median 10.0 %) on 3 sites, made up"
+    assert described({}) == "not held out"
