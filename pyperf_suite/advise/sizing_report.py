@@ -22,6 +22,13 @@ from pyperf_suite.spec.rows import Column, table
 
 Savings = tuple[tuple[str, float], ...]
 
+# By the method of the prices, as `layout` names them too.
+LAW_NAMES = {
+    "gemm": "products",
+    "attention": "attention",
+    "memory_bound": "memory bound",
+    "collective": "collectives",
+}
 UNSURE = "within the laws' error"
 # Of each part of the work, in its row.
 MOST_CAUSES = 3
@@ -210,7 +217,7 @@ def _errors(sizing: Sizing) -> Iterator[Remark]:
         yield remark(
             "The law of {law} errs by {error} on measurements that it was not fitted on.",
             kind="law",
-            law=law.replace("_", "-"),
+            law=LAW_NAMES[law],
             error="an unknown amount" if error is None else Quantity(error / 100, "%"),
         )
     if sizing.origins:

@@ -100,9 +100,7 @@ def layout(
     spec, laws = asked_gpu(gpu, calibration)
     if link is not None:
         if laws is not spec:
-            raise UserError(
-                f"--link {link} was given with a calibration, which has its own links: leave one out."
-            )
+            raise UserError(f"--link {link} was given with a calibration, which has its own links: leave one out.")
         spec = laws = replace(spec, link_bytes_per_s=_link(link))
     if not 1 <= top <= MOST_ROWS:
         raise UserError(f"--top has to lie between 1 and {MOST_ROWS}, but {top} was asked for.")
