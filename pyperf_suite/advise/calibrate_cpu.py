@@ -1,7 +1,7 @@
 """Fits what a training step costs on a CPU to one run of `step_calibration` there: prices first, then constants.
 
 Each constant is what a small step takes beyond what is known by then: kernels by their prices, a rank's step by
-kernels, ranks beside each other by that, an engine by all of these.
+kernels, several ranks at once by that, an engine by all of these.
 """
 
 from __future__ import annotations

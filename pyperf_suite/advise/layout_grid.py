@@ -109,11 +109,9 @@ class Layout:
     recompute: Recompute
 
     def __str__(self) -> str:
-        told = [f"{WRITTEN[name]} {getattr(self, name)}" for name in ("data", "tensor", "pipeline")]
-        told += [f"{WRITTEN[name]} {getattr(self, name)}" for name in ("chunks", "context", "expert")
-                 if getattr(self, name) > 1]  # fmt: skip
-        told += [f"{WRITTEN['zero_stage']} {self.zero_stage}", f"micro-batch {self.micro_batch}"]
-        return ", ".join([*told, f"recompute {self.recompute}"])
+        always = ("data", "tensor", "pipeline", "zero_stage", "micro_batch", "recompute")
+        shown = [name for name in WRITTEN if name in always or getattr(self, name) > 1]
+        return ", ".join(f"{WRITTEN[name]} {getattr(self, name)}" for name in shown)
 
 
 @dataclass(frozen=True)
@@ -180,20 +178,20 @@ def held_to(grid: Grid, fixed: Mapping[str, int]) -> Grid:
     """
     places = np.ones(len(grid), dtype=bool)
     for name, value in fixed.items():
-        with_value = grid.columns[name] == value
-        if not with_value.any():
-            there = ", ".join(_told(name, each) for each in np.unique(grid.columns[name]).tolist()[:16])
+        asked = f"No layout that divides has {WRITTEN[name]} {_written(name, value)}"
+        column = grid.columns[name]
+        if not (column == value).any():
             uneven = f" (uneven: {'; '.join(grid.uneven)})" if name in SPLIT and grid.uneven else ""
-            raise UserError(f"No layout that divides has {WRITTEN[name]} {_told(name, value)}{uneven}: take {there}.")
-        if not (places & with_value).any():
-            there = ", ".join(_told(name, each) for each in np.unique(grid.columns[name][places]).tolist()[:16])
-            others = ", ".join(f"{WRITTEN[each]} {_told(each, fixed[each])}" for each in fixed if each != name)
-            raise UserError(
-                f"No layout that divides has {WRITTEN[name]} {_told(name, value)} beside {others}: take "
-                f"{WRITTEN[name]} {there}."
-            )
-        places &= with_value
+            raise UserError(f"{asked}{uneven}: take {_values(name, column)}.")
+        if not (places & (column == value)).any():
+            others = ", ".join(f"{WRITTEN[each]} {_written(each, fixed[each])}" for each in fixed if each != name)
+            raise UserError(f"{asked} with {others}: take {WRITTEN[name]} {_values(name, column[places])}.")
+        places &= column == value
     return grid.taken(places)
+
+
+def _values(name: str, column: Column) -> str:
+    return ", ".join(_written(name, each) for each in np.unique(column).tolist()[:16])
 
 
 def divisors(number: int) -> list[int]:
@@ -284,7 +282,7 @@ def _dividing_worlds(training: Training, cluster: Cluster) -> Iterator[int]:
                 yield gpus
 
 
-def _told(name: str, value: int) -> str:
+def _written(name: str, value: int) -> str:
     return RECOMPUTES[value] if name == "recompute" else str(value)
 
 

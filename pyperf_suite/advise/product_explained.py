@@ -17,7 +17,7 @@ from pyperf_suite.laws.matmul.alignment import elements_in, largest_power_of_two
 from pyperf_suite.laws.matmul.gemm import gemm_law
 from pyperf_suite.laws.matmul.gemm_menu import TILES, menu_times
 from pyperf_suite.laws.prices import KernelPrices
-from pyperf_suite.spec.findings import Findings, Remark, findings, remark
+from pyperf_suite.spec.findings import Findings, Remark, findings, remark, remark_on
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, table
 
@@ -275,16 +275,11 @@ _EXTRAPOLATED = remark(
 
 
 def _time(product: ProductExplained) -> Iterator[Remark]:
-    yield remark(
+    yield remark_on(
+        product,
         "C[{m},{n}] = A[{m},{k}] B[{k},{n}], {dtype} {layout} on {gpu}: {time} under a sustained load, as in training "
         "({rate}, {share} of the peak), {burst} in a burst.",
         kind="predicted",
-        m=product.m,
-        n=product.n,
-        k=product.k,
-        dtype=product.dtype,
-        layout=product.layout,
-        gpu=product.gpu,
         time=Quantity(product.seconds, "duration", predicted=True),
         rate=Quantity(product.flop_per_s, "TFLOP/s", predicted=True),
         share=Quantity(product.flop_per_s / product.peak_flop_per_s, "%", predicted=True),
@@ -304,16 +299,13 @@ def _time(product: ProductExplained) -> Iterator[Remark]:
 
 def _tiles(product: ProductExplained) -> Remark:
     tiled = product.tiled
-    return remark(
-        "The library's likely tile is {tile}: {tiles_m} x {tiles_n} tiles{split}, {waves} on {sms} multiprocessors, "
-        "the last one {last} full; {area} of the tiles' area and {used} of the waves are used.",
+    return remark_on(
+        tiled,
+        "The library's likely tile is {rows}x{columns}: {tiles_m} x {tiles_n} tiles{split}, {waves} on {sms} "
+        "multiprocessors, the last one {last} full; {area} of the tiles' area and {used} of the waves are used.",
         kind="predicted",
-        tile=f"{tiled.rows}x{tiled.columns}",
-        tiles_m=tiled.tiles_m,
-        tiles_n=tiled.tiles_n,
         split=f" x {tiled.splits} slices of K" if tiled.splits > 1 else "",
         waves="1 wave" if tiled.waves == 1 else f"{tiled.waves} waves",
-        sms=tiled.sms,
         last=Quantity(tiled.last_wave, "%"),
         area=Quantity(tiled.tile_efficiency, "%"),
         used=Quantity(tiled.wave_efficiency, "%"),
@@ -323,7 +315,8 @@ def _tiles(product: ProductExplained) -> Remark:
 def _bound(product: ProductExplained) -> Remark:
     """The lower bound of any kernel, with the prediction: few tiles may be slow though memory is not."""
     least = max(product.memory_s, product.compute_s)
-    return remark(
+    return remark_on(
+        product,
         "It is bound by {what}: reading and writing once takes {memory}, computing {compute}, and the prediction is "
         "{times} the greater of the two ({intensity} FLOP a byte, where {gpu} turns at {turning}).",
         kind="predicted",
@@ -332,7 +325,6 @@ def _bound(product: ProductExplained) -> Remark:
         what="computing" if product.is_compute_bound else "memory",
         times=Quantity(product.seconds / least, "x", predicted=True),
         intensity=Quantity(product.flop_per_byte, "count"),
-        gpu=product.gpu,
         turning=Quantity(product.turning_flop_per_byte, "count"),
     )
 

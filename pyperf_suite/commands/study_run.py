@@ -1,4 +1,7 @@
-"""A study as asked for on a command line, measured and reported: imported when one is asked for."""
+"""A study as asked for on a command line: measured and reported here, or as an sbatch script for a cluster.
+
+Of that job every experiment is a torchrun of its own, on as many nodes as it takes; all records go into one run's folder.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,7 @@ BLOCK_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Asked:
-    """A study as asked for: options that were given, and what the file says beside them."""
+    """A study as asked for: options that were given, and what the file says otherwise."""
 
     path: Path | None
     file: StudyFile
@@ -288,7 +291,7 @@ def _measure(
             workers.close()
         raise
     names = {case.case_id for case in here}
-    _visit(session, [each for each in plan.cases if each.case.case_id in names], launched)
+    _measure_all(session, [each for each in plan.cases if each.case.case_id in names], launched)
     return folder
 
 
@@ -302,7 +305,7 @@ def of_this_world(wanted: Sequence[Case]) -> list[Case]:
     return found
 
 
-def _visit(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> None:
+def _measure_all(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> None:
     """One experiment of all configurations after the other, so that what drifts drifts for all of them."""
     plan, console = session.plan, Console(stderr=True, emoji=False)
     experiments = range(plan.profile.processes)
@@ -316,7 +319,7 @@ def _visit(session: Session, wanted: Sequence[PlannedCase], launched: bool) -> N
     with kept_when_interrupted(session):
         session.open()
         with progress_on(console, len(visits)) as show:
-            session.visit_all(visits, show, _told)
+            session.visit_all(visits, show, _outcome)
         session.finish()
 
 
@@ -328,7 +331,7 @@ def _next_experiment(session: Session, planned: PlannedCase, experiments: range)
     return (fresh or failed or [0])[0]
 
 
-def _told(planned: PlannedCase, record: Record) -> str:
+def _outcome(planned: PlannedCase, record: Record) -> str:
     p = planned.case.parameters
     if record.outcome != "ok":
         return f"{p.name}: {record.outcome}: {record.reason}"[:90]

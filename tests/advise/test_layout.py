@@ -194,7 +194,7 @@ def test_axes_can_be_held_to_a_value(llama: Planned) -> None:
     assert set(held.columns["tensor"].tolist()) == {4}
     with pytest.raises(UserError, match=r"No layout that divides has TP 3.*take 1, 2, 4, 8, 16, 32"):
         held_to(llama.grid, {"tensor": 3})
-    with pytest.raises(UserError, match=r"has PP 16 beside TP 8.*take PP 1, 2, 4, 8"):
+    with pytest.raises(UserError, match=r"has PP 16 with TP 8.*take PP 1, 2, 4, 8"):
         held_to(llama.grid, {"tensor": 8, "pipeline": 16})
 
 
