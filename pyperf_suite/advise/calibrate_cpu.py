@@ -6,7 +6,7 @@ kernels, several ranks at once by that, an engine by all of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -238,12 +238,13 @@ def _engine_constants(
     lacking = [name for name in ORDER if name not in by_constant]
     if lacking:
         raise UserError(f"The run holds no step for {', '.join(lacking)}: make one with `pyperf-suite run {PROBE}`.")
-    # Between them the steps of stages 2 and 3 tell gathering from scattering, so both are looked for until they stay.
+    # The steps of stages 2 and 3 together separate gathering from scattering, so both are fitted until they stay.
     for _ in range(20):
-        before = constants
+        before = vars(constants)
         for name in ORDER:
             constants = _solved(name, *by_constant[name], prices, constants, cores)
-        if _close(before, constants):
+        after = vars(constants)
+        if all(abs(before[name] - after[name]) <= 1e-3 * after[name] for name in ORDER):
             break
     return constants
 
@@ -259,31 +260,20 @@ def _constant_of(p: ParallelStepParameters) -> str | None:
 
 
 def _solved(
-    name: str,
-    p: ParallelStepParameters,
-    seconds: float,
-    prices: CpuPrices,
-    constants: EngineConstants,
-    cores: int,
+    name: str, p: ParallelStepParameters, seconds: float, prices: CpuPrices, constants: EngineConstants, cores: int
 ) -> EngineConstants:
-    def beyond(value: float) -> float:
-        changed: dict[str, Any] = {name: value}
-        step = engine_step(p.dimensions, step_plan(p), prices, replace(constants, **changed), cores)
-        return float(step.seconds) - seconds
-
-    found: dict[str, Any] = {name: _root(beyond)}
-    return replace(constants, **found)
-
-
-def _root(beyond: Callable[[float], float]) -> float:
+    """The constants with the one that makes this step take so many seconds."""
     from scipy.optimize import brentq
 
+    def changed(value: float) -> EngineConstants:
+        new: dict[str, Any] = {name: value}
+        return replace(constants, **new)
+
+    def beyond(value: float) -> float:
+        return float(engine_step(p.dimensions, step_plan(p), prices, changed(value), cores).seconds) - seconds
+
     if beyond(0.0) >= 0:
-        return 0.0
+        return changed(0.0)
     if beyond(MOST_SECONDS) <= 0:
-        return MOST_SECONDS
-    return float(brentq(beyond, 0.0, MOST_SECONDS, xtol=1e-9))
-
-
-def _close(before: EngineConstants, after: EngineConstants) -> bool:
-    return all(abs(getattr(before, name) - getattr(after, name)) <= 1e-3 * getattr(after, name) for name in ORDER)
+        return changed(MOST_SECONDS)
+    return changed(float(brentq(beyond, 0.0, MOST_SECONDS, xtol=1e-9)))

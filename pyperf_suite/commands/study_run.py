@@ -1,6 +1,6 @@
 """A study as asked for on a command line: measured and reported here, or as an sbatch script for a cluster.
 
-Of that job every experiment is a torchrun of its own, on as many nodes as it takes; all records go into one run's folder.
+Every experiment of that job is a torchrun of its own, on as many nodes as it takes; all records go into one run.
 """
 
 from __future__ import annotations
