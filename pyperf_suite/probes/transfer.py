@@ -15,7 +15,7 @@ import numpy as np
 
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.collectives import PiecewiseAlphaBeta
 from pyperf_suite.limits import OneOf
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case

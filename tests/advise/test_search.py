@@ -14,7 +14,7 @@ from pyperf_suite.advise.sizing.search import judged, search
 from pyperf_suite.advise.sizing.setting import Setting
 from pyperf_suite.advise.sizing.step import parts_of
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.transformer import ModelDimensions
 
 GPT = ModelDimensions(layers=32, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
 LLAMA = ModelDimensions(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)

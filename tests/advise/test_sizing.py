@@ -23,8 +23,8 @@ from pyperf_suite.cli import main
 from pyperf_suite.commands import size as advise_commands
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.explained import MEANINGS, legend
+from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.render.text import sentence as sentence_of
 from pyperf_suite.spec.quantity import Quantity
 

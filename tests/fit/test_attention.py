@@ -7,11 +7,11 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.attention.kernel import SOFTMAX_COLUMNS
-from pyperf_suite.laws.attention.library import (
+from pyperf_suite.laws.attention import (
     BLOCK,
     ERROR_PERCENT_OTHER_ARCHITECTURE,
     ERROR_PERCENT_SAME_ARCHITECTURE,
+    SOFTMAX_COLUMNS,
     unpack_attention,
 )
 from pyperf_suite.laws.calibration import shipped_calibration

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws import collective_time, load_calibration
-from pyperf_suite.laws.calibration import Block, shipped_path
-from pyperf_suite.laws.network.collectives import BLOCK
+from pyperf_suite.laws.calibration import Block, load_calibration, shipped_path
+from pyperf_suite.laws.collectives import BLOCK, collective_time
 from tools.fit import collectives
 from tools.fit.collectives import Curve, fit_collectives, infer_logs, left_out_logs, read_curves
 
@@ -74,7 +73,7 @@ def test_shipped_curves_lie_on_what_was_measured(measured_tables: Path) -> None:
 def test_a_gpu_left_out_is_no_further_off_than_is_stated_for_its_kind(
     measured_tables: Path, blocks: dict[str, Block]
 ) -> None:
-    from pyperf_suite.laws.network import collectives as laws
+    from pyperf_suite.laws import collectives as laws
 
     errors = {
         gpu: float(np.median(error)) * 100

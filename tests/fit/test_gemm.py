@@ -9,9 +9,8 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.matmul.gemm import gemm_law
-from pyperf_suite.laws.matmul.gemm_menu import MenuCoefficients, Rates, menu_seconds
-from pyperf_suite.laws.matmul.residual_grid import ResidualGrid
+from pyperf_suite.laws.calibration import ResidualGrid
+from pyperf_suite.laws.gemm import MenuCoefficients, Rates, gemm_law, menu_seconds
 from tools.fit.gemm import (
     fit_coefficients,
     fit_gemm,

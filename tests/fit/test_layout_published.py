@@ -12,11 +12,9 @@ from pyperf_suite.advise.layout.grid import Cluster, Grid, Training, layouts
 from pyperf_suite.advise.layout.planned import Planned, evaluated
 from pyperf_suite.advise.layout.report import SELENE_ERROR_PERCENT
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.model_flops import RECOMPUTES, Recompute
 from pyperf_suite.laws.prices import Prices
-from pyperf_suite.laws.training.micro_batch import StepConstants
-from pyperf_suite.laws.training.step_time import step_time
+from pyperf_suite.laws.training.step import StepConstants, step_time
+from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
 from tools.fit.step import (
     MULTI_NODE,
     Iteration,
@@ -49,7 +47,7 @@ def planned_seconds(iteration: Iteration, constants: StepConstants | None = None
 def test_the_planner_tells_published_iterations_by_the_very_law_that_was_fitted_to_some(measured_tables: Path) -> None:
     pytest.importorskip("pyarrow")
     for iteration in read_iterations(measured_tables, MULTI_NODE)[::8]:
-        by_law = step_time("A100", iteration.model, iteration.plan).seconds
+        by_law = step_time("A100", iteration.model, iteration.plan, None, Prices("A100")).seconds
         assert planned_seconds(iteration) == pytest.approx(float(by_law), rel=1e-12)
 
 

@@ -11,8 +11,8 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import load_calibration, shipped_path
 from pyperf_suite.laws.prices import Prices
-from pyperf_suite.laws.training import step_time as law
-from pyperf_suite.laws.training.micro_batch import StepConstants
+from pyperf_suite.laws.training import step as law
+from pyperf_suite.laws.training.step import StepConstants
 from tools.fit.step import (
     MULTI_NODE,
     Remembered,

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes, working_bytes
 from pyperf_suite.laws.training.memory import activation_bytes
+from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.workloads.training.shape import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 

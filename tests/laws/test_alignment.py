@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.matmul.alignment import elements_in, largest_power_of_two, nearest_with, round_up
+from pyperf_suite.laws.tiling import elements_in, largest_power_of_two, nearest_with, round_up
 
 SIZES = st.integers(1, 1 << 31)
 RUNGS = st.integers(0, 10).map(lambda power: 1 << power)

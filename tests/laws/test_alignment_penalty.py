@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.matmul.alignment import (
-    ALIGNED_BYTES,
-    ON_ADA,
-    ON_HOPPER,
-    aligned_bytes,
-    alignment_penalty,
-    cliffs_of,
-)
+from pyperf_suite.laws.tiling import ALIGNED_BYTES, ON_ADA, ON_HOPPER, aligned_bytes, alignment_penalty, cliffs_of
 
 H100, ADA = find_gpu("H100"), find_gpu("RTX 4090")
 SIZES = st.integers(1, 1 << 20)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.network.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, held_out_errors, seconds_of
+from pyperf_suite.laws.collectives import AlphaBetaOverRanks, PiecewiseAlphaBeta, held_out_errors, seconds_of
 
 SIZES = 2.0 ** np.arange(3, 34)
 CURVE = ("gpu", "file", "lib", "lib_version", "kernel_source", "op_name", "dtype")

@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention.counted import Blocks, TiledAttention, attention_flop, visible_pairs
-from pyperf_suite.laws.attention.law import AttentionLaw, causes
-from pyperf_suite.laws.matmul.staircase import relative_error
+from pyperf_suite.laws.tiled_attention import (
+    AttentionLaw,
+    Blocks,
+    TiledAttention,
+    attention_flop,
+    causes,
+    visible_pairs,
+)
+from pyperf_suite.laws.tiling import relative_error
 
 blocks = st.builds(Blocks, *(st.integers(1, 48) for _ in range(2)), stages=st.integers(1, 4), warps=st.integers(1, 8))
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.attention.counted import Blocks, TiledAttention, visible_pairs
-from pyperf_suite.laws.attention.work import AttentionShape, spread
+from pyperf_suite.laws.attention import AttentionShape, spread
+from pyperf_suite.laws.tiled_attention import Blocks, TiledAttention, visible_pairs
 
 
 def shape_of(batch, seq_q, seq_k, heads, kv_heads, causal):

@@ -18,11 +18,11 @@ from pyperf_suite.laws.calibration import (
     Block,
     Calibration,
     all_shipped,
-    check_form,
     load_calibration,
     shipped_calibration,
     shipped_path,
 )
+from pyperf_suite.laws.prices import check_form
 
 BLOCK = Block(
     {"rates": np.arange(3.0), "step": np.array(0.5)}, {"mape": 4.2, "sites": 7}, {"m": (1.0, 64.0)}, "a table"

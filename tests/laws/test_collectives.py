@@ -9,11 +9,17 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws import collective_time
 from pyperf_suite.laws.calibration import Block, Calibration
-from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.network.collectives import BLOCK, CollectiveLaws, pack_curves, transferred_laws, unpack_laws
-from pyperf_suite.laws.network.communication import OPERATIONS, busbw
+from pyperf_suite.laws.collectives import (
+    BLOCK,
+    CollectiveLaws,
+    PiecewiseAlphaBeta,
+    collective_time,
+    pack_curves,
+    transferred_laws,
+    unpack_laws,
+)
+from pyperf_suite.laws.traffic import OPERATIONS, busbw
 
 CALIBRATED = ("H200 SXM", "H100 SXM", "A100 SXM", "L40S", "B200 SXM")
 MIB = 2**20

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.network.communication import (
+from pyperf_suite.laws.traffic import (
     OPERATIONS,
     algbw,
     bus_factor,

@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.calibration import Block, Calibration
-from pyperf_suite.laws.correction import correction, correction_name, correction_of, fit_correction, stated
+from pyperf_suite.laws.calibration import (
+    Block,
+    Calibration,
+    correction,
+    correction_name,
+    correction_of,
+    fit_correction,
+    stated,
+)
 
 RANDOM = np.random.default_rng(0)
 SIZES = {name: np.exp(RANDOM.uniform(np.log(64), np.log(16384), 60)) for name in ("m", "n", "k")}

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors, tail_s
+from pyperf_suite.laws.training.data_parallel import (
+    DataParallelLaw,
+    Exchange,
+    fit_data_parallel,
+    held_out_step_errors,
+    tail_s,
+)
 
 MB = 1e6
 BUCKETS = st.lists(st.floats(1e3, 1e8), min_size=1, max_size=20).map(tuple)
@@ -75,7 +81,7 @@ def test_exchanging_in_each_micro_batch_costs_as_many_exchanges():
 @pytest.mark.parametrize(("slowdown", "hidden"), [(1.0, 0.9), (2.5, 0.3), (0.7, 0.0), (4.0, 1.0)])
 def test_constants_are_found_again(slowdown, hidden):
     true = DataParallelLaw(all_reduce_s, slowdown, hidden)
-    found = fit(all_reduce_s, exchanges(), [true.seconds(each) for each in exchanges()])
+    found = fit_data_parallel(all_reduce_s, exchanges(), [true.seconds(each) for each in exchanges()])
     assert found.slowdown == pytest.approx(slowdown, rel=0.01)
     assert found.hidden == pytest.approx(hidden, abs=0.02)
 
@@ -84,7 +90,7 @@ def test_one_disturbed_step_does_not_bend_the_law():
     true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
     measured = [true.seconds(each) for each in exchanges()]
     measured[3] *= 2
-    found = fit(all_reduce_s, exchanges(), measured)
+    found = fit_data_parallel(all_reduce_s, exchanges(), measured)
     assert found.slowdown == pytest.approx(2.0, rel=0.1)
 
 
@@ -92,7 +98,7 @@ def test_steps_that_follow_the_law_are_foretold_when_left_out():
     true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
     noise = np.exp(0.03 * np.random.default_rng(0).standard_normal(len(exchanges())))
     measured = [true.seconds(each) * factor for each, factor in zip(exchanges(), noise, strict=True)]
-    errors = held_out_errors(all_reduce_s, exchanges(), measured, range(len(measured)))
+    errors = held_out_step_errors(all_reduce_s, exchanges(), measured, range(len(measured)))
     assert len(errors) == len(measured)
     assert 0 < np.median(errors) < 0.06
 
@@ -101,11 +107,11 @@ def test_a_group_is_left_out_as_a_whole():
     true = DataParallelLaw(all_reduce_s, 2.0, 0.5)
     measured = [true.seconds(each) for each in exchanges()]
     measured[:5] = [2 * seconds for seconds in measured[:5]]
-    errors = held_out_errors(all_reduce_s, exchanges(), measured, [0] * 5 + [1] * 5)
+    errors = held_out_step_errors(all_reduce_s, exchanges(), measured, [0] * 5 + [1] * 5)
     assert min(errors[:5]) > 0.3
 
 
 def test_too_few_steps_leave_nothing_to_hold_out():
-    assert held_out_errors(all_reduce_s, exchanges()[:2], [1.0, 1.0], [0, 1]).size == 0
+    assert held_out_step_errors(all_reduce_s, exchanges()[:2], [1.0, 1.0], [0, 1]).size == 0
     with pytest.raises(ValueError, match="two constants"):
-        fit(all_reduce_s, exchanges()[:1], [1.0])
+        fit_data_parallel(all_reduce_s, exchanges()[:1], [1.0])

@@ -7,19 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.network.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
-from pyperf_suite.laws.training.cpu_prices import (
+from pyperf_suite.laws.collectives import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.training.engine_step import (
     ATTENTIONS,
     KERNELS,
     CpuPrices,
+    EngineConstants,
+    engine_step,
     fit_line,
     line_errors,
+    pack_engine,
     pack_lines,
     product_features,
+    unpack_engine,
     unpack_lines,
 )
-from pyperf_suite.laws.training.engine_step import EngineConstants, engine_step, pack_engine, unpack_engine
-from pyperf_suite.laws.training.plan import Plan
+from pyperf_suite.laws.training.step import Plan
 from pyperf_suite.workloads.training.shape import TransformerShape
 
 MODEL = TransformerShape(hidden=64, heads=4, layers=4, seq=32, vocab=128, tied=False).dimensions

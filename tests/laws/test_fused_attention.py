@@ -9,11 +9,8 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws import attention_time
-from pyperf_suite.laws.attention.fused import BACKWARD_ERROR_PERCENT, BACKWARD_RATE, FP8_TIME
-from pyperf_suite.laws.attention.library import BLOCK
-from pyperf_suite.laws.calibration import Block, Calibration, shipped_calibration
-from pyperf_suite.laws.correction import correction_name, fit_correction
+from pyperf_suite.laws.attention import BACKWARD_ERROR_PERCENT, BACKWARD_RATE, BLOCK, FP8_TIME, attention_time
+from pyperf_suite.laws.calibration import Block, Calibration, correction_name, fit_correction, shipped_calibration
 
 CALIBRATED = ("A100", "B200", "H100", "H200", "L40S")
 SHAPES = {

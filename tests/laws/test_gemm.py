@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws import Calibration, gemm_time
-from pyperf_suite.laws.calibration import shipped_calibration
-from pyperf_suite.laws.matmul.gemm import FITTED_DTYPES, gemm_law
-from pyperf_suite.laws.matmul.gemm_menu import TILES, MenuCoefficients, Rates, menu_seconds, menu_times
+from pyperf_suite.laws.calibration import Calibration, shipped_calibration
+from pyperf_suite.laws.gemm import (
+    FITTED_DTYPES,
+    TILES,
+    MenuCoefficients,
+    Rates,
+    gemm_law,
+    gemm_time,
+    menu_seconds,
+    menu_times,
+)
 
 WITH_TABLES = ("H200", "H100", "A100", "L40S", "B200")
 # The error on held-out sites of shared tables that the law has to stay below, mean and median in %.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.training.input_pipeline import InputPipeline
+from pyperf_suite.laws.training.data_parallel import InputPipeline
 
 SECONDS = st.floats(1e-6, 10.0)
 COUNTS = st.integers(1, 64)

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.model_grid import ModelGrid
 from pyperf_suite.laws.training.memory import activation_bytes, rank_parameters, training_memory
-from pyperf_suite.laws.transformer import Sharding
+from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding
 
 GPT = ModelDimensions(96, 12288, 49152, 96, 51200, positions=2048, bias=True, tied=True)
 LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)

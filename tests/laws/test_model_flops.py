@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.model_flops import hardware_flop, megatron_flop, model_flop, six_nd, utilization
+from pyperf_suite.laws.transformer import ModelDimensions, hardware_flop, megatron_flop, model_flop, six_nd, utilization
 
 PALM = ModelDimensions(
     layers=118,

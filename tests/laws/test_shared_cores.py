@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.training.shared_cores import Action, interleaved, one_forward_one_backward, played_s
+from pyperf_suite.laws.training.engine_step import Action, interleaved, one_forward_one_backward, played_s
 
 counts = st.integers(1, 6)
 

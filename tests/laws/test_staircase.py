@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.laws.matmul.staircase import StaircaseLaw, judged_by_waves, relative_error
-from pyperf_suite.laws.matmul.tiling import CriticalPath, Schedule, Tile, critical_path
+from pyperf_suite.laws.tiling import (
+    CriticalPath,
+    Schedule,
+    StaircaseLaw,
+    Tile,
+    critical_path,
+    judged_by_waves,
+    relative_error,
+)
 
 
 def paths() -> CriticalPath:

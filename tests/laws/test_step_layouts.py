@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.training.micro_batch import TAKEN_IN_NODE, StepConstants, waited_s
-from pyperf_suite.laws.training.plan import Plan
-from pyperf_suite.laws.training.step_time import step_time
+from pyperf_suite.laws.prices import Prices
+from pyperf_suite.laws.training.step import TAKEN_IN_NODE, Plan, StepConstants, step_time, waited_s
+from pyperf_suite.laws.transformer import ModelDimensions
 from tests.laws.made_up import MadeUpPrices
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
@@ -123,8 +122,11 @@ def test_a_grid_is_told_as_its_plans_alone() -> None:
 
 def test_the_laws_of_a_gpu_take_grids_too() -> None:
     grid = replace(PLAN, tensor=np.array([1, 2, 16]), data=np.array([8, 2, 1]), sequence_parallel=True)
-    together = step_time("A100", MODEL, grid).seconds
-    alone = [step_time("A100", MODEL, replace(grid, tensor=t, data=d)).seconds for t, d in ((1, 8), (2, 2), (16, 1))]
+    together = step_time("A100", MODEL, grid, None, Prices("A100")).seconds
+    alone = [
+        step_time("A100", MODEL, replace(grid, tensor=t, data=d), None, Prices("A100")).seconds
+        for t, d in ((1, 8), (2, 2), (16, 1))
+    ]
     assert together == pytest.approx(np.array(alone, dtype=float), rel=1e-9)
 
 

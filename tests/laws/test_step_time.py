@@ -9,11 +9,9 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Calibration
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.network.traffic import pipeline_bubble
-from pyperf_suite.laws.training.micro_batch import StepConstants
-from pyperf_suite.laws.training.plan import Plan
-from pyperf_suite.laws.training.step_time import pack_constants, step_time
+from pyperf_suite.laws.traffic import pipeline_bubble
+from pyperf_suite.laws.training.step import Plan, StepConstants, pack_constants, step_time
+from pyperf_suite.laws.transformer import ModelDimensions
 from tests.laws.made_up import MadeUpPrices
 
 MODEL = ModelDimensions(layers=24, hidden=1024, ffn=4096, heads=16, vocab=51200, bias=True, tied=True)
@@ -108,14 +106,14 @@ def test_gradients_in_single_precision_take_twice_as_long() -> None:
 
 def test_a_calibrations_own_constants_are_used_and_those_of_another_gpu_are_said_to_be() -> None:
     block = pack_constants(StepConstants(2.0, 0.0, 10e9), {"mape": 5.0}, "made up")
-    own = step_time(Calibration("A100 SXM", {"step": block}), MODEL, PLAN, prices=MadeUpPrices())
+    own = step_time(Calibration("A100 SXM", {"step": block}), MODEL, PLAN, None, MadeUpPrices())
     assert own.seconds == pytest.approx(2 * seconds(PLAN))
     assert own.error_percent == 5.0
     assert not own.extrapolated
-    of_another = step_time("H100", MODEL, PLAN, prices=MadeUpPrices())
+    of_another = step_time("H100", MODEL, PLAN, None, MadeUpPrices())
     assert of_another.extrapolated
     assert of_another.error_percent is None
-    assert not step_time("A100", MODEL, PLAN, prices=MadeUpPrices()).extrapolated
+    assert not step_time("A100", MODEL, PLAN, None, MadeUpPrices()).extrapolated
 
 
 @pytest.mark.parametrize(
@@ -135,4 +133,4 @@ def test_a_plan_that_does_not_divide_is_refused_in_a_sentence(change: dict[str, 
 
 def test_an_unknown_gpu_is_refused() -> None:
     with pytest.raises(UserError, match="no GPU 'H2000'"):
-        step_time("H2000", MODEL, PLAN, prices=MadeUpPrices())
+        step_time("H2000", MODEL, PLAN, None, MadeUpPrices())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.hardware.catalogue import all_gpus, find_gpu
-from pyperf_suite.laws.matmul.gemm import MAMF_TFLOP_PER_S, UNCAPPED_UTILIZATION, sustained_slowdown
+from pyperf_suite.laws.gemm import MAMF_TFLOP_PER_S, UNCAPPED_UTILIZATION, sustained_slowdown
 
 UTILIZATIONS = np.linspace(0, 1, 101)
 

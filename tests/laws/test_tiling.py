@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.matmul.tiling import (
+from pyperf_suite.laws.tiling import (
     POLICIES,
     Schedule,
     Tile,

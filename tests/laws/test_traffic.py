@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.network.traffic import (
+from pyperf_suite.laws.traffic import (
     BUCKET_BYTES,
     Traffic,
     Transfer,
@@ -27,6 +26,7 @@ from pyperf_suite.laws.network.traffic import (
     zero_2,
     zero_3,
 )
+from pyperf_suite.laws.transformer import ModelDimensions
 
 GPT2 = {"vocab": 50257, "positions": 1024, "bias": True, "tied": True}
 MODELS = {

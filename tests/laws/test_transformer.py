@@ -11,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
-from pyperf_suite.laws.dimensions import LARGEST, ModelDimensions
-from pyperf_suite.laws.model_grid import ModelGrid
-from pyperf_suite.laws.transformer import PHASES, Sharding, attention_call, linears, products
+from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
+from pyperf_suite.laws.transformer import (
+    LARGEST,
+    PHASES,
+    ModelDimensions,
+    ModelGrid,
+    Sharding,
+    attention_call,
+    linears,
+    products,
+)
 
 MODELS = {
     "gpt2": ModelDimensions(12, 768, 3072, 12, 50257, positions=1024, bias=True, tied=True),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,23 @@ from numpy.typing import NDArray
 from pyperf_suite.advise.calibrate.cross_validation import HeldOutError, cross_validate, site_numbers, summary
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.attention.kernel import Costs, KernelLaw, grid_sizes, pack_kernels
-from pyperf_suite.laws.attention.library import BLOCK, AttentionKernels, transferred_attention, unpack_attention
-from pyperf_suite.laws.attention.work import AttentionShape
-from pyperf_suite.laws.calibration import Block
-from pyperf_suite.laws.matmul.octave_grid import fit_grid
-from pyperf_suite.laws.matmul.staircase import nonnegative_fit
+from pyperf_suite.laws.attention import (
+    BLOCK,
+    AttentionKernels,
+    AttentionShape,
+    Costs,
+    KernelLaw,
+    grid_sizes,
+    pack_kernels,
+    transferred_attention,
+    unpack_attention,
+)
+from pyperf_suite.laws.calibration import Block, ResidualGrid
+from pyperf_suite.laws.collectives import HUBER, LEAST_SCATTER
+from pyperf_suite.laws.tiling import nonnegative_fit
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 TABLE = "attention_prefill_bf16_{}.parquet"
 ORIGIN = "causal prefill attention as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
@@ -42,6 +54,9 @@ RESIDENT = (1, 2, 3)
 GRID = (16, 15, 8)
 # A step of the grid to a neighbour, beside a row's residual: chosen on head shapes left out, flat from 0.01 to 0.1.
 SMOOTHNESS = 0.03
+REWEIGHTINGS = 3
+# Held against the level, so that what no row tells of is determined: it follows its neighbours.
+LEVEL = 1e-4
 # A library that knows fewer than this share of the head shapes of a head dimension has no law there: it would make
 # some heads look faster than others for having been measured.
 BROAD = 0.5
@@ -240,3 +255,44 @@ def _medians(number: NDArray[np.intp], values: NDArray[np.float64]) -> NDArray[n
     order = np.argsort(number, kind="stable")
     groups = np.split(values[order], np.cumsum(np.bincount(number))[:-1])
     return np.array([float(np.median(group)) for group in groups])
+
+
+def fit_grid(
+    values: NDArray[np.float64], sizes: Sequence[NDArray[np.float64]], shape: tuple[int, ...], smoothness: float
+) -> NDArray[np.float64]:
+    """The grid of that shape that reads `values` at `sizes`, with least squared steps between neighbours.
+
+    `smoothness` is what a squared step costs beside a row's squared residual. Rows that nothing near agrees with are
+    held to less and less (Huber's weights). Raises ValueError for no rows.
+    """
+    from scipy import sparse
+    from scipy.sparse.linalg import spsolve
+
+    if values.size == 0:
+        raise ValueError("a grid cannot be fitted to no rows")
+    rows = np.arange(values.size)
+    reading = sum(
+        sparse.csr_matrix((weight, (rows, corner)), shape=(values.size, int(np.prod(shape))))
+        for corner, weight in ResidualGrid.octaves(np.empty(shape)).corners(sizes)
+    )
+    penalty = smoothness * _roughness(shape) + LEVEL * sparse.identity(int(np.prod(shape)))
+    weights = np.ones(values.size)
+    for _ in range(REWEIGHTINGS):
+        weighted = reading.T @ sparse.diags_array(weights)
+        grid = spsolve((weighted @ reading + penalty).tocsc(), weighted @ values)
+        residuals = np.abs(reading @ grid - values)
+        scatter = HUBER * max(1.4826 * float(np.median(residuals)), LEAST_SCATTER)
+        weights = np.minimum(1.0, scatter / np.maximum(residuals, scatter))
+    return np.asarray(grid.reshape(shape))
+
+
+def _roughness(shape: tuple[int, ...]) -> sparse.csr_matrix:
+    """The quadratic form of squared steps along every axis."""
+    from scipy import sparse
+
+    form = sparse.csr_matrix((int(np.prod(shape)),) * 2)
+    for axis, count in enumerate(shape):
+        step = np.diff(np.eye(count), axis=0)
+        outer, inner = (sparse.identity(int(np.prod(part))) for part in (shape[:axis], shape[axis + 1 :]))
+        form += sparse.kron(sparse.kron(outer, step.T @ step), inner)
+    return form

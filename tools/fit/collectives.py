@@ -18,8 +18,14 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import Block
-from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta, held_out_errors
-from pyperf_suite.laws.network.collectives import has_nvlink, pack_curves, transferred_laws, unpack_laws
+from pyperf_suite.laws.collectives import (
+    PiecewiseAlphaBeta,
+    has_nvlink,
+    held_out_errors,
+    pack_curves,
+    transferred_laws,
+    unpack_laws,
+)
 
 TABLE = "collectives.parquet"
 ORIGIN = "NCCL's collectives in half precision as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from pyperf_suite.advise.calibrate.cross_validation import site_numbers, summary
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.calibration import POOLED, Block
-from pyperf_suite.laws.matmul.gemm_menu import TILES, MenuCoefficients, Rates, menu_seconds
-from pyperf_suite.laws.matmul.residual_grid import ResidualGrid
+from pyperf_suite.laws.calibration import POOLED, Block, ResidualGrid
+from pyperf_suite.laws.gemm import TILES, MenuCoefficients, Rates, menu_seconds
 from tools.fit.gemm_residual import library_residual
 from tools.fit.gemm_tables import ORIGIN, GemmTable, gemm_tables
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.advise.calibrate.cross_validation import folds, site_numbers
-from pyperf_suite.laws.matmul.residual_grid import ResidualGrid
+from pyperf_suite.laws.calibration import ResidualGrid
 from tools.fit.gemm_tables import GemmTable
 from tools.fit.site_kriging import Alike, Likeness, SiteKriging
 

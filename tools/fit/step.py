@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from pyperf_suite.advise.calibrate.cross_validation import folds, site_numbers
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Block
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.prices import KernelPrices, Prices
-from pyperf_suite.laws.training.micro_batch import StepConstants
-from pyperf_suite.laws.training.plan import Plan
-from pyperf_suite.laws.training.step_time import MEASURED_GPU, pack_constants, step_time
+from pyperf_suite.laws.explained import KernelPrices
+from pyperf_suite.laws.prices import Prices
+from pyperf_suite.laws.training.step import MEASURED_GPU, Plan, StepConstants, pack_constants, step_time
+from pyperf_suite.laws.transformer import ModelDimensions
 
 MULTI_NODE = "train_iteration_multi_node_a100.parquet"
 SINGLE_NODE = "train_iteration_single_node_a100.parquet"

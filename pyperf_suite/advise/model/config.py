@@ -15,7 +15,7 @@ from typing import Any
 from pyperf_suite.advise.model.config_fields import ConfigFields
 from pyperf_suite.advise.model.families import FAMILIES
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.transformer import ModelDimensions
 
 # Configurations of published models are a few KiB; with labels of classes in it one may be longer.
 MOST_BYTES = 1 << 20

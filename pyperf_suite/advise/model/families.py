@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyperf_suite.advise.model.config_fields import ConfigFields
-from pyperf_suite.laws.dimensions import LARGEST, ModelDimensions
+from pyperf_suite.laws.transformer import LARGEST, ModelDimensions
 
 
 def _llama_like(fields: ConfigFields, **more: Any) -> ModelDimensions:

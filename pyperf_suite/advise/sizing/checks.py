@@ -13,7 +13,7 @@ from pyperf_suite.advise.sizing.prices import Prices
 from pyperf_suite.advise.sizing.search import Candidate, judged
 from pyperf_suite.advise.sizing.setting import Setting
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.matmul.alignment import round_up
+from pyperf_suite.laws.tiling import round_up
 
 # Beyond this power of two the rules promise nothing more.
 ENOUGH = 64

@@ -16,8 +16,8 @@ from pyperf_suite.advise.sizing.candidates import Shapes, shapes_of
 from pyperf_suite.advise.sizing.prices import Part, Prices, price
 from pyperf_suite.advise.sizing.setting import Setting
 from pyperf_suite.advise.sizing.step import parts_of
-from pyperf_suite.laws.model_flops import model_flop
 from pyperf_suite.laws.training.memory import training_memory
+from pyperf_suite.laws.transformer import model_flop
 
 Array = NDArray[np.float64]
 

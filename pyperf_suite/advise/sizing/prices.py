@@ -54,25 +54,25 @@ class LawPrices:
     mode: str = "burst"
 
     def gemm(self, layout: str, m: Sizes, n: Sizes, k: Sizes) -> Explained:
-        from pyperf_suite.laws import gemm_time
+        from pyperf_suite.laws.gemm import gemm_time
 
         return gemm_time(self.gpu, m, n, k, dtype=self.dtype, layout=layout, mode=self.mode)
 
     def attention(self, causal: bool, backward: bool, batch: Sizes, seq: Sizes, heads: Sizes, kv_heads: Sizes,
                   head_dim: Sizes) -> Explained:  # fmt: skip
-        from pyperf_suite.laws import attention_time
+        from pyperf_suite.laws.attention import attention_time
 
         return attention_time(
             self.gpu, batch, seq, seq, heads, kv_heads, head_dim, causal, self._attention_dtype(), backward=backward,
         )  # fmt: skip
 
     def memory_bound(self, nbytes: Sizes) -> Explained:
-        from pyperf_suite.laws import memory_bound_time
+        from pyperf_suite.laws.roofline import memory_bound_time
 
         return memory_bound_time(self.gpu, nbytes)
 
     def collective(self, op: str, nbytes: Sizes, ranks: Sizes) -> Explained:
-        from pyperf_suite.laws import collective_time
+        from pyperf_suite.laws.collectives import collective_time
 
         return collective_time(self.gpu, op, nbytes, ranks)
 

@@ -15,8 +15,8 @@ from pyperf_suite.advise.sizing.search import REPEATABILITY, Candidate, Search, 
 from pyperf_suite.advise.sizing.setting import Setting
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.explained import IDEAL, legend
-from pyperf_suite.laws.model_flops import model_flop, utilization
 from pyperf_suite.laws.training.memory import USABLE_SHARE
+from pyperf_suite.laws.transformer import model_flop, utilization
 from pyperf_suite.spec.findings import Findings, Remark, Table, findings, remark
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, table

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.transformer import Sharding
+from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 
 # Far above what anyone trains with, and low enough that a product's sizes stay exact.
 LARGEST = {"seq": 1 << 24, "micro_batch": 1 << 16, "tp": 1 << 10, "shards": 1 << 16}

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyperf_suite.laws.training.activations import Keeping
-from pyperf_suite.laws.training.engine_activations import saved_bytes
-from pyperf_suite.laws.training.engine_memory import BFLOAT16, FLOAT32, Engine, Held, Storage, held_by_rank
-from pyperf_suite.laws.training.gpt_weights import FIRST, LAST, Weight, rank_weights
-from pyperf_suite.laws.training.memory import MemoryNeed
-from pyperf_suite.laws.training.shared_cores import Action, interleaved, one_forward_one_backward
+from pyperf_suite.laws.training.activations import Keeping, saved_bytes
+from pyperf_suite.laws.training.engine_step import Action, interleaved, one_forward_one_backward
+from pyperf_suite.laws.training.memory import (
+    BFLOAT16,
+    FIRST,
+    FLOAT32,
+    LAST,
+    Engine,
+    Held,
+    MemoryNeed,
+    Storage,
+    Weight,
+    held_by_rank,
+    rank_weights,
+)
 from pyperf_suite.workloads.training.on_ranks import DTYPES
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 

@@ -26,7 +26,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.laws.calibration import Calibration, load_calibration
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.memory import LAST_STAGE, MemoryNeed
-from pyperf_suite.laws.training.step_time import step_time
+from pyperf_suite.laws.training.step import step_time
 from pyperf_suite.probes.study import results as study
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
@@ -169,7 +169,7 @@ def _on_cpu(p: ParallelStepParameters, laws: CpuLaws, cores: int) -> Prediction:
 def _on_gpu(p: ParallelStepParameters, calibration: Calibration) -> Prediction:
     p.validate()
     prices = Prices(calibration, dtype=LAW_DTYPE[p.dtype])
-    step = step_time(calibration, p.dimensions, plan_of(p), prices=prices)
+    step = step_time(calibration, p.dimensions, plan_of(p), None, prices)
     return Prediction(p, float(step.seconds), _floats(step.parts), memory_by_rank(p, "cuda"))
 
 

@@ -87,7 +87,9 @@ def tail_s(buckets_bytes: Sequence[float], costs_s: Sequence[float], backward_s:
     return max(0.0, end_s - backward_s)
 
 
-def fit(all_reduce_s: AllReduceSeconds, exchanges: Sequence[Exchange], measured_s: Sequence[float]) -> DataParallelLaw:
+def fit_data_parallel(
+    all_reduce_s: AllReduceSeconds, exchanges: Sequence[Exchange], measured_s: Sequence[float]
+) -> DataParallelLaw:
     """The slowdown and the hidden share that come nearest to the measured steps, by relative error.
 
     Raises ValueError for fewer than two steps, which leave two constants open.
@@ -111,7 +113,7 @@ def fit(all_reduce_s: AllReduceSeconds, exchanges: Sequence[Exchange], measured_
     return DataParallelLaw(all_reduce_s, float(slowdown), float(hidden))
 
 
-def held_out_errors(
+def held_out_step_errors(
     all_reduce_s: AllReduceSeconds,
     exchanges: Sequence[Exchange],
     measured_s: Sequence[float],
@@ -127,10 +129,57 @@ def held_out_errors(
         seen = [place for place, label in enumerate(labels) if label != group]
         if len(seen) < 2:
             return np.empty(0)
-        law = fit(all_reduce_s, [exchanges[place] for place in seen], [measured_s[place] for place in seen])
+        law = fit_data_parallel(
+            all_reduce_s, [exchanges[place] for place in seen], [measured_s[place] for place in seen]
+        )
         errors += [
             abs(law.seconds(exchanges[place]) / measured_s[place] - 1)
             for place, label in enumerate(labels)
             if label == group
         ]
     return np.array(errors)
+
+
+@dataclass(frozen=True)
+class InputPipeline:
+    """A batch takes `load_s` seconds of one core, the model's step `step_s`, on its own device or a core of the host.
+
+    Loaders work while the model does, each on a core of its own as long as there are `cores`; queues between them never
+    run empty or full by chance. It is the bound of a pipeline, its slowest stage, and so no iteration is shorter.
+    """
+
+    load_s: float
+    step_s: float
+    cores: int
+    on_host: bool = False
+
+    def stages(self, loaders: int) -> dict[str, float]:
+        """Seconds of an iteration that each possible bottleneck asks for.
+
+        0 loaders load in the training process, where nothing overlaps. Raises ValueError for fewer.
+        """
+        if loaders < 0:
+            raise ValueError(f"there cannot be {loaders} loaders")
+        if loaders == 0:
+            return {"loading in the training process": self.load_s + self.step_s}
+        stages = {"the model": self.step_s, "the loaders": self.load_s / loaders}
+        work_s = self.load_s + (self.step_s if self.on_host else 0.0)
+        return stages | {"the cores": work_s / self.cores}
+
+    def seconds(self, loaders: int) -> float:
+        """Of an iteration: the slowest stage's."""
+        return max(self.stages(loaders).values())
+
+    def binds(self, loaders: int) -> str:
+        """The slowest stage's name; the first of those that are equally slow."""
+        stages = self.stages(loaders)
+        return max(stages, key=lambda name: stages[name])
+
+    def starved(self, loaders: int) -> float:
+        """The share of an iteration in which the model waits."""
+        seconds = self.seconds(loaders)
+        return (seconds - self.step_s) / seconds if seconds else 0.0
+
+    def enough(self, most: int) -> int | None:
+        """The fewest loaders, up to `most`, with which the model binds; None where it never does."""
+        return next((count for count in range(1, most + 1) if self.binds(count) == "the model"), None)

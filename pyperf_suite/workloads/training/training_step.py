@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.laws.model_flops import PASSES
+from pyperf_suite.laws.transformer import PASSES
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.arrays import computed_anew
 from pyperf_suite.workloads import scratch

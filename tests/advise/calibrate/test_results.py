@@ -18,11 +18,9 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws import attention_time, gemm_time
-from pyperf_suite.laws.calibration import POOLED, load_calibration, shipped_calibration
-from pyperf_suite.laws.correction import correction, correction_of
-from pyperf_suite.laws.matmul.gemm import GemmLaw
-from pyperf_suite.laws.matmul.gemm_menu import MenuCoefficients
+from pyperf_suite.laws.attention import attention_time
+from pyperf_suite.laws.calibration import POOLED, correction, correction_of, load_calibration, shipped_calibration
+from pyperf_suite.laws.gemm import GemmLaw, MenuCoefficients, gemm_time
 from pyperf_suite.probes.calibration import PROBE
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyperf_suite.laws.matmul.octave_grid import fit_grid, read_grid
+from pyperf_suite.laws.calibration import ResidualGrid
+from tools.fit.attention import fit_grid
 
 rng = np.random.default_rng(0)
 SIZES = (2 ** rng.uniform(0, 7, 3000), 2 ** rng.uniform(0, 4, 3000))
@@ -17,13 +18,13 @@ def smooth(sizes):
 
 def test_a_function_straight_over_octaves_is_read_back_between_them():
     grid = fit_grid(smooth(SIZES), SIZES, (8, 5), smoothness=1e-6)
-    np.testing.assert_allclose(read_grid(grid, SIZES), smooth(SIZES), atol=1e-3)
+    np.testing.assert_allclose(ResidualGrid.octaves(grid)(*SIZES), smooth(SIZES), atol=1e-3)
 
 
 def test_beyond_its_edge_a_grid_stays_at_its_edge():
     grid = rng.normal(size=(8, 5))
     far, edge = (np.array([2.0**20]), np.array([2.0**30])), (np.array([128.0]), np.array([16.0]))
-    assert read_grid(grid, far) == read_grid(grid, edge) == grid[-1, -1]
+    assert ResidualGrid.octaves(grid)(*far) == ResidualGrid.octaves(grid)(*edge) == grid[-1, -1]
 
 
 def test_what_no_row_tells_of_follows_its_neighbours():
@@ -36,12 +37,7 @@ def test_a_few_wild_rows_hardly_move_the_grid():
     values = smooth(SIZES)
     values[::50] += 3.0
     grid = fit_grid(values, SIZES, (8, 5), smoothness=0.03)
-    assert np.abs(read_grid(grid, SIZES) - smooth(SIZES)).max() < 0.1
-
-
-def test_an_axis_of_one_octave_is_constant():
-    grid = fit_grid(smooth(SIZES), SIZES, (8, 1), smoothness=0.03)
-    assert read_grid(grid, (np.array([8.0]), np.array([1.0]))) == read_grid(grid, (np.array([8.0]), np.array([9.0])))
+    assert np.abs(ResidualGrid.octaves(grid)(*SIZES) - smooth(SIZES)).max() < 0.1
 
 
 def test_no_rows_make_no_grid():
