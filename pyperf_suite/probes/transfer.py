@@ -1,6 +1,6 @@
 """How fast bytes reach where they are needed: copies in host memory, over the bus of a GPU, and out of files.
 
-Each way is latency plus bytes over bandwidth, in straight lines joined end to end (laws/network/alpha_beta.py).
+Each way is latency plus bytes over bandwidth, in straight lines joined end to end (laws/collectives.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The fastest ways to cut a training over a cluster: every layout that divides, its time and memory by the laws.
 
-Predictions throughout; `laws/training/step_time.py` says how a time is made up and how far off it was where it was
+Predictions throughout; `laws/training/step.py` says how a time is made up and how far off it was where it was
 measured.
 """
 

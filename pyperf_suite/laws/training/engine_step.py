@@ -1,6 +1,6 @@
 """The time of an iteration on torch's engines where ranks of one thread share a machine's cores and talk over gloo.
 
-What a layer computes is priced as the planner prices it (`laws/training/micro_batch.py`). Nothing of the exchange is
+What a layer computes is priced as the planner prices it (`laws/training/step.py`). Nothing of the exchange is
 hidden, for whoever sends takes the cores from whoever computes. What no kernel knows — how long the host takes for a
 layer in Python, and for what DDP, FSDP2, DTensor and a pipeline do besides — are constants with names.
 """

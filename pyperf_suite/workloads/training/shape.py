@@ -200,7 +200,7 @@ def require_for_reference(nbytes: int) -> None:
 
 
 def asked_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
-    """Forward and backward by the laws (laws/model_flops.py), of layers alone where there is no vocabulary."""
+    """Forward and backward by the laws (laws/transformer.py), of layers alone where there is no vocabulary."""
     flop = float(model_flop(shape.dimensions, shape.batch, shape.seq, causal_halved))
     return flop - _logits_of_none(shape)
 
