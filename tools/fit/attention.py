@@ -17,7 +17,6 @@ from pyperf_suite.advise.calibrate.cross_validation import HeldOutError, cross_v
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.attention import (
-    BLOCK,
     AttentionKernels,
     AttentionShape,
     Costs,
@@ -30,19 +29,13 @@ from pyperf_suite.laws.attention import (
 from pyperf_suite.laws.calibration import Block, ResidualGrid
 from pyperf_suite.laws.collectives import HUBER, LEAST_SCATTER
 from pyperf_suite.laws.tiling import nonnegative_fit
+from tools.fit.published import read_columns, tables_like
 
 if TYPE_CHECKING:
     from scipy import sparse
 
-TABLE = "attention_prefill_bf16_{}.parquet"
+TABLE = "attention_prefill_bf16_"
 ORIGIN = "causal prefill attention as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
-GPU_OF_TABLE = {
-    "a100_sxm": "A100 SXM",
-    "b200_sxm": "B200 SXM",
-    "h100_sxm": "H100 SXM",
-    "h200_sxm": "H200 SXM",
-    "l40s": "L40S",
-}
 # Measured with random inputs; other versions in the tables used uninitialised ones or ran into the power limit.
 LIBRARIES = (("trtllm", "1.3.0rc20"), ("sglang", "0.5.14"))
 LIBRARIES_OF_TABLE = {"a100_sxm": (("sglang", "0.5.10"),)}
@@ -91,18 +84,16 @@ class PrefillTable:
         return AttentionShape(batch, seq, seq, heads, kv_heads, causal=True)
 
 
-def fit_attention(tables_folder: Path) -> dict[str, dict[str, Block]]:
-    """The block of every GPU that the folder has a table of, by its name in the catalogue and the block's own.
+def fit_attention(tables_folder: Path) -> dict[str, Block]:
+    """The block of every GPU that the folder has a table of, by its name in the catalogue.
 
     Raises UserError where the folder has no such table.
     """
-    blocks = {}
-    for name, gpu in GPU_OF_TABLE.items():
-        if (tables_folder / TABLE.format(name)).is_file():
-            blocks[gpu] = {BLOCK: fit_block(read_prefill(tables_folder, name), find_gpu(gpu))}
-    if not blocks:
-        raise UserError(f"{tables_folder} has no table of attention ({TABLE.format('GPU')}): name the folder that has.")
-    return blocks
+    names = tables_like(tables_folder, TABLE)
+    if not names:
+        raise UserError(f"{tables_folder} has no table of attention ({TABLE}GPU.parquet): name the folder that has.")
+    gpus = map(find_gpu, names)
+    return {gpu.name: fit_block(read_prefill(tables_folder, gpu.slug), gpu) for gpu in gpus}
 
 
 def read_prefill(tables_folder: Path, name: str) -> PrefillTable:
@@ -111,13 +102,10 @@ def read_prefill(tables_folder: Path, name: str) -> PrefillTable:
     Of each library its truth column and, at each head dimension, the kernel that it used for most shapes: the others
     (on B200 of heads of 256, three times slower) stand in for it where it has no shape.
     """
-    import pyarrow.parquet
-
     versions = LIBRARIES_OF_TABLE.get(name, LIBRARIES)
-    table = pyarrow.parquet.read_table(tables_folder / TABLE.format(name))
-    column = {field: table[field].to_numpy() for field in table.schema.names}
-    wanted = np.zeros(table.num_rows, dtype=bool)
-    library = np.zeros(table.num_rows, dtype=np.intp)
+    column = read_columns(tables_folder, TABLE + name)
+    wanted = np.zeros(column["isl"].size, dtype=bool)
+    library = np.zeros(column["isl"].size, dtype=np.intp)
     for position, (lib, version) in enumerate(versions):
         own = (column["backend_lib"] == lib) & (column["backend_version"] == version)
         own &= column["kv_cache_dtype"] == "bfloat16"

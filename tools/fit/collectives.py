@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import Block
 from pyperf_suite.laws.collectives import (
@@ -26,8 +25,9 @@ from pyperf_suite.laws.collectives import (
     transferred_laws,
     unpack_laws,
 )
+from tools.fit.published import read_columns, rows_of
 
-TABLE = "collectives.parquet"
+TABLE = "collectives"
 ORIGIN = "NCCL's collectives in half precision as published by ai-dynamo/aiconfigurator (095f58a5, Apache-2.0)"
 # NCCL's own kernels, in one dtype: reductions of int8 run up to 8 % slower at the same bytes.
 FILE, DTYPE = "nccl_perf", "half"
@@ -108,13 +108,8 @@ def read_curves(tables_folder: Path) -> dict[Curve, dict[float, float]]:
 
     Sizes that not every curve has are left out. Raises UserError where the folder has no table of collectives.
     """
-    path = tables_folder / TABLE
-    if not path.is_file():
-        raise UserError(f"{tables_folder} has no {TABLE}: name the folder that the published tables lie in.")
-    from pyarrow import parquet
-
     repeated: dict[Curve, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in parquet.read_table(path).to_pylist():
+    for row in rows_of(read_columns(tables_folder, TABLE)):
         if row["file"] == FILE and row["dtype"] == DTYPE:
             operation = OPERATION_OF.get(row["op_name"], row["op_name"])
             curve = Curve(find_gpu(row["gpu"]).name, operation, row["num_gpus"])

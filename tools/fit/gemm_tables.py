@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
+from tools.fit.published import read_columns, tables_like
 
 ORIGIN = "ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0, NVIDIA)"
 # Re-measurements with random weights, the quietest first: others had weights that were never set, which draw less
 # power and run faster. The A100 has but one.
 TRUTHS = ("trtllm_1.3.0rc20", "sglang_0.5.14")
 TRUTHS_WITHOUT_THESE = ("sglang_0.5.10",)
-
-_TABLE = re.compile(r"gemm_(bf16|fp8)_(.+)\.parquet")
 
 
 @dataclass(frozen=True)
@@ -57,20 +55,20 @@ class GemmTable:
 
 
 def gemm_tables(folder: Path) -> list[GemmTable]:
-    """Every table of products in a folder, by name of file. Raises UserError for one of an unknown GPU."""
-    named = [(path, _TABLE.fullmatch(path.name)) for path in sorted(folder.glob("gemm_*.parquet"))]
-    return [read_gemm_table(path, name[1], find_gpu(name[2].replace("_", " "))) for path, name in named if name]
+    """Every table of products in a folder, by name. Raises UserError for one of an unknown GPU."""
+    return [
+        read_gemm_table(folder, name, dtype, find_gpu(gpu.replace("_", " ")))
+        for dtype in ("bf16", "fp8")
+        for gpu, name in tables_like(folder, f"gemm_{dtype}_").items()
+    ]
 
 
-def read_gemm_table(path: Path, dtype: str, gpu: GpuSpec) -> GemmTable:
+def read_gemm_table(folder: Path, name: str, dtype: str, gpu: GpuSpec) -> GemmTable:
     """One table; rows without tokens (the H100's has some) and without a column held for true are left out."""
-    from pyarrow import parquet
-
-    there = parquet.read_schema(path).names
-    truths = TRUTHS if all(name in there for name in TRUTHS) else TRUTHS_WITHOUT_THESE
-    beside = [name for name in there if name not in ("m", "n", "k", *truths)]
-    columns = parquet.read_table(path)
-    m, n, k, *times = (columns[name].to_numpy().astype(np.float64) for name in ("m", "n", "k", *truths, *beside))
+    columns = read_columns(folder, name)
+    truths = TRUTHS if all(name in columns for name in TRUTHS) else TRUTHS_WITHOUT_THESE
+    beside = [name for name in columns if name not in ("m", "n", "k", *truths)]
+    m, n, k, *times = (columns[name].astype(np.float64) for name in ("m", "n", "k", *truths, *beside))
     columns_s, beside_s = np.split(np.stack(times, axis=1) * 1e-6, [len(truths)], axis=1)
     table = GemmTable(gpu, dtype, truths, m, n, k, columns_s, beside_s)
     return table.rows((m >= 1) & np.isfinite(columns_s).any(axis=1))

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.advise.calibrate.cross_validation import folds, site_numbers
-from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Block
 from pyperf_suite.laws.explained import KernelPrices
 from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.step import MEASURED_GPU, Plan, StepConstants, pack_constants, step_time
 from pyperf_suite.laws.transformer import ModelDimensions
+from tools.fit.published import read_columns, rows_of
 
-MULTI_NODE = "train_iteration_multi_node_a100.parquet"
-SINGLE_NODE = "train_iteration_single_node_a100.parquet"
+MULTI_NODE = "train_iteration_multi_node_a100"
+SINGLE_NODE = "train_iteration_single_node_a100"
 ORIGIN = "training iterations of GPT models on up to 512 A100, as published with vTrain (f8dda847)"
 # The tables do not state it; Megatron-LM's padding of GPT-2's vocabulary.
 VOCAB = 51200
@@ -73,11 +73,6 @@ def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
 
     They are GPT-2's kind of model under Megatron-LM of 2022: attention not fused, activations recomputed.
     """
-    path = tables_folder / table
-    if not path.is_file():
-        raise UserError(f"{tables_folder} has no {table}: name the folder that the published tables lie in.")
-    from pyarrow import parquet
-
     return [
         Iteration(
             ModelDimensions(
@@ -102,7 +97,7 @@ def read_iterations(tables_folder: Path, table: str) -> list[Iteration]:
             ),
             row["iteration_time_(ms)"] * 1e-3,
         )
-        for row in parquet.read_table(path).to_pylist()
+        for row in rows_of(read_columns(tables_folder, table))
     ]
 
 

@@ -44,7 +44,7 @@ def _step(folder: Path, fitted: Mapping[str, Calibration]) -> Blocks:
 # In the order in which they are made: iterations are told from the laws of kernels.
 FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
-    "attention": lambda folder, _: fit_attention(folder),
+    "attention": _alone("attention_bf16", fit_attention),
     "memory": _alone("memory", fit_memory),
     "collectives": _alone("collectives", fit_collectives),
     "step": _step,
