@@ -16,7 +16,6 @@ from pyperf_suite.laws.attention import (
 )
 from pyperf_suite.laws.calibration import shipped_calibration
 from tools.fit.attention import (
-    GPU_OF_TABLE,
     fit_attention,
     fit_block,
     fit_kernels,
@@ -27,20 +26,21 @@ from tools.fit.attention import (
     truth,
 )
 
+GPUS = ("A100 SXM", "B200 SXM", "H100 SXM", "H200 SXM", "L40S")
 WORST_PERCENT = 8.0
 
 
 @pytest.fixture(scope="module")
 def tables(measured_tables):
-    return {gpu: read_prefill(measured_tables, name) for name, gpu in GPU_OF_TABLE.items()}
+    return {gpu: read_prefill(measured_tables, find_gpu(gpu).slug) for gpu in GPUS}
 
 
 @pytest.fixture(scope="module")
 def shipped():
-    return {gpu: shipped_calibration(gpu).block(BLOCK) for gpu in GPU_OF_TABLE.values()}
+    return {gpu: shipped_calibration(gpu).block(BLOCK) for gpu in GPUS}
 
 
-@pytest.mark.parametrize("gpu", GPU_OF_TABLE.values())
+@pytest.mark.parametrize("gpu", GPUS)
 def test_what_is_shipped_states_an_error_of_head_shapes_left_out(shipped, gpu):
     assert 0 < shipped[gpu].held_out["mape"] < WORST_PERCENT
     assert "held out" in shipped[gpu].held_out["how"]
@@ -59,13 +59,13 @@ def test_the_tables_give_what_is_shipped_again(tables, shipped):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gpu", GPU_OF_TABLE.values())
+@pytest.mark.parametrize("gpu", GPUS)
 def test_single_rows_left_out_are_told_within_eight_percent(tables, gpu):
     few = tables[gpu].take(tables[gpu].head_dim == 128)
     assert held_out_error(few, find_gpu(gpu).sms, by_head_shape=False).mape < WORST_PERCENT
 
 
-@pytest.mark.parametrize("gpu", GPU_OF_TABLE.values())
+@pytest.mark.parametrize("gpu", GPUS)
 def test_what_is_shipped_tells_the_whole_table_as_well_as_it_says(tables, shipped, gpu):
     wanted = truth(tables[gpu])
     apart = np.abs(predicted_by(unpack_attention(shipped[gpu], find_gpu(gpu)), wanted) / wanted.seconds - 1) * 100

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.collectives import AlphaBetaOverRanks, PiecewiseAlphaBeta, held_out_errors, seconds_of
+from tools.fit.published import read_columns
 
 SIZES = 2.0 ** np.arange(3, 34)
 CURVE = ("gpu", "file", "lib", "lib_version", "kernel_source", "op_name", "dtype")
@@ -22,7 +23,7 @@ CURVE = ("gpu", "file", "lib", "lib_version", "kernel_source", "op_name", "dtype
 @pytest.fixture(scope="module")
 def measured(measured_tables: Path) -> dict[tuple[Any, ...], np.ndarray]:
     """Bytes, ranks and seconds of each library's operation on each GPU, as published."""
-    columns = pytest.importorskip("pyarrow.parquet").read_table(measured_tables / "collectives.parquet").to_pydict()
+    columns = read_columns(measured_tables, "collectives")
     curves = defaultdict(list)
     for row, key in enumerate(zip(*(columns[name] for name in CURVE), strict=True)):
         curves[key].append((columns["bytes"][row], columns["num_gpus"][row], columns["latency_us"][row] * 1e-6))

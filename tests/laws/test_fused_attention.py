@@ -11,8 +11,10 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.attention import BACKWARD_ERROR_PERCENT, BACKWARD_RATE, BLOCK, FP8_TIME, attention_time
 from pyperf_suite.laws.calibration import Block, Calibration, correction_name, fit_correction, shipped_calibration
+from tools.fit.published import SAMPLE
 
 CALIBRATED = ("A100", "B200", "H100", "H200", "L40S")
+
 SHAPES = {
     "batch": np.array([1, 8, 1, 4, 64]),
     "seq_q": np.array([8192, 1024, 1, 4096, 128]),
@@ -171,16 +173,16 @@ def test_a_gpu_without_bf16_has_the_law_of_fp16():
     assert attention_time("V100", 1, 2048, 2048, 16, 16, 64, dtype="fp16").seconds > 0
 
 
-def sdpa(folder, dtype, what):
+def sdpa(dtype, what):
     """Milliseconds of cuDNN on an H200 by mask and length."""
-    with (folder / "sdpa_h200.csv").open() as table:
+    with (SAMPLE / "sdpa_h200.csv").open() as table:
         rows = [row for row in csv.DictReader(table) if row["data_type"] == dtype]
     return {(row["attn_mask"], int(row["q_seqlen"])): float(row[what]) for row in rows}
 
 
-def test_the_backward_and_fp8_take_what_cudnn_took_on_an_h200(measured_tables):
+def test_the_backward_and_fp8_take_what_cudnn_took_on_an_h200():
     forward, backward, fp8 = (
-        sdpa(measured_tables, dtype, what)
+        sdpa(dtype, what)
         for dtype, what in (("bfloat16", "fwd_time_ms"), ("bfloat16", "bwd_time_ms"), ("fp8", "fwd_time_ms"))
     )
     ratios = np.array([backward[case] / forward[case] for case in forward])
@@ -189,8 +191,8 @@ def test_the_backward_and_fp8_take_what_cudnn_took_on_an_h200(measured_tables):
     assert np.median([fp8[case] / forward[case] for case in forward]) == pytest.approx(FP8_TIME, rel=0.01)
 
 
-def test_attention_without_a_mask_is_as_much_slower_as_cudnn_measured(measured_tables):
-    forward = sdpa(measured_tables, "bfloat16", "fwd_time_ms")
+def test_attention_without_a_mask_is_as_much_slower_as_cudnn_measured():
+    forward = sdpa("bfloat16", "fwd_time_ms")
     for seq in (4096, 8192, 16384, 32768):
         full, causal = (
             attention_time("H200", 1, seq, seq, 64, 8, 128, causal=which).seconds for which in (False, True)

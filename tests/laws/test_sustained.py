@@ -7,6 +7,7 @@ import pytest
 
 from pyperf_suite.hardware.catalogue import all_gpus, find_gpu
 from pyperf_suite.laws.gemm import MAMF_TFLOP_PER_S, UNCAPPED_UTILIZATION, sustained_slowdown
+from tools.fit.published import read_columns
 
 UTILIZATIONS = np.linspace(0, 1, 101)
 
@@ -40,13 +41,9 @@ def test_a_gpu_with_more_power_than_the_measured_one_is_not_held_down_by_its_cap
 
 @pytest.mark.parametrize(("name", "within"), [("H200", 0.04), ("B200", 0.08)])
 def test_a_second_of_products_is_as_much_slower_as_was_measured(measured_tables, name, within):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    gpu = find_gpu(name)
-    sustained, burst = "vllm_0.22.0", ("trtllm_1.3.0rc20", "sglang_0.5.14")
-    table = parquet.read_table(
-        measured_tables / f"gemm_bf16_{gpu.slug}.parquet", columns=["m", "n", "k", sustained, *burst]
-    )
-    m, n, k, long_us, *short = (table[name].to_numpy().astype(float) for name in table.column_names)
+    gpu, names = find_gpu(name), ("m", "n", "k", "vllm_0.22.0", "trtllm_1.3.0rc20", "sglang_0.5.14")
+    columns = read_columns(measured_tables, f"gemm_bf16_{gpu.slug}")
+    m, n, k, long_us, *short = (columns[name].astype(float) for name in names)
     known = np.isfinite(long_us) & np.isfinite(short).all(axis=0)
     burst_us = np.mean(short, axis=0)
     utilization = 2 * m * n * k / (burst_us * 1e-6) / gpu.peak("bf16")
