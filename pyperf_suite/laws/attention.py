@@ -21,6 +21,8 @@ from pyperf_suite.laws.calibration import (
     ResidualGrid,
     all_shipped,
     correction_of,
+    log_ratio,
+    most_alike,
     shipped_calibration,
     spec_of,
     stated,
@@ -48,7 +50,6 @@ class AttentionShape:
     causal: bool
 
     def where(self, chosen: NDArray[np.bool_]) -> AttentionShape:
-        """The shapes at which `chosen` is true, as one axis."""
         batch, seq_q, seq_k, heads, kv_heads = (
             size[chosen] for size in (self.batch, self.seq_q, self.seq_k, self.heads, self.kv_heads)
         )
@@ -56,12 +57,10 @@ class AttentionShape:
 
     @property
     def instances(self) -> Array:
-        """Heads to compute: batch · heads."""
         return self.batch * self.heads
 
     @property
     def group(self) -> Array:
-        """Query heads that share a key and value head."""
         return self.heads / self.kv_heads
 
     @property
@@ -72,7 +71,6 @@ class AttentionShape:
         return self.instances * self.seq_q * (self.seq_k - (self.seq_q - 1) / 2)
 
     def nbytes(self, head_dim: Array | float) -> Array:
-        """Bytes of Q, K, V and the output in 16 bits, each once."""
         rows = 2 * (self.heads * self.seq_q + self.kv_heads * self.seq_k)
         return ELEMENT_BYTES * self.batch * rows * head_dim
 
@@ -142,7 +140,6 @@ class Costs:
 
     @property
     def pair_s(self) -> float:
-        """Seconds of a pair where slots are loaded evenly."""
         return self.busiest_pair_s + self.even_pair_s
 
 
@@ -172,11 +169,9 @@ class KernelLaw:
         return np.asarray(self.features(shape) @ np.array(astuple(self.costs)))
 
     def seconds(self, shape: AttentionShape) -> Array:
-        """Seconds, of one axis of shapes."""
         return self.counted_seconds(shape) * np.exp(self.missed(shape))
 
     def missed(self, shape: AttentionShape) -> Array:
-        """log(measured / counted), read off the grid."""
         return ResidualGrid.octaves(self.grid)(*grid_sizes(shape))
 
     def parts(self, shape: AttentionShape, filled: Array, flop_per_s: float) -> dict[str, Array]:
@@ -301,19 +296,20 @@ def transferred_attention(
     Most alike is one of its architecture, then the nearest in bandwidth, as for `roofline.transferred_law`. Raises
     UserError where none is known or `spec` has no units for that dtype.
     """
-    if not known:
-        raise UserError(f"No GPU's attention is calibrated, so nothing can be told of {spec.name}'s: calibrate one.")
 
     def sm_rate(gpu: GpuSpec) -> float:
         return gpu.peak(dtype) / gpu.sms
 
-    def unlikeness(name: str) -> tuple[bool, float, float, str]:
-        other = find_gpu(name)
-        memory = abs(float(np.log(other.memory_bytes_per_s / spec.memory_bytes_per_s)))
-        units = abs(float(np.log(other.peak(dtype) / spec.peak(dtype))))
-        return other.architecture != spec.architecture, memory, units, name
-
-    nearest = find_gpu(min(known, key=unlikeness))
+    nearest = most_alike(
+        spec,
+        known,
+        "attention is",
+        lambda other: (
+            other.architecture != spec.architecture,
+            log_ratio(other.memory_bytes_per_s, spec.memory_bytes_per_s),
+            log_ratio(other.peak(dtype), spec.peak(dtype)),
+        ),
+    )
     faster_sm = sm_rate(spec) / sm_rate(nearest)
     faster_memory = (spec.memory_bytes_per_s / nearest.memory_bytes_per_s) ** MEMORY_EXPONENT
     theirs = known[nearest.name]
@@ -434,7 +430,6 @@ def _checked(
     head_dim: ArrayLike,
     causal: bool,
 ) -> tuple[AttentionShape, Array]:
-    """The sizes and the head dimension as float64 arrays of one shape."""
     names = ("batch", "seq_q", "seq_k", "heads", "kv_heads", "head_dim")
     sizes = [np.asarray(size, dtype=np.float64) for size in (batch, seq_q, seq_k, heads, kv_heads, head_dim)]
     for name, size in zip(names, sizes, strict=True):
@@ -466,7 +461,6 @@ def _forward_parts(
     head_dim: Array,
     dtype: str,
 ) -> dict[str, Array]:
-    """Seconds of the forward pass by cause, an array of the shape's form each."""
     parts = {name: np.zeros(head_dim.shape) for name in PARTS}
     flop_per_s = spec.peak("bf16" if dtype == "fp8" else dtype)
     widths, decode = padded(head_dim), _is_decode(shape)

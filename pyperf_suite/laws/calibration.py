@@ -13,7 +13,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -68,11 +68,9 @@ class Calibration:
 
     @property
     def origin(self) -> str:
-        """The measurements that the blocks were fitted to, each named once."""
         return "; ".join(dict.fromkeys(block.origin for block in self.blocks.values() if block.origin))
 
     def with_block(self, name: str, block: Block) -> Calibration:
-        """The same calibration with that block added or replaced."""
         return replace(self, blocks={**self.blocks, name: block})
 
     def block(self, name: str) -> Block:
@@ -115,6 +113,24 @@ class Calibration:
 def spec_of(gpu: str | GpuSpec | Calibration) -> GpuSpec:
     """The data sheet of a GPU by its name, itself or its calibration. Raises UserError for an unknown GPU."""
     return gpu if isinstance(gpu, GpuSpec) else find_gpu(gpu.gpu if isinstance(gpu, Calibration) else gpu)
+
+
+def most_alike(
+    spec: GpuSpec, known: Iterable[str], law: str, unlike: Callable[[GpuSpec], tuple[float, ...]]
+) -> GpuSpec:
+    """Of GPUs known by name the one with the least `unlike`; of equals the first by name.
+
+    Raises UserError if none is known; `law` says of what.
+    """
+    gpus = [find_gpu(name) for name in sorted(known)]
+    if not gpus:
+        raise UserError(f"No GPU's {law} calibrated, so nothing can be told of {spec.name}'s: calibrate one.")
+    return min(gpus, key=unlike)
+
+
+def log_ratio(one: float, other: float) -> float:
+    """How far apart two rates are."""
+    return abs(float(np.log(one / other)))
 
 
 def shipped_path(gpu: str) -> Path:
@@ -250,14 +266,12 @@ def fit_correction(
 
 
 def _exponents(count: int) -> list[tuple[int, ...]]:
-    """Of each term the power of each size: the level, the slopes, then squares and pairs."""
     unit = np.eye(count, dtype=int)
     pairs = [unit[i] + unit[j] for i in range(count) for j in range(i, count)]
     return [(0,) * count, *(tuple(row) for row in unit), *(tuple(row) for row in pairs)]
 
 
 def _product(scaled: list[NDArray[np.float64]], exponents: tuple[int, ...]) -> NDArray[np.float64]:
-    """The term of these powers."""
     term: NDArray[np.float64] = np.ones(())
     for size, exponent in zip(scaled, exponents, strict=True):
         if exponent:
@@ -321,7 +335,6 @@ class ResidualGrid:
 
     @staticmethod
     def _place(axis: NDArray[np.float64], size: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The node below each size and how far it lies towards the next, by the logarithm."""
         logs, asked = np.log2(axis), np.log2(size)
         below = np.clip(np.searchsorted(logs, asked, side="right") - 1, 0, len(axis) - 2)
         return below, np.clip((asked - logs[below]) / (logs[below + 1] - logs[below]), 0.0, 1.0)

@@ -17,7 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.links import INFINIBAND, pcie_of
-from pyperf_suite.laws.calibration import Block, Calibration, all_shipped, shipped_calibration, spec_of
+from pyperf_suite.laws.calibration import (
+    Block,
+    Calibration,
+    all_shipped,
+    log_ratio,
+    most_alike,
+    shipped_calibration,
+    spec_of,
+)
 from pyperf_suite.laws.explained import Causes, Explained
 from pyperf_suite.laws.traffic import OPERATIONS, bus_factor
 
@@ -165,7 +173,6 @@ def held_out_errors(
 
 
 def _choose_segments(size: NDArray[np.float64], time: NDArray[np.float64], most: int) -> int:
-    """The number of segments that does best at sizes left out; one more has to be worth it."""
     folds = list(_folds(size))
     if not folds:
         return 1
@@ -187,7 +194,6 @@ def _choose_segments(size: NDArray[np.float64], time: NDArray[np.float64], most:
 def _fit_segments(
     size: NDArray[np.float64], time: NDArray[np.float64], segments: int
 ) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
-    """The start, the bends and the slopes of that many segments."""
     from scipy.optimize import nnls
 
     smallest = max(float(size.min()), 1.0)
@@ -407,16 +413,17 @@ def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> Coll
     NVLink is never told from PCIe unless nothing else is known; of several, that whose link is nearest in speed, then
     the one of the same architecture. Raises UserError where none is known.
     """
-    if not known:
-        raise UserError(f"No GPU's collectives are calibrated, so nothing can be told of {spec.name}'s: calibrate one.")
     link = link_bytes_per_s(spec)
-
-    def unlikeness(name: str) -> tuple[bool, float, bool, str]:
-        other = find_gpu(name)
-        apart = round(abs(float(np.log(link_bytes_per_s(other) / link))), 2)
-        return has_nvlink(other) != has_nvlink(spec), apart, other.architecture != spec.architecture, name
-
-    nearest = find_gpu(min(known, key=unlikeness))
+    nearest = most_alike(
+        spec,
+        known,
+        "collectives are",
+        lambda other: (
+            has_nvlink(other) != has_nvlink(spec),
+            round(log_ratio(link_bytes_per_s(other), link), 2),
+            other.architecture != spec.architecture,
+        ),
+    )
     laws = known[nearest.name]
     if nearest.architecture == spec.architecture:
         error = ERROR_PERCENT_SAME_ARCHITECTURE

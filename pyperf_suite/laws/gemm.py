@@ -71,7 +71,6 @@ class MenuCoefficients:
     split_traffic: float
 
     def as_arrays(self) -> dict[str, Floats]:
-        """By name, as a calibration's block keeps them."""
         return {name: np.asarray(value, dtype=np.float64) for name, value in vars(self).items()}
 
     @classmethod
@@ -95,7 +94,6 @@ class Rates:
 
     @classmethod
     def of(cls, gpu: GpuSpec, dtype: str) -> Rates:
-        """Raises UserError where the GPU has no units for the dtype."""
         operand = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}.get(dtype, 1)
         flop_per_s = gpu.peak(dtype)
         clock_hz, bandwidth = gpu.boost_mhz * 1e6, gpu.memory_bytes_per_s
@@ -228,7 +226,6 @@ def _memory_seconds(law: MenuCoefficients, rates: Rates, m: Floats, n: Floats, k
 
 
 def _split_seconds(law: MenuCoefficients, rates: Rates, m: Floats, n: Floats, splits: ArrayLike) -> Floats:
-    """Partial sums are written and read once in fp32."""
     return law.split_s + law.split_traffic * 8.0 * m * n * np.asarray(splits) / _l2_bytes_per_s(law, rates)
 
 
@@ -293,13 +290,11 @@ class GemmLaw:
         return f"transferred to {self.dtype} on {self.gpu.name} by its data sheet from {self.block.origin}"
 
     def seconds(self, m: NDArray[np.float64], n: NDArray[np.float64], k: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds of an aligned product in a burst."""
         return menu_seconds(self.coefficients, self.rates, m, n, k) * self.library_factor(m, n, k)
 
     def library_factor(
         self, m: NDArray[np.float64], n: NDArray[np.float64], k: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """What the library makes of the menu's time; 1 where it was not measured."""
         return np.ones(m.shape) if self.residual is None else np.exp(self.residual(m, n, k))
 
     def beyond_range(self, m: NDArray[np.float64], n: NDArray[np.float64], k: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -162,7 +162,6 @@ def cannot_price(calibration: Calibration) -> str | None:
 
 
 def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[np.float64]]]:
-    """Each law's name and what it makes of the sizes."""
     laws = {name.removesuffix("_here") for name in calibration.blocks}
     m, n, k = PRODUCTS
     peaks = find_gpu(calibration.gpu).peak_flop_per_s

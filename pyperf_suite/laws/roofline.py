@@ -13,8 +13,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.calibration import Block, Calibration, all_shipped, shipped_calibration, spec_of
+from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.calibration import (
+    Block,
+    Calibration,
+    all_shipped,
+    log_ratio,
+    most_alike,
+    shipped_calibration,
+    spec_of,
+)
 from pyperf_suite.laws.explained import Explained
 
 BLOCK = "memory"
@@ -44,7 +52,6 @@ class MemoryLaw:
     transferred: bool = False
 
     def parts(self, gpu: GpuSpec, nbytes: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Seconds by cause, as `memory_bound_time` explains them."""
         ideal = nbytes / gpu.memory_bytes_per_s
         cached = np.clip(2 - nbytes / (CACHED_SHARE * gpu.l2_bytes), 0, 1)
         return {
@@ -93,15 +100,15 @@ def transferred_law(gpu: GpuSpec, known: Mapping[str, MemoryLaw]) -> MemoryLaw:
 
     Raises UserError where none is known.
     """
-    if not known:
-        raise UserError(f"No GPU's memory is calibrated, so nothing can be told of {gpu.name}'s: calibrate one.")
-
-    def unlikeness(name: str) -> tuple[bool, float, str]:
-        other = find_gpu(name)
-        apart = abs(float(np.log(other.memory_bytes_per_s / gpu.memory_bytes_per_s)))
-        return other.architecture != gpu.architecture, apart, name
-
-    nearest = find_gpu(min(known, key=unlikeness))
+    nearest = most_alike(
+        gpu,
+        known,
+        "memory is",
+        lambda other: (
+            other.architecture != gpu.architecture,
+            log_ratio(other.memory_bytes_per_s, gpu.memory_bytes_per_s),
+        ),
+    )
     same = nearest.architecture == gpu.architecture
     return replace(
         known[nearest.name],

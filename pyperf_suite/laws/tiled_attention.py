@@ -101,12 +101,10 @@ class TiledAttention:
 
     @property
     def query_blocks(self) -> int:
-        """Tiles of one head: ⌈seq_q/m⌉."""
         return int(ceil_div(self.seq_q, self.blocks.m))
 
     @property
     def tiles(self) -> int:
-        """Tiles in all: batch · heads · ⌈seq_q/m⌉."""
         return self.batch * self.heads * self.query_blocks
 
     @property
@@ -150,7 +148,6 @@ class TiledAttention:
         return max(free_at)
 
     def _handed_out(self) -> Iterator[int]:
-        """Steps of every tile in the order of handing out."""
         heads = self.batch * self.heads
         together = min(self.heads_together or heads, heads)
         heaviest_first = sorted(self.steps.tolist(), reverse=True)
@@ -181,7 +178,6 @@ class AttentionLaw:
     per_element_s: float
 
     def seconds(self, cases: Sequence[TiledAttention]) -> NDArray[np.float64]:
-        """Predicted seconds of each."""
         return _features(cases) @ np.array(astuple(self))
 
     def product_share(self, head_dim: int) -> float:

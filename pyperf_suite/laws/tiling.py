@@ -55,7 +55,6 @@ class Tile:
 
     @property
     def ctas(self) -> int:
-        """CTAs of a cluster."""
         return self.cluster * self.cluster_n
 
     @classmethod
@@ -213,7 +212,6 @@ class StaircaseLaw:
     per_partial_s: float
 
     def seconds(self, path: CriticalPath) -> NDArray[np.float64]:
-        """Predicted seconds for each critical path."""
         return _features(path) @ np.array([self.overhead_s, self.per_k_s, self.per_tile_s, self.per_partial_s])
 
     def tile_seconds(self, k: float) -> float:

@@ -164,7 +164,6 @@ class Workload:
             raise UserError(f"A step needs sizes of at least 1 throughout, but {self} was asked for.")
 
     def activation_bytes(self, hidden: int) -> int:
-        """Of one micro-batch between two layers: micro_batch · seq · hidden elements."""
         return self.micro_batch * self.seq * hidden * self.element_bytes
 
 
@@ -184,7 +183,6 @@ class Transfer:
 
     @property
     def bus_bytes(self) -> float:
-        """Bytes that cross each rank's link, by the busbw formula."""
         return self.calls * self.size_bytes * float(bus_factor(self.operation, self.ranks))
 
     def seconds(self, seconds_of: SecondsOf) -> float:
@@ -201,11 +199,9 @@ class Traffic:
 
     @property
     def bus_bytes(self) -> float:
-        """Bytes that cross each rank's link in a step, by the busbw formula."""
         return sum(transfer.bus_bytes for transfer in self.transfers)
 
     def seconds(self, seconds_of: SecondsOf) -> float:
-        """Seconds of a step's transfers one after the other, nothing hidden."""
         return sum(transfer.seconds(seconds_of) for transfer in self.transfers)
 
 
@@ -371,7 +367,6 @@ class Verdict:
 
     @property
     def step_s(self) -> float:
-        """Computation and what of communication it does not hide."""
         return self.compute_s + self.exposed_s
 
     @property
@@ -381,7 +376,6 @@ class Verdict:
 
     @property
     def network_bound(self) -> bool:
-        """Whether the exposed share is more than a user should tolerate."""
         return self.exposed_share > TOLERATED_SHARE
 
     def __str__(self) -> str:
@@ -426,7 +420,6 @@ def bound_below_s(sent: Traffic, seconds_of: SecondsOf) -> float:
 
 
 def _buckets(total_bytes: int) -> tuple[float, int]:
-    """The size of each bucket, and how many there are."""
     calls = -(-total_bytes // BUCKET_BYTES)
     return total_bytes / calls, calls
 

@@ -110,29 +110,24 @@ class ModelDimensions:
 
     @property
     def sparse_layers(self) -> int:
-        """Layers in which a token visits `top_k` of `experts`: all but the dense ones."""
         return self.layers - self.dense_layers
 
     @property
     def attention_parameters(self) -> int:
-        """Of the projections of one layer's attention, with the norms inside it."""
         return self._projections + self._attention_biases + 2 * self.head_dim * self.qk_norm
 
     @property
     def expert_parameters(self) -> int:
-        """Of one MLP that tokens are routed to; of the only MLP where there is one."""
         return self._mlp_parameters(self.expert_ffn)
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer: attention, all its MLPs with their router, its norms."""
         router = self.experts * (self.hidden + self.router_bias) if self.experts > 1 else 0
         shared = self._mlp_parameters(self.shared_ffn) + self.hidden * self.shared_gate if self.shared_ffn else 0
         return self._outside_mlp + self.experts * self.expert_parameters + router + shared
 
     @property
     def dense_layer_parameters(self) -> int:
-        """Of one of the dense layers."""
         return self._outside_mlp + self._mlp_parameters(self.ffn)
 
     @property
@@ -145,13 +140,11 @@ class ModelDimensions:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
         layers = self.sparse_layers * self.layer_parameters + self.dense_layers * self.dense_layer_parameters
         return layers + self.outer_parameters
 
     @property
     def active_parameters(self) -> int:
-        """Of the whole model, those that one token meets."""
         return self.parameters - self.sparse_layers * (self.experts - self.top_k) * self.expert_parameters
 
     @property
@@ -294,7 +287,6 @@ class Sharding:
                 raise UserError(f"{way} over {ranks} ranks cannot divide {name} = {size} evenly.")
 
     def _cuts(self, model: ModelDimensions) -> Iterator[tuple[str, Sizes, Any]]:
-        """What is cut, over how many ranks, and whether that comes out even."""
         yield "heads", self.tensor, model.heads % self.tensor == 0
         if not model.latent_rank:
             # More ranks than key-value heads keep copies of them.
@@ -323,7 +315,6 @@ class Product:
 
     @property
     def layout(self) -> str:
-        """TN, NN or NT, as of `workloads.matmul`."""
         return LAYOUTS[self.phase]
 
     @property

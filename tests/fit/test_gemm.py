@@ -151,6 +151,9 @@ def held_out(measured_tables):
     def of(gpu: str):
         slug = find_gpu(gpu).slug
         table = read_gemm_table(measured_tables, f"gemm_bf16_{slug}", "bf16", find_gpu(gpu))
+        rows = np.unique(table.m)
+        # All of the large m, of which single rows more are asked, and every third of the others.
+        table = table.rows(np.isin(table.m, [*rows[rows < 512][::3], *rows[rows >= 512]]))
         unseen = held_out_rows(table)
         law = gemm_law(gpu).coefficients
         # Some 20 coefficients do not know 7,600 rows by heart: one GPU with coefficients of its own shows that.
@@ -179,7 +182,7 @@ def test_a_published_table_is_predicted_at_sites_that_the_fit_never_saw(held_out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gpu", ["H200 SXM", "H100 SXM", "A100 SXM", "L40S", "B200 SXM"])
+@pytest.mark.parametrize("gpu", ["H200 SXM", "A100 SXM", "L40S"])
 def test_one_row_more_is_predicted_better_than_by_no_change(held_out, gpu):
     table, predicted = held_out(gpu)
     large = np.flatnonzero((table.n >= 1024) & (table.k >= 1024) & (table.m >= 512))

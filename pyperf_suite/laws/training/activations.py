@@ -52,7 +52,6 @@ class Keeping:
 
     @property
     def autocast(self) -> bool:
-        """Whether results of products are narrower than the stream."""
         return self.element_bytes < self.stream_bytes
 
     @property
@@ -79,7 +78,6 @@ class KeptBytes:
 
     @property
     def total(self) -> float:
-        """Bytes of all together."""
         return sum(getattr(self, field.name) for field in fields(self))
 
     def __add__(self, other: KeptBytes) -> KeptBytes:
@@ -213,7 +211,6 @@ def _ends(model: ModelDimensions, keeping: Keeping) -> KeptBytes:
 
 
 def _once(keeping: Keeping) -> KeptBytes:
-    """The sum of weights that the loss divides by."""
     return KeptBytes(statistics=FLOAT if keeping.ends else 0)
 
 

@@ -40,7 +40,6 @@ class Exchange:
 
     @property
     def exchanges(self) -> int:
-        """In one step."""
         return self.micro_batches if self.every_micro_batch else 1
 
 
@@ -60,11 +59,9 @@ class DataParallelLaw:
     hidden: float
 
     def seconds(self, exchange: Exchange) -> float:
-        """Of one step."""
         return exchange.compute_s + self.exposed_s(exchange)
 
     def exposed_s(self, exchange: Exchange) -> float:
-        """By which a step is longer than without exchange."""
         costs = [self.slowdown * self.all_reduce_s(size) for size in exchange.buckets_bytes]
         beside_s = 0.0
         if exchange.overlapped:
@@ -167,16 +164,13 @@ class InputPipeline:
         return stages | {"the cores": work_s / self.cores}
 
     def seconds(self, loaders: int) -> float:
-        """Of an iteration: the slowest stage's."""
         return max(self.stages(loaders).values())
 
     def binds(self, loaders: int) -> str:
-        """The slowest stage's name; the first of those that are equally slow."""
         stages = self.stages(loaders)
         return max(stages, key=lambda name: stages[name])
 
     def starved(self, loaders: int) -> float:
-        """The share of an iteration in which the model waits."""
         seconds = self.seconds(loaders)
         return (seconds - self.step_s) / seconds if seconds else 0.0
 

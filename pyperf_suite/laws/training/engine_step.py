@@ -19,6 +19,7 @@ from pyperf_suite.laws.calibration import Block
 from pyperf_suite.laws.collectives import AlphaBetaOverRanks
 from pyperf_suite.laws.explained import Bytes, Count, Explained
 from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
+from pyperf_suite.laws.tiling import nonnegative_fit
 from pyperf_suite.laws.training.memory import FIRST, LAST, Weight, dealt_out, rank_weights
 from pyperf_suite.laws.training.step import BACKWARD_SHARE, Plan, StepConstants, work_of_ends, work_of_layer
 from pyperf_suite.laws.transformer import ModelDimensions
@@ -56,7 +57,6 @@ class CpuPrices:
         return replace(self, attention_kind=kind)
 
     def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Explained:
-        """C[M,N] = A[M,K]·B[K,N] in float32."""
         return self._at(f"product_{layout}", product_features(m, n, k))
 
     def attention(
@@ -72,11 +72,9 @@ class CpuPrices:
         return self._at("pass", (1.0, nbytes))
 
     def copy(self, nbytes: Bytes) -> Explained:
-        """A pass that adds or copies, by bytes read and written."""
         return self._at("copy", (1.0, nbytes))
 
     def update(self, tensors: int, elements: float) -> Explained:
-        """AdamW's update, fused."""
         return self._at("update", (tensors, elements))
 
     def collective(
@@ -117,14 +115,7 @@ def attention_features(
 
 def fit_line(features: ArrayLike, seconds: ArrayLike) -> tuple[float, ...]:
     """Non-negative seconds of a unit of each feature, by least squares of the relative error; one row a measurement."""
-    from scipy.optimize import nnls
-
-    rows, time = np.asarray(features, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-    relative = rows / time[:, None]
-    # Columns differ by ten orders of magnitude; scaled ones keep the solver's tolerance meaningful.
-    scale = np.maximum(relative.max(axis=0), np.finfo(np.float64).tiny)
-    solution, _ = nnls(relative / scale, np.ones(time.size))
-    return tuple(float(price) for price in solution / scale)
+    return tuple(nonnegative_fit(np.asarray(features, dtype=np.float64), seconds))
 
 
 def line_errors(features: ArrayLike, seconds: ArrayLike) -> NDArray[np.float64]:
@@ -436,7 +427,6 @@ class _EngineStep:
         return self._collective_s(op, nbytes, ranks) - self._collective_s(op, 0.0, ranks)
 
     def _update_s(self, stage: Sequence[Weight]) -> float:
-        """Of the rank that has most to update."""
         ranks, elements = self.data, sum(weight.elements for weight in stage)
         if self.is_sharded:
             return self.prices.update(len(stage), elements / ranks).seconds

@@ -43,11 +43,9 @@ class Weight:
 
     @property
     def elements(self) -> int:
-        """Of the whole of it."""
         return math.prod(self.shape)
 
     def over_tensor(self, ranks: int) -> Weight:
-        """What one of so many ranks of TP has of it."""
         if self.cut is None or ranks == 1:
             return self
         shape = tuple(size // ranks if place == self.cut else size for place, size in enumerate(self.shape))
@@ -158,7 +156,6 @@ class Held:
 
     @property
     def total(self) -> int:
-        """Of all together."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -235,7 +232,6 @@ class MemoryNeed:
 
     @property
     def total(self) -> Any:
-        """Bytes of all together."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.gathered
 
     def fits(self, memory_bytes: float) -> Any:
@@ -382,7 +378,6 @@ def _scheduled_bytes(
 
 
 def _layers_share(model: ModelDimensions, stages: Sizes) -> Any:
-    """Of all layers, those of the fullest stage."""
     return ceil_div(model.layers, stages) / np.asarray(model.layers)
 
 
@@ -394,7 +389,6 @@ def _largest_gathered(model: ModelDimensions, sharding: Sharding) -> Any:
 
 
 def _layers_bytes(model: ModelDimensions, seq: Sizes, sharding: Sharding, recompute: Recompute) -> Any:
-    """Bytes a token of all layers."""
     sequence_ranks = _sequence_ranks(sharding)
     if recompute == "layers":
         return 2.0 * model.hidden * model.layers / sequence_ranks

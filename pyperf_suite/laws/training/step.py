@@ -29,108 +29,142 @@ from pyperf_suite.laws.transformer import (
     products,
 )
 
-# Of the time of a layer, backward's share: two of three passes' worth, computing again aside.
-BACKWARD_SHARE = 2 / 3
+# Bytes of an element of activations and parameters in mixed precision.
+HALF = 2
 
 
 @dataclass(frozen=True)
-class StageParameters:
-    """Parameters of a rank of the stage that has the output matrix: routed experts', and all others."""
+class MicroBatch:
+    """What one GPU sees of a micro-batch of `sequences`: its cut of every layer and of the sequence.
 
-    shared: Any
-    experts: Any
-
-
-@dataclass(frozen=True)
-class Exposed:
-    """Seconds of exchange that no computation hides, of gradients and of parameters.
-
-    `once` are of an iteration, `each` of every micro-batch, for which the pipeline waits too.
+    Only these decide what a layer costs, so plans that differ otherwise share its price.
     """
 
-    gradients_once: Any
-    gradients_each: Any
-    parameters_once: Any
-    parameters_each: Any
+    sequences: Sizes
+    seq: int
+    tensor: Sizes = 1
+    context: Sizes = 1
+    expert: Sizes = 1
+    recompute: Recompute = "nothing"
+    fused_attention: bool = True
+    sequence_parallel: bool = False
+    ranks_per_node: int = 8
+    element_bytes: int = HALF
 
     @property
-    def each(self) -> Any:
-        return self.gradients_each + self.parameters_each
+    def tokens(self) -> Any:
+        return self.sequences * self.seq // self.context
+
+    @property
+    def sharding(self) -> Sharding:
+        return Sharding(self.tensor, self.sequence_parallel, self.expert)
+
+    @property
+    def sequence_ranks(self) -> Sizes:
+        """Over how many ranks the sequence is cut where TP leaves tokens whole."""
+        return self.tensor if self.sequence_parallel else 1
+
+    @property
+    def per_node_beside_tensor(self) -> Any:
+        """Of ranks that differ in all but TP, those that share a node."""
+        return np.maximum(1, self.ranks_per_node // self.tensor)
+
+    @property
+    def passes(self) -> int:
+        """Forward passes' worth of launches of a layer: backward launches twice as many kernels."""
+        return 4 if self.recompute == "layers" else 3
 
 
-def stage_parameters(model: ModelDimensions, plan: Plan) -> StageParameters:
-    """Matrices are cut over TP, layers over PP, experts over EP too."""
-    routed = model.sparse_layers * model.experts * model.expert_parameters if model.experts > 1 else 0
-    layers = model.sparse_layers * model.layer_parameters + model.dense_layers * model.dense_layer_parameters
-    return StageParameters(
-        ((layers - routed) / plan.pipeline + model.hidden * model.vocab) / plan.tensor,
-        routed / plan.pipeline / plan.tensor / plan.expert,
-    )
+@dataclass(frozen=True)
+class Plan:
+    """How an iteration is run: `global_batch` sequences of `seq` tokens, over tensor · context · data · pipeline GPUs.
 
+    Ranks are placed as Megatron-LM does, TP innermost, then CP, DP and PP, on nodes of `ranks_per_node`. `pipeline`
+    stages hold `chunks` groups of layers each (interleaved schedule, virtual PP); `context` cuts the sequence (ring
+    attention), `expert` spreads experts over ranks of DP · CP. ZeRO shares over DP · CP. `recompute` "layers" is full
+    activation checkpointing: backward computes each layer's forward again; "attention" the part between projections
+    (selective). `fused_attention` keeps no scores in memory, as FlashAttention. `sequence_parallel` cuts along the
+    sequence what TP leaves whole. `overlap_gradients` sends gradients, and what ZeRO gathers, beside computation.
+    `gradient_bytes` is one element of a gradient as it is sent, `element_bytes` one of activations and of parameters as
+    they are computed with.
 
-def exposed(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: float | None, stage_s: Any) -> Exposed:
-    """What is waited for, where the layers of a stage take `stage_s` a micro-batch.
-
-    By stage of ZeRO (Rajbhandari et al. 2020, section 7): 0 all_reduces gradients; 1 reduce_scatters them and gathers
-    the updated parameters, 2 scatters each micro-batch's; 3 gathers parameters in every forward and backward too.
+    Counts may be arrays that broadcast together. Raises UserError for numbers below 1, a stage of ZeRO that there is
+    not, or a batch, a sequence or experts that do not divide.
     """
-    hides = 1 if plan.overlap_gradients else 0
-    backward_s, forward_s = hides * BACKWARD_SHARE * stage_s, hides * (1 - BACKWARD_SHARE) * stage_s
-    taken = taken_share(plan.shards, np.maximum(1, plan.ranks_per_node // plan.tensor))
-    stage = np.asarray(plan.zero_stage)
-    summed_s = waited_s(_over_data("all_reduce", plan.gradient_bytes, model, plan, prices, network), backward_s, taken)
-    if not np.any(stage):
-        return Exposed(summed_s, 0.0, 0.0, 0.0)
-    scattered_s = _over_data("reduce_scatter", plan.gradient_bytes, model, plan, prices, network)
-    gathered_s = _over_data("all_gather", plan.element_bytes, model, plan, prices, network)
-    after_backward = waited_s(scattered_s, backward_s, taken)
-    before_forward = waited_s(gathered_s, forward_s, taken)
-    # Parameters come first, for without them nothing is computed; gradients have what is left of the pass.
-    again = waited_s(gathered_s, backward_s, taken)
-    last = waited_s(scattered_s, np.maximum(0.0, backward_s - gathered_s), taken)
-    zero = np.zeros(plan.shape)
-    return Exposed(
-        np.where(stage == 0, summed_s, np.where(stage == 1, after_backward, zero)),
-        np.where(stage == 2, after_backward, np.where(stage == 3, last, zero)),
-        np.where((stage == 1) | (stage == 2), before_forward, zero),
-        np.where(stage == 3, before_forward + again, zero),
-    )
 
+    global_batch: int
+    micro_batch: Sizes
+    seq: int
+    tensor: Sizes = 1
+    data: Sizes = 1
+    pipeline: Sizes = 1
+    recompute: Recompute = "nothing"
+    fused_attention: bool = True
+    overlap_gradients: bool = False
+    gradient_bytes: int = HALF
+    ranks_per_node: int = 8
+    chunks: Sizes = 1
+    context: Sizes = 1
+    expert: Sizes = 1
+    zero_stage: Sizes = 0
+    sequence_parallel: bool = False
+    element_bytes: int = HALF
 
-def send_s(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: float | None) -> Any:
-    """Activations to the next stage and their gradients back. Stages share a node where a whole one leaves room."""
-    together: Any = np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)
-    piece = plan.piece
-    size = piece.element_bytes * piece.tokens * model.hidden / piece.sequence_ranks
-    if np.ndim(together) == 0:
-        together = int(together)
-    return 2 * prices.collective("send_receive", size, 2, together, network).seconds
+    def __post_init__(self) -> None:
+        check_recompute(self.recompute)
+        sizes = (self.global_batch, self.micro_batch, self.seq, self.tensor, self.data, self.pipeline, self.chunks,
+                 self.context, self.expert, self.gradient_bytes, self.ranks_per_node, self.element_bytes)  # fmt: skip
+        if min(int(np.min(size)) for size in sizes) < 1:
+            raise UserError(f"An iteration needs sizes of at least 1 throughout, but {self} was asked for.")
+        if np.min(self.zero_stage) < 0 or np.max(self.zero_stage) > LAST_STAGE:
+            raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {self.zero_stage} was asked for.")
+        if np.any(self.global_batch % (self.micro_batch * self.data)):
+            raise UserError(
+                f"A global batch of {self.global_batch} cannot be cut into micro-batches of {self.micro_batch} on "
+                f"{self.data} data-parallel ranks evenly."
+            )
+        if np.any(self.seq % np.asarray(self.context)):
+            raise UserError(f"A sequence of {self.seq} tokens cannot be cut over {self.context} ranks evenly.")
+        if np.any(self.shards % self.expert):
+            raise UserError(f"Experts cannot be spread over {self.expert} of {self.shards} ranks of DP and CP evenly.")
+        if np.any((np.asarray(self.chunks) > 1) & (self.micro_batches % self.pipeline != 0)):
+            raise UserError(
+                f"The interleaved schedule needs a multiple of {self.pipeline} stages of micro-batches, but there are "
+                f"{self.micro_batches}."
+            )
 
+    @property
+    def micro_batches(self) -> Any:
+        return self.global_batch // (self.micro_batch * self.data)
 
-def interleaved_sends_s(plan: Plan, sends_s: Any, chunk_s: Any) -> Any:
-    """What sending beside computation costs where every chunk of `chunk_s` does it, v times as often.
+    @property
+    def shards(self) -> Any:
+        """Ranks that have the same parameters, which ZeRO shares among them: DP · CP."""
+        return self.data * self.context
 
-    With one chunk a stage it is part of what the constants of a step were found on.
-    """
-    each = waited_s(sends_s, chunk_s, taken_share(plan.pipeline * plan.tensor * plan.shards, plan.ranks_per_node))
-    chunks = np.asarray(plan.chunks)
-    return np.where((chunks > 1) & (np.asarray(plan.pipeline) > 1), plan.micro_batches * chunks * each, 0.0)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What its counts broadcast to, () for one plan."""
+        counts = (self.micro_batch, self.tensor, self.data, self.pipeline, self.chunks, self.context, self.expert,
+                  self.zero_stage)  # fmt: skip
+        return np.broadcast_shapes(*map(np.shape, counts))
 
+    @property
+    def piece(self) -> MicroBatch:
+        return self._piece(self.micro_batch, self.tensor, self.context, self.expert)
 
-def _over_data(
-    operation: str, element_bytes: int, model: ModelDimensions, plan: Plan, prices: KernelPrices, network: float | None
-) -> Any:
-    """A rank's parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node."""
-    ours = stage_parameters(model, plan)
-    per_node: Any = np.maximum(1, plan.ranks_per_node // plan.tensor)
-    if np.ndim(per_node) == 0:
-        per_node = int(per_node)
-    seconds = prices.collective(operation, element_bytes * ours.shared, plan.shards, per_node, network).seconds
-    if model.experts > 1:
-        apart = np.maximum(1, plan.ranks_per_node // (plan.tensor * plan.expert))
-        ranks = plan.shards // plan.expert
-        seconds = seconds + prices.collective(operation, element_bytes * ours.experts, ranks, apart, network).seconds
-    return seconds
+    def distinct_pieces(self) -> tuple[MicroBatch, NDArray[np.intp]]:
+        """The different ones among a grid's pieces, and for each plan, flat, the place of its own."""
+        counts = (self.micro_batch, self.tensor, self.context, self.expert)
+        rows = np.stack([np.broadcast_to(count, self.shape).ravel() for count in counts], axis=1)
+        distinct, back = np.unique(rows, axis=0, return_inverse=True)
+        return self._piece(*np.ascontiguousarray(distinct.T)), np.asarray(back, dtype=np.intp).ravel()
+
+    def _piece(self, sequences: Sizes, tensor: Sizes, context: Sizes, expert: Sizes) -> MicroBatch:
+        return MicroBatch(
+            sequences, self.seq, tensor, context, expert, self.recompute, self.fused_attention, self.sequence_parallel,
+            self.ranks_per_node, self.element_bytes,
+        )  # fmt: skip
 
 
 # All of these are of 16 bits an element, and more for wider ones in proportion.
@@ -190,7 +224,6 @@ class Work:
         return sum(getattr(self, field.name) for field in fields(self))
 
     def at(self, places: NDArray[np.intp], shape: tuple[int, ...]) -> Work:
-        """The works at those places of a grid, in that shape."""
         taken = (np.broadcast_to(getattr(self, field.name), np.shape(self.products))[places] for field in fields(self))
         return Work(*(each.reshape(shape) for each in taken))
 
@@ -343,149 +376,111 @@ def _experts_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, 
 
 
 def _size(size: Any) -> Any:
-    """A plain number of one plan's, an array of a grid's."""
     return int(size) if np.ndim(size) == 0 else size
 
 
-# Bytes of an element of activations and parameters in mixed precision.
-HALF = 2
+# Of the time of a layer, backward's share: two of three passes' worth, computing again aside.
+BACKWARD_SHARE = 2 / 3
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """What one GPU sees of a micro-batch of `sequences`: its cut of every layer and of the sequence.
+class StageParameters:
+    """Parameters of a rank of the stage that has the output matrix: routed experts', and all others."""
 
-    Only these decide what a layer costs, so plans that differ otherwise share its price.
-    """
-
-    sequences: Sizes
-    seq: int
-    tensor: Sizes = 1
-    context: Sizes = 1
-    expert: Sizes = 1
-    recompute: Recompute = "nothing"
-    fused_attention: bool = True
-    sequence_parallel: bool = False
-    ranks_per_node: int = 8
-    element_bytes: int = HALF
-
-    @property
-    def tokens(self) -> Any:
-        """Of this GPU; those that TP shares count whole."""
-        return self.sequences * self.seq // self.context
-
-    @property
-    def sharding(self) -> Sharding:
-        return Sharding(self.tensor, self.sequence_parallel, self.expert)
-
-    @property
-    def sequence_ranks(self) -> Sizes:
-        """Over how many ranks the sequence is cut where TP leaves tokens whole."""
-        return self.tensor if self.sequence_parallel else 1
-
-    @property
-    def per_node_beside_tensor(self) -> Any:
-        """Of ranks that differ in all but TP, those that share a node."""
-        return np.maximum(1, self.ranks_per_node // self.tensor)
-
-    @property
-    def passes(self) -> int:
-        """Forward passes' worth of launches of a layer: backward launches twice as many kernels."""
-        return 4 if self.recompute == "layers" else 3
+    shared: Any
+    experts: Any
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How an iteration is run: `global_batch` sequences of `seq` tokens, over tensor · context · data · pipeline GPUs.
+class Exposed:
+    """Seconds of exchange that no computation hides, of gradients and of parameters.
 
-    Ranks are placed as Megatron-LM does, TP innermost, then CP, DP and PP, on nodes of `ranks_per_node`. `pipeline`
-    stages hold `chunks` groups of layers each (interleaved schedule, virtual PP); `context` cuts the sequence (ring
-    attention), `expert` spreads experts over ranks of DP · CP. ZeRO shares over DP · CP. `recompute` "layers" is full
-    activation checkpointing: backward computes each layer's forward again; "attention" the part between projections
-    (selective). `fused_attention` keeps no scores in memory, as FlashAttention. `sequence_parallel` cuts along the
-    sequence what TP leaves whole. `overlap_gradients` sends gradients, and what ZeRO gathers, beside computation.
-    `gradient_bytes` is one element of a gradient as it is sent, `element_bytes` one of activations and of parameters as
-    they are computed with.
-
-    Counts may be arrays that broadcast together. Raises UserError for numbers below 1, a stage of ZeRO that there is
-    not, or a batch, a sequence or experts that do not divide.
+    `once` are of an iteration, `each` of every micro-batch, for which the pipeline waits too.
     """
 
-    global_batch: int
-    micro_batch: Sizes
-    seq: int
-    tensor: Sizes = 1
-    data: Sizes = 1
-    pipeline: Sizes = 1
-    recompute: Recompute = "nothing"
-    fused_attention: bool = True
-    overlap_gradients: bool = False
-    gradient_bytes: int = HALF
-    ranks_per_node: int = 8
-    chunks: Sizes = 1
-    context: Sizes = 1
-    expert: Sizes = 1
-    zero_stage: Sizes = 0
-    sequence_parallel: bool = False
-    element_bytes: int = HALF
-
-    def __post_init__(self) -> None:
-        check_recompute(self.recompute)
-        sizes = (self.global_batch, self.micro_batch, self.seq, self.tensor, self.data, self.pipeline, self.chunks,
-                 self.context, self.expert, self.gradient_bytes, self.ranks_per_node, self.element_bytes)  # fmt: skip
-        if min(int(np.min(size)) for size in sizes) < 1:
-            raise UserError(f"An iteration needs sizes of at least 1 throughout, but {self} was asked for.")
-        if np.min(self.zero_stage) < 0 or np.max(self.zero_stage) > LAST_STAGE:
-            raise UserError(f"ZeRO has stages 0 to {LAST_STAGE}, but {self.zero_stage} was asked for.")
-        if np.any(self.global_batch % (self.micro_batch * self.data)):
-            raise UserError(
-                f"A global batch of {self.global_batch} cannot be cut into micro-batches of {self.micro_batch} on "
-                f"{self.data} data-parallel ranks evenly."
-            )
-        if np.any(self.seq % np.asarray(self.context)):
-            raise UserError(f"A sequence of {self.seq} tokens cannot be cut over {self.context} ranks evenly.")
-        if np.any(self.shards % self.expert):
-            raise UserError(f"Experts cannot be spread over {self.expert} of {self.shards} ranks of DP and CP evenly.")
-        if np.any((np.asarray(self.chunks) > 1) & (self.micro_batches % self.pipeline != 0)):
-            raise UserError(
-                f"The interleaved schedule needs a multiple of {self.pipeline} stages of micro-batches, but there are "
-                f"{self.micro_batches}."
-            )
+    gradients_once: Any
+    gradients_each: Any
+    parameters_once: Any
+    parameters_each: Any
 
     @property
-    def micro_batches(self) -> Any:
-        """Of one data-parallel rank in an iteration."""
-        return self.global_batch // (self.micro_batch * self.data)
+    def each(self) -> Any:
+        return self.gradients_each + self.parameters_each
 
-    @property
-    def shards(self) -> Any:
-        """Ranks that have the same parameters, which ZeRO shares among them: DP · CP."""
-        return self.data * self.context
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """What its counts broadcast to, () for one plan."""
-        counts = (self.micro_batch, self.tensor, self.data, self.pipeline, self.chunks, self.context, self.expert,
-                  self.zero_stage)  # fmt: skip
-        return np.broadcast_shapes(*map(np.shape, counts))
+def stage_parameters(model: ModelDimensions, plan: Plan) -> StageParameters:
+    """Matrices are cut over TP, layers over PP, experts over EP too."""
+    routed = model.sparse_layers * model.experts * model.expert_parameters if model.experts > 1 else 0
+    layers = model.sparse_layers * model.layer_parameters + model.dense_layers * model.dense_layer_parameters
+    return StageParameters(
+        ((layers - routed) / plan.pipeline + model.hidden * model.vocab) / plan.tensor,
+        routed / plan.pipeline / plan.tensor / plan.expert,
+    )
 
-    @property
-    def piece(self) -> MicroBatch:
-        """What one GPU sees of a micro-batch."""
-        return self._piece(self.micro_batch, self.tensor, self.context, self.expert)
 
-    def distinct_pieces(self) -> tuple[MicroBatch, NDArray[np.intp]]:
-        """The different ones among a grid's pieces, and for each plan, flat, the place of its own."""
-        counts = (self.micro_batch, self.tensor, self.context, self.expert)
-        rows = np.stack([np.broadcast_to(count, self.shape).ravel() for count in counts], axis=1)
-        distinct, back = np.unique(rows, axis=0, return_inverse=True)
-        return self._piece(*np.ascontiguousarray(distinct.T)), np.asarray(back, dtype=np.intp).ravel()
+def exposed(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: float | None, stage_s: Any) -> Exposed:
+    """What is waited for, where the layers of a stage take `stage_s` a micro-batch.
 
-    def _piece(self, sequences: Sizes, tensor: Sizes, context: Sizes, expert: Sizes) -> MicroBatch:
-        return MicroBatch(
-            sequences, self.seq, tensor, context, expert, self.recompute, self.fused_attention, self.sequence_parallel,
-            self.ranks_per_node, self.element_bytes,
-        )  # fmt: skip
+    By stage of ZeRO (Rajbhandari et al. 2020, section 7): 0 all_reduces gradients; 1 reduce_scatters them and gathers
+    the updated parameters, 2 scatters each micro-batch's; 3 gathers parameters in every forward and backward too.
+    """
+    hides = 1 if plan.overlap_gradients else 0
+    backward_s, forward_s = hides * BACKWARD_SHARE * stage_s, hides * (1 - BACKWARD_SHARE) * stage_s
+    taken = taken_share(plan.shards, np.maximum(1, plan.ranks_per_node // plan.tensor))
+    stage = np.asarray(plan.zero_stage)
+    summed_s = waited_s(_over_data("all_reduce", plan.gradient_bytes, model, plan, prices, network), backward_s, taken)
+    if not np.any(stage):
+        return Exposed(summed_s, 0.0, 0.0, 0.0)
+    scattered_s = _over_data("reduce_scatter", plan.gradient_bytes, model, plan, prices, network)
+    gathered_s = _over_data("all_gather", plan.element_bytes, model, plan, prices, network)
+    after_backward = waited_s(scattered_s, backward_s, taken)
+    before_forward = waited_s(gathered_s, forward_s, taken)
+    # Parameters come first, for without them nothing is computed; gradients have what is left of the pass.
+    again = waited_s(gathered_s, backward_s, taken)
+    last = waited_s(scattered_s, np.maximum(0.0, backward_s - gathered_s), taken)
+    zero = np.zeros(plan.shape)
+    return Exposed(
+        np.where(stage == 0, summed_s, np.where(stage == 1, after_backward, zero)),
+        np.where(stage == 2, after_backward, np.where(stage == 3, last, zero)),
+        np.where((stage == 1) | (stage == 2), before_forward, zero),
+        np.where(stage == 3, before_forward + again, zero),
+    )
+
+
+def send_s(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: float | None) -> Any:
+    """Activations to the next stage and their gradients back. Stages share a node where a whole one leaves room."""
+    together: Any = np.where(2 * plan.tensor * plan.shards <= plan.ranks_per_node, 2, 1)
+    piece = plan.piece
+    size = piece.element_bytes * piece.tokens * model.hidden / piece.sequence_ranks
+    if np.ndim(together) == 0:
+        together = int(together)
+    return 2 * prices.collective("send_receive", size, 2, together, network).seconds
+
+
+def interleaved_sends_s(plan: Plan, sends_s: Any, chunk_s: Any) -> Any:
+    """What sending beside computation costs where every chunk of `chunk_s` does it, v times as often.
+
+    With one chunk a stage it is part of what the constants of a step were found on.
+    """
+    each = waited_s(sends_s, chunk_s, taken_share(plan.pipeline * plan.tensor * plan.shards, plan.ranks_per_node))
+    chunks = np.asarray(plan.chunks)
+    return np.where((chunks > 1) & (np.asarray(plan.pipeline) > 1), plan.micro_batches * chunks * each, 0.0)
+
+
+def _over_data(
+    operation: str, element_bytes: int, model: ModelDimensions, plan: Plan, prices: KernelPrices, network: float | None
+) -> Any:
+    """A rank's parameters over the ranks that have the same: of these TP, and EP, leave every so many of a node."""
+    ours = stage_parameters(model, plan)
+    per_node: Any = np.maximum(1, plan.ranks_per_node // plan.tensor)
+    if np.ndim(per_node) == 0:
+        per_node = int(per_node)
+    seconds = prices.collective(operation, element_bytes * ours.shared, plan.shards, per_node, network).seconds
+    if model.experts > 1:
+        apart = np.maximum(1, plan.ranks_per_node // (plan.tensor * plan.expert))
+        ranks = plan.shards // plan.expert
+        seconds = seconds + prices.collective(operation, element_bytes * ours.experts, ranks, apart, network).seconds
+    return seconds
 
 
 BLOCK = "step"
@@ -596,7 +591,6 @@ def _works(model: ModelDimensions, plan: Plan, prices: KernelPrices, constants: 
 
 
 def _updated_bytes(model: ModelDimensions, plan: Plan) -> Any:
-    """What the optimizer moves: with ZeRO, of each rank's share alone."""
     ours = stage_parameters(model, plan)
     shared = np.where(np.asarray(plan.zero_stage) > 0, plan.shards, 1)
     of_experts = np.where(np.asarray(plan.zero_stage) > 0, plan.shards // plan.expert, 1)
