@@ -11,9 +11,8 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import ResidualGrid
-from pyperf_suite.laws.gemm import MenuCoefficients, Rates, gemm_law, menu_seconds
+from pyperf_suite.laws.gemm import Rates, gemm_law, menu_seconds
 from tools.fit.gemm import (
-    fit_coefficients,
     fit_gemm,
     fit_law,
     held_out_rows,
@@ -55,13 +54,6 @@ def test_a_law_with_a_smooth_factor_is_found_again_at_sites_that_were_not_seen()
     alone = np.abs(predict(table.rows(unseen), law) / table.rows(unseen).seconds - 1)
     assert errors.mean() < 0.02
     assert errors.mean() < alone.mean() / 2
-
-
-@pytest.mark.slow
-def test_the_fit_is_the_same_each_time():
-    table = made_up_table(noise=0.05)
-    one, other = (fit_coefficients([table]) for _ in range(2))
-    np.testing.assert_array_equal(one.tile_rates, other.tile_rates)
 
 
 def test_kriging_follows_what_neighbouring_sites_share_and_not_one_outlier():
@@ -129,13 +121,6 @@ def test_a_grid_says_at_its_nodes_what_it_was_given_and_between_them_goes_straig
     assert grid(1e6, 1, 1e6) == pytest.approx(values[3, 0, 2])
     read = ResidualGrid.from_arrays(grid.as_arrays())
     np.testing.assert_allclose(read.values, values, atol=np.abs(values).max() / 250)
-
-
-def test_coefficients_survive_being_kept():
-    law = gemm_law("H200").coefficients
-    read = MenuCoefficients.from_arrays(law.as_arrays())
-    assert vars(read).keys() == vars(law).keys()
-    np.testing.assert_array_equal(read.tile_rates, law.tile_rates)
 
 
 def test_a_folder_without_tables_is_said_so(tmp_path):

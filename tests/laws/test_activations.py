@@ -81,10 +81,6 @@ def test_the_law_is_what_torch_keeps(p):
     assert law(p) == pytest.approx(measured(p), rel=0.001)
 
 
-def test_the_grid_is_wide_enough_to_be_told_of():
-    assert len(set(GRID)) >= 40
-
-
 def test_sixteen_bits_on_a_gpu_are_korthikantis_formula_but_for_statistics():
     keeping = Keeping(2, 2, dropout=True, attention="explicit", ends=False, device="cuda")
     kept = kept_bytes(GPT, 2, 64, keeping)

@@ -68,7 +68,6 @@ def test_large_messages_over_nvlink_run_near_the_rates_that_are_published_for_ei
 def test_the_causes_add_up_to_the_time(gpu: str, operation: str, nbytes: float, ranks: int) -> None:
     explained = collective_time(gpu, operation, nbytes, ranks)
     assert sum(explained.parts.values()) == pytest.approx(float(explained.seconds), rel=1e-9, abs=1e-15)
-    np.testing.assert_array_equal(explained.seconds, collective_time(gpu, operation, nbytes, ranks).seconds)
 
 
 def test_arrays_of_sizes_and_ranks_broadcast() -> None:

@@ -14,7 +14,6 @@ from pyperf_suite.laws.tiling import (
     Tile,
     critical_path,
     judged_by_waves,
-    relative_error,
 )
 
 
@@ -54,10 +53,6 @@ def test_a_law_cannot_be_fitted_to_nothing() -> None:
     nothing = CriticalPath(np.array([]), np.array([]), np.array([]))
     with pytest.raises(ValueError, match="no measurements"):
         StaircaseLaw.fit(nothing, [])
-
-
-def test_relative_error_is_relative_to_what_was_measured() -> None:
-    np.testing.assert_allclose(relative_error([2.0, 0.5], [1.0, 1.0]), [1.0, 0.5])
 
 
 def test_a_law_is_judged_on_even_waves_that_it_was_not_fitted_to():

@@ -68,21 +68,6 @@ def test_a_token_meets_its_experts_only() -> None:
     assert LLAMA.active_parameters == LLAMA.parameters
 
 
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"layers": 0}, "layers of at least 1"),
-        ({"heads": 7}, "divided into 7 heads"),
-        ({"kv_heads": 5}, "share 5 key-value heads"),
-        ({"top_k": 2}, "2 of 1 experts"),
-        ({"positions": -1}, "cannot be negative"),
-    ],
-)
-def test_dimensions_that_no_model_can_have_are_refused(wrong: dict[str, int], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        ModelDimensions(**{"layers": 2, "hidden": 64, "ffn": 256, "heads": 4, "vocab": 100, **wrong})
-
-
 def sent(traffic: Traffic, operation: str) -> float:
     """Bytes of all calls of one operation."""
     return sum(t.calls * t.size_bytes for t in traffic.transfers if t.operation == operation)

@@ -204,6 +204,10 @@ def test_what_cannot_be_is_refused_in_one_sentence(ask: Callable[[], object], se
         ({"latent_rank": 8}, "needs a value_head_dim"),
         ({"value_head_dim": 8}, "is of latent attention"),
         ({"shared_ffn": -1}, "shared_ffn cannot be negative"),
+        ({"layers": 0}, "layers of at least 1"),
+        ({"heads": 7}, "divided into 7 heads"),
+        ({"kv_heads": 5}, "share 5 key-value heads"),
+        ({"top_k": 2}, "2 of 1 experts"),
     ],
 )
 def test_dimensions_that_contradict_each_other_are_refused(wrong: dict[str, int], sentence: str) -> None:
