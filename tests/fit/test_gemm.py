@@ -13,13 +13,15 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import ResidualGrid
 from pyperf_suite.laws.gemm import Rates, gemm_law, menu_seconds
 from tools.fit.gemm import (
+    LIBRARY_LIKENESS,
+    GemmTable,
     fit_gemm,
     fit_law,
     held_out_rows,
+    library_residual,
     predict,
+    read_gemm_table,
 )
-from tools.fit.gemm_residual import LIBRARY, library_residual
-from tools.fit.gemm_tables import GemmTable, read_gemm_table
 from tools.fit.site_kriging import SiteKriging
 
 M = np.array([1.0, 16.0, 128.0, 129.0, 1024.0, 8192.0])
@@ -61,7 +63,9 @@ def test_kriging_follows_what_neighbouring_sites_share_and_not_one_outlier():
     outlier = residual.copy()
     outlier[40] += 1.0
     at = np.array([[700.0, 3000.0]])
-    clean, disturbed = (SiteKriging.fit(SITES, M, values, LIBRARY, 0.5).at(at) for values in (residual, outlier))
+    clean, disturbed = (
+        SiteKriging.fit(SITES, M, values, LIBRARY_LIKENESS, 0.5).at(at) for values in (residual, outlier)
+    )
     np.testing.assert_allclose(clean, 0.05 * np.log2(700 / 512), atol=0.02)
     np.testing.assert_allclose(disturbed, clean, atol=0.05)
 
@@ -73,13 +77,13 @@ def test_kriging_tells_by_tiles_and_depth_what_no_neighbouring_site_shares():
     unseen = SITES[:, 0] == 1024
     errors = [
         np.abs(SiteKriging.fit(SITES[~unseen], M, residual[~unseen], each, 0.1).at(SITES[unseen]) - residual[unseen])
-        for each in (LIBRARY, replace(LIBRARY, alike=()))
+        for each in (LIBRARY_LIKENESS, replace(LIBRARY_LIKENESS, alike=()))
     ]
     assert errors[0].mean() < 0.7 * errors[1].mean()
 
 
 def test_products_that_are_alike_are_read_off_nodes_to_either_side():
-    (bytes_and_m,) = (each for each in LIBRARY.alike if each.tile is None)
+    (bytes_and_m,) = (each for each in LIBRARY_LIKENESS.alike if each.tile is None)
     nodes, read = bytes_and_m.read(SITES, M)
     places = np.stack([each.ravel() for each in np.meshgrid(*nodes, indexing="ij")], axis=1)
     n, k = (np.repeat(size, len(M)) for size in SITES.T)
@@ -110,7 +114,7 @@ def test_columns_of_other_kernels_are_left_alone():
 def test_kriging_bridges_sizes_that_a_site_lacks():
     residual = np.full((len(SITES), len(M)), 0.2)
     residual[3, 2] = np.nan
-    np.testing.assert_allclose(SiteKriging.fit(SITES, M, residual, LIBRARY, 0.5).at(SITES), 0.2, atol=1e-9)
+    np.testing.assert_allclose(SiteKriging.fit(SITES, M, residual, LIBRARY_LIKENESS, 0.5).at(SITES), 0.2, atol=1e-9)
 
 
 def test_a_grid_says_at_its_nodes_what_it_was_given_and_between_them_goes_straight():

@@ -15,9 +15,7 @@ from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.training.step import found_constants
 from tools.fit.attention import read_prefill, truth
 from tools.fit.collectives import read_curves
-from tools.fit.gemm import held_out_rows, predict
-from tools.fit.gemm_residual import library_residual
-from tools.fit.gemm_tables import GemmTable, gemm_tables
+from tools.fit.gemm import GemmTable, gemm_tables, held_out_rows, library_residual, predict
 from tools.fit.memory import read_streams
 from tools.fit.published import GPUS, SAMPLE, read_columns
 from tools.fit.step import MULTI_NODE, SINGLE_NODE, Remembered, read_iterations, relative_errors

@@ -26,7 +26,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.record import Record
 from pyperf_suite.workloads import find_workload
-from tools.fit.gemm_tables import gemm_tables
+from tools.fit.gemm import gemm_tables
 
 H200 = find_gpu("H200")
 IDENTITY = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}
