@@ -1,7 +1,8 @@
 """The time of attention on a named GPU: what the kernels of the libraries that were measured there would take.
 
-Prefill and training run the kernels of `attention_kernel`; a few queries against many keys read memory. The answer is
-the median of the libraries, and what the fastest of them would save is told as `library choice`.
+Prefill runs kernels of `KernelLaw`: (launch + pairs of the busiest slot + pairs spread evenly + tiles + bytes) times
+what neighbouring shapes showed the sum to miss. A few queries against many keys read memory. The answer is the
+median of the libraries, and what the fastest of them would save is reported as `library choice`.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class AttentionShape:
 
     @property
     def visible_pairs(self) -> Array:
-        """Pairs of query and key of all heads that count; `attention.visible_pairs` per head."""
+        """Pairs of query and key of all heads that count; `tiled_attention.visible_pairs` per head."""
         if not self.causal:
             return self.instances * self.seq_q * self.seq_k
         return self.instances * self.seq_q * (self.seq_k - (self.seq_q - 1) / 2)
@@ -247,7 +248,7 @@ BLOCK = "attention_bf16"
 # How the time of a kernel's bytes follows the memory's bandwidth from GPU to GPU: kernels that wait for memory only now
 # and then gain less. H200 took 10 % less time a byte than H100, of whose kind it is, with 43 % more bandwidth.
 MEMORY_EXPONENT = 0.3
-# Mean error on a GPU whose own table was left out (advise.calibrate.attention): read off one of the same architecture,
+# Mean error on a GPU whose own table was left out (tools/fit/attention.py): read off one of the same architecture,
 # off another (B200 18 %, A100 38 %, L40S 42 %).
 ERROR_PERCENT_SAME_ARCHITECTURE = 4.0
 ERROR_PERCENT_OTHER_ARCHITECTURE = 42.0
@@ -264,7 +265,7 @@ class AttentionKernels:
     transferred: bool = False
 
     def at_width(self, width: int) -> list[tuple[float, Sequence[KernelLaw]]]:
-        """Which kernels tell of heads of a width, with their weights.
+        """Which kernels predict heads of a width, with their weights.
 
         Its own; else the two next to it, straight between them; else the nearest, scaled by what its pairs cost.
         """

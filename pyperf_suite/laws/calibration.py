@@ -1,6 +1,8 @@
 """What was fitted for one GPU: blocks of coefficients, each with its origin, its range and its own held-out error.
 
-One small compressed file a GPU keeps them; those shipped lie in `calibrations/`, a user's own wherever they were saved.
+One small compressed file a GPU keeps them; those shipped lie in `calibrations/`, a user's own where they were saved.
+Two forms of what a law misses are here too: a grid over the sizes of a large table, and a smooth factor from a short
+run on one machine.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ def most_alike(
     """
     gpus = [find_gpu(name) for name in sorted(known)]
     if not gpus:
-        raise UserError(f"No GPU's {law} calibrated, so nothing can be told of {spec.name}'s: calibrate one.")
+        raise UserError(f"No GPU's {law} calibrated, so nothing is known of {spec.name}'s: calibrate one.")
     return min(gpus, key=unlike)
 
 

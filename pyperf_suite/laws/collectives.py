@@ -1,7 +1,8 @@
 """The time of a collective on a named GPU: measured curves of its kind of link, and a network beyond one node.
 
-Curves are straight lines over the size, joined (`alpha_beta`), one for each operation and number of ranks. What was
-never measured on a GPU is read off the nearest one that was, its bytes scaled by what the two links carry.
+Curves are straight lines over the size, joined, one for each operation and number of ranks. One line misses by several
+times as much, because protocol and algorithm change with the size. What was never measured on a GPU is read off the
+nearest one that was, its bytes scaled by what the two links carry.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class PiecewiseAlphaBeta:
     held_out_error: float | None = None
 
     def seconds(self, size_bytes: ArrayLike) -> NDArray[np.float64]:
-        """Predicted seconds of messages of `size_bytes`, the S of `communication.message_bytes`."""
+        """Predicted seconds of messages of `size_bytes`, the S of `traffic.message_bytes`."""
         size = np.asarray(size_bytes, dtype=np.float64)
         knots = np.array([0.0, *self.bends_bytes])
         at_knots = self.start_s + _lengths(knots, self.bends_bytes) @ np.array(self.betas_s_per_byte)
@@ -102,7 +103,7 @@ class AlphaBetaOverRanks:
     """One operation's law at several numbers of ranks, and between them.
 
     Between two measured numbers of ranks the time at a size is drawn straight over log n. Beyond them the nearest
-    curve is read at the size with as many bytes on the bus, which tells bandwidth and leaves latency as it was.
+    curve is read at the size with as many bytes on the bus, which scales bandwidth and not latency.
 
     On the published tables of ai-dynamo/aiconfigurator (095f58a5), all GPUs and libraries, the median error is 9 % for
     4 ranks from 2 and 8, and 16 % for 8 from 2 and 4: beyond what was measured this is a first guess.
@@ -257,7 +258,7 @@ NETWORK_OF = {"Hopper": INFINIBAND["NDR"], "Blackwell": INFINIBAND["NDR"], "Blac
 # From here up links are NVLink or its like; below a GPU sends over PCIe, where curves have another shape.
 FASTEST_PCIE_BYTES_PER_S = 130e9
 
-# Median error of a GPU's curves read off another's, each left out (advise.calibrate.collectives): H100 from H200 and
+# Median error of a GPU's curves read off another's, each left out (tools/fit/collectives.py): H100 from H200 and
 # back, A100 and B200 from the nearest over NVLink. No two that were measured are linked by PCIe, so that the error of
 # L40S read off A100 stands for all whose curves come from PCIe, or from another kind of link.
 ERROR_PERCENT_SAME_ARCHITECTURE = 3.0
@@ -300,7 +301,7 @@ def collective_time(
 
     Args:
         gpu: its name, its `GpuSpec`, or a `Calibration` with a block "collectives".
-        op: one of `communication.OPERATIONS`; "allreduce" and "alltoall" do as well.
+        op: one of `traffic.OPERATIONS`; "allreduce" and "alltoall" do as well.
         nbytes: bytes, not negative.
         ranks: at least 1; among 1 there is nothing to do and no time passes.
         ranks_per_node: ranks fill nodes of so many one after the other; by default 8, for GB200 and GB300 72. An array
@@ -410,7 +411,7 @@ def unpack_laws(block: Block) -> CollectiveLaws:
 def transferred_laws(spec: GpuSpec, known: Mapping[str, CollectiveLaws]) -> CollectiveLaws:
     """The laws of the GPU, of those known by name, that is linked most alike, for the bytes that `spec`'s link carries.
 
-    NVLink is never told from PCIe unless nothing else is known; of several, that whose link is nearest in speed, then
+    PCIe never stands for NVLink if anything else is known; of several, that whose link is nearest in speed, then
     the one of the same architecture. Raises UserError where none is known.
     """
     link = link_bytes_per_s(spec)
@@ -487,7 +488,7 @@ def _over_network(
 ) -> NDArray[np.float64]:
     """Seconds of each GPU's share of what crosses between nodes.
 
-    Trees send as little as can be, (k−1)/(n−1) of the bytes on the bus (`communication.inter_node_rate`); of rings, one
+    Trees send as little as can be, (k−1)/(n−1) of the bytes on the bus (`traffic.inter_node_rate`); of rings, one
     for each GPU of a node, each crosses once.
     """
     nodes = np.ceil(ranks / per_node)

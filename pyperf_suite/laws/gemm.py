@@ -1,7 +1,8 @@
 """The time of a matrix product on a GPU, and its causes.
 
-The menu of tiles gives its course, a coarse residual what the library makes of it on that GPU; misaligned sizes and
-running for seconds on end come on top.
+A library keeps kernels for several tiles and picks one for each shape; the law picks the tile and split of K with the
+least time on a menu. A coarse residual is what the library makes of that on the GPU; misaligned sizes and running for
+seconds on end come on top.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SPLITS = (2, 3, 4, 6, 8, 16)
 # A slice of K is worth a worker of its own from about two of its steps on.
 LEAST_SLICE = 128
 STEP_BYTES = 128  # of K that a kernel loads at a time: a line of shared memory with 128-byte swizzling
-# What an SM's share of L2 delivers each clock; fitted factors stand beside it.
+# What an SM's share of L2 delivers each clock; fitted factors multiply it.
 L2_BYTES_PER_CLOCK = 32.0
 # Shapes are priced in pieces that stay in a core's cache.
 PIECE = 16384
@@ -51,7 +52,7 @@ class MenuCoefficients:
     """The constants of the law; each but the launch is relative to the GPU's data sheet, so that it can be transferred.
 
     `tile_rates` is each tile's share of the peak, `launch_s` the time of the smallest product, `prologue_clocks` a
-    tile's cost beside its steps through K, `softness` how far a wave that is not full is hidden by the next tiles
+    tile's cost before its steps through K, `softness` how far a wave that is not full is hidden by the next tiles
     (0: waves are hard), `overlap` the exponent that joins compute and memory (∞: the longer one counts),
     `memory_share` that of the memory bandwidth, `l2_share` that of L2's, `resident_share` the part of L2 below which
     operands are found there, `resident_steepness` how sharp that bound is; a split of K costs `split_s` and its partial

@@ -1,4 +1,4 @@
-"""The one price list: what a kernel or a collective costs on a GPU, by its laws.
+"""The one price list: what a kernel or a collective costs on a GPU, by its laws, and whether a calibration has prices.
 
 Whatever adds up kernels (`size`, `layout`, an iteration) asks only `KernelPrices`, so that a test or a measurement can
 answer in the place of a calibration.

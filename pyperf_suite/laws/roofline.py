@@ -26,10 +26,10 @@ from pyperf_suite.laws.calibration import (
 from pyperf_suite.laws.explained import Explained
 
 BLOCK = "memory"
-# Operands start to miss the L2 when they are this share of it, and all miss at twice that: beside them it holds what
+# Operands start to miss the L2 when they are this share of it, and all miss at twice that: it also holds what
 # ran before. The share at which the tables of the GPU with the largest L2 (L40S) fit best.
 CACHED_SHARE = 1 / 8
-# Mean error on GPUs whose own table was left out (advise.calibrate.memory): H100 read off H200 and back; A100 off H100
+# Mean error on GPUs whose own table was left out (tools/fit/memory.py): H100 read off H200 and back; A100 off H100
 # and B200 off H200 (22 % both), and L40S with its large L2 off A100 (72 %).
 ERROR_PERCENT_SAME_ARCHITECTURE = 13.3
 ERROR_PERCENT_OTHER_ARCHITECTURE = 38.8

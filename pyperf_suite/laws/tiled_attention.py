@@ -1,6 +1,8 @@
-"""Attention counted: which pairs of query and key are computed, and what a kernel's blocks make of them.
+"""Attention as a kernel with blocks computes it: pairs of query and key, tiles, the busiest slot, and a law over them.
 
-Causal is bottom-right aligned throughout: query i sees keys j ≤ i + seq_k − seq_q.
+The law is time = overhead + what the busiest slot computes, tile by tile. It is judged on cases that it was not fitted
+to, and names the causes that make one split of the heads slower than another. Causal is bottom-right aligned
+throughout: query i sees keys j ≤ i + seq_k − seq_q.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ class TiledAttention:
 
     `padded_head_dim` is what its products compute with, `slots` how many tiles are computed at once (workers of a CPU,
     multiprocessors times resident programs of a GPU). Tiles are handed out to whoever is free, the heaviest first among
-    the `heads_together` heads that are visited at a time (0: all of them). A block that hangs over an edge or over the
+    the `heads_together` heads that are computed at a time (0: all of them). A block that hangs over an edge or over the
     diagonal costs a whole one; one that no query sees is stepped over.
     """
 
@@ -136,7 +138,7 @@ class TiledAttention:
         """Steps and tiles of the slot that is done last, which decides the time: the critical path.
 
         Equal tiles make rounds, ⌈tiles/slots⌉ of them; unequal ones are handed out one by one, as greedily as kernels
-        do it. A tile's own cost is small beside its steps and does not enter who is free first.
+        do it. A tile's own cost is small compared with its steps and does not enter who is free first.
         """
         if not self.causal:
             rounds = int(ceil_div(self.tiles, self.slots))

@@ -1,6 +1,9 @@
-"""Tile and wave quantization: how a matrix product is cut into tiles and how tiles fill the workers.
+"""What its sizes do to a matrix product: tiles, waves and the busiest worker, and how rows start in memory.
 
-`Tile` and `Schedule` are the words every kernel of the suite is asked in; the functions count what they imply.
+`Tile` and `Schedule` are the words every kernel of the suite is asked in; `StaircaseLaw` fits the time of a product to
+them. Vector loads, TMA and tensor cores take runs of bytes whole, so a product can also be slower for a divisor of its
+sizes. The published tables hold multiples of 32 alone; what is known of other sizes are a few published cliffs, named
+in `ORIGINS`, so each factor comes with the range it may lie in.
 """
 
 from __future__ import annotations
@@ -120,7 +123,7 @@ def tile_count(m: ArrayLike, n: ArrayLike, tile: Tile) -> NDArray[np.int64]:
 
 
 def visiting_group(m: int, n: int, tile: Tile, workers: int, splits: int = 1) -> int:
-    """How many rows of tiles are visited together: those with which the tiles that run at once read the least.
+    """How many rows of tiles are scheduled together: those with which the tiles that run at once read the least.
 
     W tiles at once, in bands of g rows, read the operands of g rows and ⌈W/g⌉ columns of tiles: g·Tm + ⌈W/g⌉·Tn is
     least, the rule of DeepGEMM's heuristics. Where that many columns are not there, the tiles at once take more rows.
@@ -158,7 +161,7 @@ def wave_efficiency(units: ArrayLike, slots: ArrayLike) -> NDArray[np.float64]:
 class CriticalPath:
     """What the busiest worker does for one product; each an array over the cases.
 
-    `k_extent` is in elements of K summed over its tiles, `tiles` counts visits to an output tile, `partials` those
+    `k_extent` is in elements of K summed over its tiles, `tiles` counts the output tiles it works on, `partials` those
     whose result is a partial sum that is written, read back and added.
     """
 
@@ -402,13 +405,14 @@ def alignment_penalty(
         factor = _padded(m, n, k, dtype, layout)
         return AlignmentPenalty(factor, factor, factor, divisor, f"padded to {PADDED_BYTES} bytes, as cuBLAS demands")
     cliffs = cliffs_of(gpu)
-    rung = np.searchsorted([cliff.aligned_bytes for cliff in cliffs], divisor)
+    alignment_class = np.searchsorted([cliff.aligned_bytes for cliff in cliffs], divisor)
     factor, low, high = (
-        np.array([*(getattr(cliff, name) for cliff in cliffs), 1.0])[rung] for name in ("factor", "low", "high")
+        np.array([*(getattr(cliff, name) for cliff in cliffs), 1.0])[alignment_class]
+        for name in ("factor", "low", "high")
     )
     # Not np.unique: it imports numpy.ma.
-    rungs = np.flatnonzero(np.bincount(np.ravel(rung)))
-    hit = [cliffs[index].origin for index in rungs if index < len(cliffs)]
+    classes = np.flatnonzero(np.bincount(np.ravel(alignment_class)))
+    hit = [cliffs[index].origin for index in classes if index < len(cliffs)]
     return AlignmentPenalty(factor, low, high, divisor, "; ".join(hit))
 
 

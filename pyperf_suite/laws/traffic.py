@@ -1,6 +1,7 @@
-"""What each way of training in parallel sends over the network in one step, and whether the network is enough for it.
+"""Bytes on a network: the sizes and rates of collectives as nccl-tests counts them, and what training sends.
 
-Sizes are the S of nccl-tests, so that a measured curve of time over size can be read at them.
+Every rate in the suite goes through these functions, so that a figure here can be compared with one of nccl-tests.
+A step's transfers have the S of nccl-tests, so that a measured curve of time over size can be read at them.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class Workload:
 class Transfer:
     """One kind of collective in a step: `calls` of it, each of `size_bytes` (S) among `ranks`.
 
-    `behind` is the computation that it can run beside, None where the computation has to wait for it.
+    `behind` is the computation that it can overlap, None where the computation has to wait for it.
     """
 
     purpose: str
@@ -278,7 +279,7 @@ def tensor_and_sequence_parallel(
 ) -> Traffic:
     """TP + SP: each all_reduce of TP becomes a reduce_scatter and an all_gather of the same bytes in total.
 
-    Only a share of the sequence is kept between the blocks, so backward gathers each block's input once more, beside
+    Only a share of the sequence is kept between the blocks, so backward gathers each block's input once more, during
     the product that does not need it (Korthikanti et al. 2022, section 4.2.2). The rest as `tensor_parallel`.
     """
     whole = tensor_parallel(model, work, ranks, recompute)
@@ -299,7 +300,7 @@ def pipeline_parallel(
 
     `chunks` is of the interleaved schedule; with `tensor_ranks` each of them sends its share. A stage in the middle is
     counted, which does both (Narayanan et al. 2021, section 2.2). Among more than one micro-batch transfers can run
-    beside the computation of another. What waiting costs besides is `pipeline_bubble`.
+    during the computation of another. What waiting adds is `pipeline_bubble`.
     """
     if stages < 1 or chunks < 1 or stages * chunks > model.layers:
         raise UserError(f"{model.layers} layers cannot be cut into {stages} stages of {chunks} chunks.")
@@ -357,7 +358,7 @@ WAYS: Mapping[str, Callable[[ModelDimensions, Workload, int], Traffic]] = {
 class Verdict:
     """Whether the network is enough for one kind of parallelism at one compute time; all in seconds a step.
 
-    `exposed_s` is what no computation hides: what has to be waited for, and what is longer than what it runs beside.
+    `exposed_s` is what no computation hides: what has to be waited for, and what is longer than what it overlaps.
     """
 
     parallelism: str
@@ -390,7 +391,7 @@ class Verdict:
 def verdict(traffic: Traffic, compute_s: float, seconds_of: SecondsOf) -> Verdict:
     """Judge a parallelism by a measured curve, at `compute_s` of computing a step.
 
-    A third of that is taken for the forward pass. The best case: all that can run beside a pass does so from its start
+    A third of that is taken for the forward pass. The best case: all that can overlap a pass does so from its start
     to its end. Raises UserError for a negative compute time.
     """
     if compute_s < 0:

@@ -1,6 +1,8 @@
-"""Every matrix product of a transformer: its sizes in forward and backward, as one rank of a sharded model does them.
+"""A transformer by its dimensions: its parameters, its matrix products on one rank of a sharded model, its FLOP.
 
-The dimensions may be one model's or a whole grid's; then the sizes are arrays, and each shape is priced at once.
+What a model costs to train follows from these few numbers; no weights are needed. `ModelGrid` has many models at once,
+so that every formula is computed on whole arrays. Model FLOP are what the mathematics asks for, hardware FLOP what is
+computed, recomputation included: MFU and HFU.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class ModelDimensions:
     """A transformer: GPT-2 with `bias`, `positions` and `tied`, Llama with `gated` and `kv_heads`, BERT not `causal`.
 
     `ffn` is the width of the hidden layer of an MLP, `gated` one with a third matrix (SwiGLU). `experts` MLPs of width
-    `expert_ffn` stand in each layer, of which a token visits `top_k` and one of width `shared_ffn` besides; the
+    `expert_ffn` stand in each layer, of which a token is routed to `top_k` and to one of width `shared_ffn`; the
     `dense_layers` have one MLP of width `ffn`. `positions` are learned position embeddings, 0 where there are none.
     `tied` says that the embedding is the output matrix too. `bias` stands for one in all projections and norms.
 
@@ -97,8 +99,8 @@ class ModelDimensions:
         self._check_sizes()
 
     def __str__(self) -> str:
-        told = (field for field in fields(self) if field.name in ALWAYS_GIVEN or self._differs(field.name))
-        return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in told)
+        shown = (field for field in fields(self) if field.name in ALWAYS_GIVEN or self._differs(field.name))
+        return ", ".join(f"{field.name}={getattr(self, field.name)}" for field in shown)
 
     def resized(self, **changes: int) -> ModelDimensions:
         """The model with other dimensions; what followed from them before follows again.

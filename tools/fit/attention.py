@@ -1,4 +1,4 @@
-"""Fits the law of attention to the published tables of causal prefill, kernel by kernel, and tells its error.
+"""Fits the law of attention to the published tables of causal prefill, kernel by kernel, and states its error.
 
 The error is that of whole head shapes (heads, kv_heads, head_dim) left out: all batches and lengths of one together.
 """
@@ -45,10 +45,10 @@ BLOCKS = (64, 128, 192, 256)
 RESIDENT = (1, 2, 3)
 # Powers of two: batch·heads up to 2^15, sequences up to 2^14, up to 2^7 heads a key head.
 GRID = (16, 15, 8)
-# A step of the grid to a neighbour, beside a row's residual: chosen on head shapes left out, flat from 0.01 to 0.1.
+# A step of the grid to a neighbour, over a row's residual: chosen on head shapes left out, flat from 0.01 to 0.1.
 SMOOTHNESS = 0.03
 REWEIGHTINGS = 3
-# Held against the level, so that what no row tells of is determined: it follows its neighbours.
+# Held against the level, so that what no row says anything of is determined: it follows its neighbours.
 LEVEL = 1e-4
 # A library that knows fewer than this share of the head shapes of a head dimension has no law there: it would make
 # some heads look faster than others for having been measured.
@@ -250,7 +250,7 @@ def fit_grid(
 ) -> NDArray[np.float64]:
     """The grid of that shape that reads `values` at `sizes`, with least squared steps between neighbours.
 
-    `smoothness` is what a squared step costs beside a row's squared residual. Rows that nothing near agrees with are
+    `smoothness` is what a squared step costs over a row's squared residual. Rows that nothing near agrees with are
     held to less and less (Huber's weights). Raises ValueError for no rows.
     """
     from scipy import sparse

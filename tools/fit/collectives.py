@@ -1,7 +1,7 @@
 """Fits the curves of NCCL's collectives on each GPU of the published tables, and infers those that no table has.
 
 Half the curves of a GPU are usually missing: an operation was timed among 4 and 8 ranks, another among 2. What they
-share — operation, ranks, architecture, kind of link — tells the missing ones; the error is that of whole curves left
+share — operation, ranks, architecture, kind of link — predicts the missing ones; the error is that of whole curves left
 out.
 """
 
@@ -65,7 +65,7 @@ def fit_collectives(tables_folder: Path) -> dict[str, Block]:
     """The block "collectives" of every GPU in the folder's table of collectives, by the GPU's name in the catalogue.
 
     Every operation of `OPERATIONS` gets a curve at every number of `RANKS`. The block's stated error is of this GPU's
-    curves left out whole; that of sizes left out stands beside it. Raises UserError where the folder has no such table.
+    curves left out whole; that of sizes left out is stated too. Raises UserError where the folder has no such table.
     """
     measured = read_curves(tables_folder)
     sizes = np.array(sorted(next(iter(measured.values()))), dtype=np.float64)

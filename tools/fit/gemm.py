@@ -93,7 +93,7 @@ ROWS = 3000
 ROWS_POOLED = 1000
 # Errors in log seconds beyond this count linearly.
 USUAL_ERROR = 0.1
-# How firmly coefficients stay near where they start, in log seconds per factor of e: what the rows do not tell apart
+# How firmly coefficients stay near where they start, in log seconds per factor of e: what the rows cannot separate
 # must not run away.
 HOLD = 0.3
 EVALUATIONS = 60
@@ -227,7 +227,7 @@ def _range(tables: Sequence[GemmTable]) -> dict[str, tuple[float, float]]:
 
 
 # Constants of the smoothing are the same for all GPUs. Those of `LIBRARY_LIKENESS` were chosen for the least error on
-# held-out sites of the five bf16 tables together, on two splits; those of `TRUTH_LIKENESS` with the fp8 tables, on a third.
+# held-out sites of the five bf16 tables, on two splits; those of `TRUTH_LIKENESS` with the fp8 tables, on a third.
 LIBRARY_LIKENESS = Likeness(
     same_n=(3.3, 0.09),
     same_k=(1.4, 2.3),
@@ -245,7 +245,7 @@ LIBRARY_LIKENESS = Likeness(
 )
 NOISE = 0.9
 # What the columns held for true depart from that course is smoother, and how noisy differs from table to table: the
-# one of these that tells left out sites of the fit best.
+# one of these that predicts left out sites of the fit best.
 TRUTH_LIKENESS = Likeness(
     same_n=(2.0, 0.15),
     same_k=(1.7, 4.2),
@@ -305,8 +305,8 @@ def _left_out_error(sites: Floats, m: Floats, residual: Floats, noise: float) ->
     """The mean of what is missed at sites that were left out, within the sites that the fit may see."""
     missed = np.empty_like(residual)
     for unseen in folds(np.arange(len(sites)), INNER_FOLDS):
-        told = SiteKriging.fit(sites[~unseen], m, residual[~unseen], TRUTH_LIKENESS, noise).at(sites[unseen])
-        missed[unseen] = np.abs(told - residual[unseen])
+        predicted = SiteKriging.fit(sites[~unseen], m, residual[~unseen], TRUTH_LIKENESS, noise).at(sites[unseen])
+        missed[unseen] = np.abs(predicted - residual[unseen])
     return float(np.nanmean(missed))
 
 

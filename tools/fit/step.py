@@ -31,7 +31,7 @@ VOCAB = 51200
 START = StepConstants(1.0, 0.6e-3, 12.5e9)
 # A residual beyond this counts by its size, not its square: a few rows are off by half, and their neighbours are not.
 ROBUST_SHARE = 0.05
-# Of the single-node table one row in so many is fitted to: it has one constant to tell.
+# Of the single-node table one row in so many is fitted to: one constant is found on it.
 EVERY = 9
 
 
@@ -48,7 +48,7 @@ def fit_step(tables_folder: Path, prices: KernelPrices | None = None) -> dict[st
     """The block "step" of the A100; `prices` are by default the laws of `pyperf_suite.laws` on that GPU.
 
     The stated error is of iterations over many nodes, all those of one model and parallelism left out together; that of
-    iterations in one node stands beside it, on rows that were not fitted. Raises UserError where the folder has not
+    iterations in one node is stated too, on rows that were not fitted. Raises UserError where the folder has not
     both tables.
     """
     remembered = Remembered(prices or Prices(MEASURED_GPU))

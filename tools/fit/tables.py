@@ -41,7 +41,7 @@ def _step(folder: Path, fitted: Mapping[str, Calibration]) -> Blocks:
     return {name: {"step": block} for name, block in fit_step(folder, prices).items()}
 
 
-# In the order in which they are made: iterations are told from the laws of kernels.
+# In the order in which they are made: iterations are predicted by the laws of kernels.
 FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
     "attention": _alone("attention_bf16", fit_attention),

@@ -1,9 +1,9 @@
 """What torch keeps of a transformer's forward pass for the backward one, to the byte: each operation by what it saves.
 
-`laws/training/memory.py` has Korthikanti's formula for planning: 16 bits, fused masks, several GPUs. This one is for
-one device and a model written in torch's own operations; it says what such a model keeps today, on a CPU or a GPU, in
-any element. With 16 bits on a GPU both are the same but for statistics, and for what torch keeps and the formula does
-not: SiLU's result in a gated MLP.
+`laws/training/memory.py` has Korthikanti's formula for planning: 16 bits, fused masks, several GPUs. `kept_bytes` is
+for one device and a model written in torch's own operations, on a CPU or a GPU, in any element; `saved_bytes` is for a
+rank of tensor parallelism or a stage of a pipeline. With 16 bits on a GPU both laws are the same but for statistics, and for
+what torch keeps and the formula does not: SiLU's result in a gated MLP.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def kept_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -
 
 
 def working_bytes(model: ModelDimensions, batch: int, seq: int, keeping: Keeping) -> float:
-    """What backward holds besides at the most: one group's activations, once they are computed again."""
+    """What backward holds in addition at the most: one group's activations, once they are computed again."""
     if keeping.checkpointing == "none":
         return 0.0
     plain = replace(keeping, checkpointing="none")

@@ -1,4 +1,4 @@
-"""The time of a data-parallel step: what a rank computes, and what of the exchange of gradients is not hidden.
+"""Steps in which something runs next to computation: the exchange of gradients, and the loading of batches.
 
 Gradients are exchanged in buckets while backward goes on (Li et al. 2020, PyTorch Distributed, VLDB 13, section 3.2); a
 bucket starts when it is full and the one before it is through.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 BACKWARD_SHARE = 2 / 3
 # Relative errors beyond this count by their size and not their square, so that one disturbed setting bends nothing.
 TRUSTED_ERROR = 0.05
-# How much longer than alone an all_reduce may take beside compute; more is a bound that a fit runs into by mistake.
+# How much longer than alone an all_reduce may take during compute; more is a bound that a fit runs into by mistake.
 MOST_SLOWDOWN = 20.0
 # Where fits begin: least squares finds the nearest minimum, and the best of them stands.
 STARTS = ((1.0, 0.9), (1.0, 0.1), (2.0, 0.5), (0.5, 0.5))
@@ -45,12 +45,12 @@ class Exchange:
 
 @dataclass(frozen=True)
 class DataParallelLaw:
-    """seconds = compute + exchange − hidden · (what of the exchange runs beside backward).
+    """seconds = compute + exchange − hidden · (what of the exchange runs during backward).
 
     Attributes:
         all_reduce_s: seconds of an all_reduce of so many bytes alone, as an α–β law gives them.
         slowdown: how many times longer it takes in a step, with what copies gradients into buckets and out of them.
-        hidden: of the time that it runs beside backward, the share that the step does not get longer by: 1 where it
+        hidden: of the time that it runs during backward, the share that the step does not get longer by: 1 where it
             needs nothing that computing needs, 0 where they take turns.
     """
 

@@ -1,8 +1,8 @@
 """The time of an iteration on torch's engines where ranks of one thread share a machine's cores and talk over gloo.
 
-What a layer computes is priced as the planner prices it (`laws/training/step.py`). Nothing of the exchange is
-hidden, for whoever sends takes the cores from whoever computes. What no kernel knows — how long the host takes for a
-layer in Python, and for what DDP, FSDP2, DTensor and a pipeline do besides — are constants with names.
+`CpuPrices` prices kernels by straight lines over calls, FLOP and bytes, and `work_of_layer` adds them up as for GPUs.
+Nothing of the exchange is hidden, for whoever sends takes the cores from whoever computes; a pipeline is played,
+because a stage that waits leaves its core to the others. What no kernel knows are constants with names.
 """
 
 from __future__ import annotations
@@ -229,13 +229,13 @@ class EngineConstants:
         slowdown: kernels within a step take so many times as long as alone.
         host_s_per_layer: what torch takes to run one layer forward and backward, whatever its size.
         host_s_at_ends: the same for embeddings, logits and loss together.
-        crowd: (ranks, how many times as long each takes beside the others), ascending from (1, 1).
-        ddp_s: of DistributedDataParallel an iteration, beside the exchange itself.
-        broadcast_s: of ZeroRedundancyOptimizer for each tensor that it hands out, beside the bytes.
-        gather_s: of FSDP2 for each unit that it gathers, beside the bytes.
-        scatter_s: of FSDP2 for each unit whose gradients it scatters, beside the bytes.
-        dtensor_s_per_layer: of DTensor for each layer of a micro-batch, beside the bytes.
-        action_s: of a pipeline for each forward or backward of a micro-batch through a chunk, beside the bytes.
+        crowd: (ranks, how many times as long each takes next to the others), ascending from (1, 1).
+        ddp_s: of DistributedDataParallel an iteration, in addition to the exchange itself.
+        broadcast_s: of ZeroRedundancyOptimizer for each tensor that it hands out, in addition to the bytes.
+        gather_s: of FSDP2 for each unit that it gathers, in addition to the bytes.
+        scatter_s: of FSDP2 for each unit whose gradients it scatters, in addition to the bytes.
+        dtensor_s_per_layer: of DTensor for each layer of a micro-batch, in addition to the bytes.
+        action_s: of a pipeline for each forward or backward of a micro-batch through a chunk, in addition to the bytes.
     """
 
     slowdown: float = 1.0

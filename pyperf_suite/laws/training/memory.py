@@ -1,6 +1,8 @@
-"""What of a GPU's memory training takes: weights with their gradients and optimizer states, and kept activations.
+"""What training holds in a GPU's memory: weights, gradients, optimizer states and kept activations.
 
-Closed forms of the literature; what a framework allocates besides is left room for, not counted.
+`training_memory` has the closed forms of the literature for planning, which divide evenly; room is left for what a
+framework allocates in addition. `held_by_rank` has what torch's engines allocate on each rank to the byte, over the
+weights of a GPT by name and shape.
 """
 
 from __future__ import annotations
@@ -142,7 +144,7 @@ class Storage:
 # AdamW of torch on weights in one type, whose moments have the type of the weights.
 FLOAT32 = Storage(weight=4, gradient=4, optimizer=8)
 BFLOAT16 = Storage(weight=2, gradient=2, optimizer=4)
-# Weights in 16 bits beside a master copy, gradients and moments in 32 (laws/training/memory.py).
+# Weights in 16 bits with a master copy, gradients and moments in 32 (laws/training/memory.py).
 MIXED = Storage(weight=2, gradient=4, optimizer=8, master=4)
 
 
@@ -323,7 +325,7 @@ def training_memory(
 def rank_parameters(model: ModelDimensions, sharding: Sharding, stages: Sizes = 1) -> Any:
     """Parameters on the first rank: its share of every matrix, embeddings cut over TP, and norms and biases whole.
 
-    With a pipeline, its share of the layers beside the larger of what stands at the ends: embedding or output matrix.
+    With a pipeline, its share of the layers and the larger of what stands at the ends: embedding or output matrix.
     """
     # A matrix of a rank has the shape of its product.
     ours, every = linears(model, 1, sharding), linears(model, 1)

@@ -84,7 +84,7 @@ class Plan:
     attention), `expert` spreads experts over ranks of DP · CP. ZeRO shares over DP · CP. `recompute` "layers" is full
     activation checkpointing: backward computes each layer's forward again; "attention" the part between projections
     (selective). `fused_attention` keeps no scores in memory, as FlashAttention. `sequence_parallel` cuts along the
-    sequence what TP leaves whole. `overlap_gradients` sends gradients, and what ZeRO gathers, beside computation.
+    sequence what TP leaves whole. `overlap_gradients` sends gradients, and what ZeRO gathers, during computation.
     `gradient_bytes` is one element of a gradient as it is sent, `element_bytes` one of activations and of parameters as
     they are computed with.
 
@@ -175,7 +175,7 @@ WHOLE_BYTES_PER_ELEMENT = 22
 MLP_BYTES_PER_ELEMENT = 4
 # Over the b·(a/t)·s² scores where attention is not fused: softmax reads and writes, dropout too, with its mask.
 SCORE_BYTES_PER_ELEMENT = 9
-# Backward of what is bound by memory reads the gradient beside what the forward read, and writes as much as that.
+# Backward of what is bound by memory reads the gradient and what the forward read, and writes as much as that.
 BACKWARD_BYTES_RATIO = 1.5
 # Of the logits, in single precision: the loss reads and writes them forward and backward.
 LOSS_BYTES_PER_ELEMENT = 16
@@ -184,7 +184,7 @@ ALL_REDUCES_PER_PASS = 2
 # Ring attention adds each piece's result to what is there, in single precision, and scales it: reads both, writes one;
 # backward adds gradients of queries, keys and values likewise.
 MERGED_BYTES_PER_ELEMENT = 12
-# Of a GPU's multiprocessors, what a collective takes from the computation beside it: over NVLink, over the network
+# Of a GPU's multiprocessors, what a collective takes from computation it overlaps: over NVLink, over the network
 # (Isaev et al. 2023, Calculon: a tool for high-level co-design of LLMs; systems/a100_80e.json, processor_usage).
 TAKEN_IN_NODE, TAKEN_BY_NETWORK = 0.15, 0.02
 
@@ -229,7 +229,7 @@ class Work:
 
 
 def waited_s(sent_s: Any, beside_s: Any, taken: Any) -> Any:
-    """What sending beside computation of `beside_s` costs: what is longer, and what it takes from the computation."""
+    """What sending during a computation of `beside_s` costs: what is longer, and what it takes from the computation."""
     longer = np.maximum(0.0, sent_s - beside_s)
     return longer + taken * (sent_s - longer)
 
@@ -333,7 +333,7 @@ def _summed_s(model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, n
 def _gathered_again_s(
     model: ModelDimensions, piece: MicroBatch, prices: KernelPrices, network: float | None, beside_s: Any
 ) -> Any:
-    """SP keeps a share of each block's input, which backward gathers once more, beside products of `beside_s`.
+    """SP keeps a share of each block's input, which backward gathers once more, during products of `beside_s`.
 
     Source: Korthikanti et al. 2022, section 4.2.2.
     """
@@ -458,7 +458,7 @@ def send_s(model: ModelDimensions, plan: Plan, prices: KernelPrices, network: fl
 
 
 def interleaved_sends_s(plan: Plan, sends_s: Any, chunk_s: Any) -> Any:
-    """What sending beside computation costs where every chunk of `chunk_s` does it, v times as often.
+    """What sending during computation costs where every chunk of `chunk_s` does it, v times as often.
 
     With one chunk a stage it is part of what the constants of a step were found on.
     """
@@ -511,7 +511,7 @@ def step_time(
 
     Micro-batches go through the stages one forward, one backward: the slowest stage as often as there are
     micro-batches, and all others once, with v chunks of layers a stage 1/v of once (Narayanan et al. 2021, section
-    2.2). The last stage is the slowest, for it computes the logits. Stages send beside the computation of other
+    2.2). The last stage is the slowest, for it computes the logits. Stages send during the computation of other
     micro-batches, save where the pipeline fills and drains. Not counted: reading data, saving, and the gradients of
     tied embeddings between the first and last stage.
 
