@@ -547,15 +547,6 @@ def six_nd(parameters: Sizes, tokens: Sizes) -> Any:
     return 6.0 * parameters * tokens
 
 
-def megatron_flop(layers: Sizes, hidden: Sizes, vocab: Sizes, batch: Sizes, seq: Sizes) -> Any:
-    """96·B·s·l·h²·(1 + s/6h + V/16lh): a step of a GPT whose layers are recomputed, ffn = 4h, nothing masked.
-
-    Source: Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters, equation 3.
-    """
-    share_of_attention, share_of_logits = seq / (6 * hidden), vocab / (16 * layers * hidden)
-    return 96.0 * batch * seq * layers * hidden**2 * (1 + share_of_attention + share_of_logits)
-
-
 def model_flop(model: ModelDimensions, batch: Sizes, seq: Sizes, causal_halved: bool = True) -> Any:
     """Forward and backward over `batch` sequences of `seq` tokens: three times the forward pass's products.
 

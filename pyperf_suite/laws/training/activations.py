@@ -2,8 +2,8 @@
 
 `laws/training/memory.py` has Korthikanti's formula for planning: 16 bits, fused masks, several GPUs. `kept_bytes` is
 for one device and a model written in torch's own operations, on a CPU or a GPU, in any element; `saved_bytes` is for a
-rank of tensor parallelism or a stage of a pipeline. With 16 bits on a GPU both laws are the same but for statistics, and for
-what torch keeps and the formula does not: SiLU's result in a gated MLP.
+rank of tensor parallelism or a stage of a pipeline. With 16 bits on a GPU both laws are the same but
+for statistics, and for what torch keeps and the formula does not: SiLU's result in a gated MLP.
 """
 
 from __future__ import annotations
