@@ -70,7 +70,7 @@ def be_command_line(arguments: list[str]) -> None:
 
     sys.argv = ["pyperf-suite", *arguments]
     if arguments[:1] == ["run"]:
-        from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+        from pyperf_suite.laws.tiling import Schedule, Tile
         from pyperf_suite.runner import session
         from pyperf_suite.runner.case import Case
         from pyperf_suite.workloads.matmul import MatmulParameters

@@ -15,23 +15,24 @@ import numpy as np
 from pyperf_suite.advise.calibrate_laws import summary
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.calibration import Block, Calibration
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.network.alpha_beta import FOLDS, PiecewiseAlphaBeta
-from pyperf_suite.laws.network.collectives import pack_curves, unpack_laws
-from pyperf_suite.laws.training.cpu_prices import (
+from pyperf_suite.laws.collectives import FOLDS, PiecewiseAlphaBeta, pack_curves, unpack_laws
+from pyperf_suite.laws.training.engine_step import BLOCK as ENGINE_BLOCK
+from pyperf_suite.laws.training.engine_step import (
     KERNELS,
     CpuPrices,
+    EngineConstants,
     attention_features,
+    engine_step,
     fit_line,
     line_errors,
+    pack_engine,
     pack_lines,
     product_features,
+    unpack_engine,
     unpack_lines,
 )
-from pyperf_suite.laws.training.engine_step import BLOCK as ENGINE_BLOCK
-from pyperf_suite.laws.training.engine_step import EngineConstants, engine_step, pack_engine, unpack_engine
-from pyperf_suite.laws.training.micro_batch import StepConstants, work_of_ends, work_of_layer
-from pyperf_suite.laws.training.plan import MicroBatch, Plan
+from pyperf_suite.laws.training.step import MicroBatch, Plan, StepConstants, work_of_ends, work_of_layer
+from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.rows import Reading, readings
 from pyperf_suite.workloads.training.on_ranks import DTYPES

@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.model_flops import RECOMPUTES, Recompute
 from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE
-from pyperf_suite.laws.training.plan import Plan
-from pyperf_suite.laws.transformer import Sharding, Sizes
+from pyperf_suite.laws.training.step import Plan
+from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute, Sharding, Sizes
 
 Column = NDArray[np.int64]
 

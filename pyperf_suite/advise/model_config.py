@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import LARGEST, ModelDimensions
+from pyperf_suite.laws.transformer import LARGEST, ModelDimensions
 
 # No dimension of a model comes near; larger numbers are not worth repeating to the user.
 LARGEST_COUNT = 1 << 31

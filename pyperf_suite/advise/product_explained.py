@@ -12,11 +12,9 @@ from pyperf_suite.advise.sizing_step import NORMAL_QUANTILE, deviation_of
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
-from pyperf_suite.laws.explained import IDEAL, legend
-from pyperf_suite.laws.matmul.alignment import elements_in, largest_power_of_two
-from pyperf_suite.laws.matmul.gemm import gemm_law
-from pyperf_suite.laws.matmul.gemm_menu import TILES, menu_times
-from pyperf_suite.laws.prices import KernelPrices
+from pyperf_suite.laws.explained import IDEAL, KernelPrices, legend
+from pyperf_suite.laws.gemm import TILES, gemm_law, menu_times
+from pyperf_suite.laws.tiling import elements_in, largest_power_of_two
 from pyperf_suite.spec.findings import Findings, Remark, findings, remark, remark_on
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, table

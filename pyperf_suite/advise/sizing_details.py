@@ -10,9 +10,8 @@ import numpy as np
 from pyperf_suite.advise.sizing_search import HEAD_DIMS, Candidate, judged
 from pyperf_suite.advise.sizing_step import Setting, parts_of, price, shapes_of, width_of_mlp
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.explained import IDEAL
-from pyperf_suite.laws.matmul.alignment import round_up
-from pyperf_suite.laws.prices import KernelPrices
+from pyperf_suite.laws.explained import IDEAL, KernelPrices
+from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.spec.findings import Figure, HeatMap
 
 # Savings of less than this share of the step are no cause worth naming.

@@ -27,13 +27,11 @@ from pyperf_suite.advise.sizing_step import (
     width_of_mlp,
 )
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention.fused import WIDTHS
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.matmul.alignment import round_up
-from pyperf_suite.laws.model_flops import model_flop
-from pyperf_suite.laws.model_grid import ModelGrid
-from pyperf_suite.laws.prices import KernelPrices
+from pyperf_suite.laws.attention import WIDTHS
+from pyperf_suite.laws.explained import KernelPrices
+from pyperf_suite.laws.tiling import round_up
 from pyperf_suite.laws.training.memory import training_memory
+from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, model_flop
 from pyperf_suite.nearest import offer
 
 Floats = NDArray[np.float64]

@@ -14,19 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.explained import Causes, Explained
-from pyperf_suite.laws.model_grid import ModelGrid
-from pyperf_suite.laws.prices import KernelPrices
-from pyperf_suite.laws.training.micro_batch import (
+from pyperf_suite.laws.explained import Causes, Explained, KernelPrices
+from pyperf_suite.laws.training.step import (
     ALL_REDUCES_PER_PASS,
     BACKWARD_BYTES_RATIO,
+    HALF,
     LOSS_BYTES_PER_ELEMENT,
     MLP_BYTES_PER_ELEMENT,
     WHOLE_BYTES_PER_ELEMENT,
+    Plan,
 )
-from pyperf_suite.laws.training.plan import HALF, Plan
-from pyperf_suite.laws.transformer import Sharding, attention_call, products
+from pyperf_suite.laws.transformer import ModelDimensions, ModelGrid, Sharding, attention_call, products
 
 Sizes = NDArray[np.int64]
 

@@ -24,13 +24,23 @@ from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.calibration import Calibration, load_calibration
 from pyperf_suite.laws.prices import Prices
-from pyperf_suite.laws.training.activations import Keeping, working_bytes
-from pyperf_suite.laws.training.engine_activations import saved_bytes
-from pyperf_suite.laws.training.engine_memory import BFLOAT16, FLOAT32, Engine, Storage, held_by_rank
-from pyperf_suite.laws.training.gpt_weights import FIRST, LAST, Weight, rank_weights
-from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE, MemoryNeed
-from pyperf_suite.laws.training.shared_cores import Action, interleaved, one_forward_one_backward
-from pyperf_suite.laws.training.step_time import step_time
+from pyperf_suite.laws.training.activations import Keeping, saved_bytes, working_bytes
+from pyperf_suite.laws.training.engine_step import Action, interleaved, one_forward_one_backward
+from pyperf_suite.laws.training.memory import (
+    BFLOAT16,
+    FIRST,
+    FLOAT32,
+    LAST,
+    LAST_STAGE,
+    USABLE_SHARE,
+    Engine,
+    MemoryNeed,
+    Storage,
+    Weight,
+    held_by_rank,
+    rank_weights,
+)
+from pyperf_suite.laws.training.step import step_time
 from pyperf_suite.limits import Within
 from pyperf_suite.nearest import offer
 from pyperf_suite.probes.study import results as study

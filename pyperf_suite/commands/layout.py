@@ -120,7 +120,7 @@ def layout(
 
 def _fixed(named: dict[str, Any]) -> dict[str, int]:
     """Take the axes with one value out of the options."""
-    from pyperf_suite.laws.model_flops import RECOMPUTES, check_recompute
+    from pyperf_suite.laws.transformer import RECOMPUTES, check_recompute
 
     found = {}
     for option, axis in AXES.items():

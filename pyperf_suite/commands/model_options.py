@@ -14,7 +14,7 @@ from pyperf_suite.errors import UserError
 if TYPE_CHECKING:
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.laws.calibration import Calibration
-    from pyperf_suite.laws.dimensions import ModelDimensions
+    from pyperf_suite.laws.transformer import ModelDimensions
 
 DEFAULT_SEQ = 4096
 # What a model has to have where no config.json says it.
@@ -58,7 +58,8 @@ model_options = options(
 def asked_gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuSpec | Calibration]:
     """The GPU, and what its laws are taken from. Raises UserError for an unknown GPU, or one too many."""
     from pyperf_suite.hardware.catalogue import find_gpu
-    from pyperf_suite.laws.calibration import check_form, load_calibration
+    from pyperf_suite.laws.calibration import load_calibration
+    from pyperf_suite.laws.prices import check_form
 
     if calibration is not None:
         fitted = load_calibration(calibration)
@@ -94,7 +95,7 @@ def asked_model(
     Raises UserError where neither says enough, or what no model can have.
     """
     from pyperf_suite.advise.model_config import read_model_config
-    from pyperf_suite.laws.dimensions import ModelDimensions
+    from pyperf_suite.laws.transformer import ModelDimensions
 
     dimensions = {name: value for name, value in given.items() if value is not None}
     for name, value in dimensions.items():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyperf_suite.advise.sizing_report import Sizing
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.laws.calibration import Calibration
-    from pyperf_suite.laws.prices import KernelPrices
+    from pyperf_suite.laws.explained import KernelPrices
 
 dtype_option = click.option(
     "--dtype",

@@ -1,11 +1,11 @@
-"""What every law returns: a total, split into its causes, with the law's stated error."""
+"""What every law returns, seconds split into causes with the law's stated error, and what a price list is asked."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,36 @@ class Causes(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+
+# One size, or an array of them.
+Count = int | NDArray[np.int64]
+Bytes = float | NDArray[np.float64] | NDArray[np.int64]
+
+
+class KernelPrices(Protocol):
+    """The cost of one call of each kind of work; sizes are plain numbers, or arrays that broadcast together."""
+
+    def gemm(self, layout: str, m: Count, n: Count, k: Count) -> Explained:
+        """C[M,N] = A[M,K]·B[K,N]."""
+
+    def attention(
+        self, causal: bool, backward: bool, batch: Count, seq: Count, heads: Count, kv_heads: Count, head_dim: Count
+    ) -> Explained:
+        """Attention between the projections, forward or backward alone."""
+
+    def memory_bound(self, nbytes: Bytes) -> Explained:
+        """A kernel that moves so many bytes and computes next to nothing."""
+
+    def collective(
+        self,
+        op: str,
+        nbytes: Bytes,
+        ranks: Count,
+        ranks_per_node: Count | None = None,
+        network_bytes_per_s: float | None = None,
+    ) -> Explained:
+        """A collective of S bytes, as of nccl-tests; by default on the nodes and the network of the GPU's maker."""
 
 
 def legend(causes: Iterable[str]) -> str:

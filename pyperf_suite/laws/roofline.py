@@ -13,15 +13,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.calibration import Block, Calibration, all_shipped, shipped_calibration, spec_of
+from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.calibration import (
+    Block,
+    Calibration,
+    all_shipped,
+    log_ratio,
+    most_alike,
+    shipped_calibration,
+    spec_of,
+)
 from pyperf_suite.laws.explained import Explained
 
 BLOCK = "memory"
-# Operands start to miss the L2 when they are this share of it, and all miss at twice that: beside them it holds what
+# Operands start to miss the L2 when they are this share of it, and all miss at twice that: it also holds what
 # ran before. The share at which the tables of the GPU with the largest L2 (L40S) fit best.
 CACHED_SHARE = 1 / 8
-# Mean error on GPUs whose own table was left out (advise.calibrate.memory): H100 read off H200 and back; A100 off H100
+# Mean error on GPUs whose own table was left out (tools/fit/memory.py): H100 read off H200 and back; A100 off H100
 # and B200 off H200 (22 % both), and L40S with its large L2 off A100 (72 %).
 ERROR_PERCENT_SAME_ARCHITECTURE = 13.3
 ERROR_PERCENT_OTHER_ARCHITECTURE = 38.8
@@ -44,7 +52,6 @@ class MemoryLaw:
     transferred: bool = False
 
     def parts(self, gpu: GpuSpec, nbytes: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Seconds by cause, as `memory_bound_time` explains them."""
         ideal = nbytes / gpu.memory_bytes_per_s
         cached = np.clip(2 - nbytes / (CACHED_SHARE * gpu.l2_bytes), 0, 1)
         return {
@@ -93,15 +100,15 @@ def transferred_law(gpu: GpuSpec, known: Mapping[str, MemoryLaw]) -> MemoryLaw:
 
     Raises UserError where none is known.
     """
-    if not known:
-        raise UserError(f"No GPU's memory is calibrated, so nothing can be told of {gpu.name}'s: calibrate one.")
-
-    def unlikeness(name: str) -> tuple[bool, float, str]:
-        other = find_gpu(name)
-        apart = abs(float(np.log(other.memory_bytes_per_s / gpu.memory_bytes_per_s)))
-        return other.architecture != gpu.architecture, apart, name
-
-    nearest = find_gpu(min(known, key=unlikeness))
+    nearest = most_alike(
+        gpu,
+        known,
+        "memory is",
+        lambda other: (
+            other.architecture != gpu.architecture,
+            log_ratio(other.memory_bytes_per_s, gpu.memory_bytes_per_s),
+        ),
+    )
     same = nearest.architecture == gpu.architecture
     return replace(
         known[nearest.name],

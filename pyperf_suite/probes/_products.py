@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.spec.rows import Row, Rows

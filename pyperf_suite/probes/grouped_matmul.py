@@ -17,7 +17,7 @@ import numpy as np
 
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.staircase import relative_error
+from pyperf_suite.laws.tiling import relative_error
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Shape

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.training.input_pipeline import InputPipeline
+from pyperf_suite.laws.training.data_parallel import InputPipeline
 from pyperf_suite.limits import OneOf
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Verdict, findings

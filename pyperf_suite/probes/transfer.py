@@ -1,6 +1,6 @@
 """How fast bytes reach where they are needed: copies in host memory, over the bus of a GPU, and out of files.
 
-Each way is latency plus bytes over bandwidth, in straight lines joined end to end (laws/network/alpha_beta.py).
+Each way is latency plus bytes over bandwidth, in straight lines joined end to end (laws/collectives.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
+from pyperf_suite.laws.collectives import PiecewiseAlphaBeta
 from pyperf_suite.limits import OneOf
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case

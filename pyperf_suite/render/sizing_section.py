@@ -7,7 +7,7 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
-from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.render.plot import shown
 from pyperf_suite.render.results import Run
 from pyperf_suite.spec.findings import Findings, remark

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyperf_suite.hardware.identity import identity as identify
 from pyperf_suite.hardware.state import state as machine_state
-from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.runner.case import Case

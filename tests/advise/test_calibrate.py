@@ -30,18 +30,16 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws import attention_time, gemm_time
-from pyperf_suite.laws.calibration import POOLED, load_calibration, shipped_calibration
-from pyperf_suite.laws.correction import correction, correction_of
-from pyperf_suite.laws.matmul.gemm import GemmLaw
-from pyperf_suite.laws.matmul.gemm_menu import MenuCoefficients
+from pyperf_suite.laws.attention import attention_time
+from pyperf_suite.laws.calibration import POOLED, correction, correction_of, load_calibration, shipped_calibration
+from pyperf_suite.laws.gemm import GemmLaw, MenuCoefficients, gemm_time
 from pyperf_suite.probes.calibration import PROBE
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.record import Record
 from pyperf_suite.workloads import find_workload
 from tests.records import a_record, records
-from tools.fit.gemm_tables import gemm_tables
+from tools.fit.gemm import gemm_tables
 
 H200 = find_gpu("H200")
 IDENTITY = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}

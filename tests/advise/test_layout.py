@@ -21,12 +21,10 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.calibration import Calibration
-from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.memory import training_memory
-from pyperf_suite.laws.training.micro_batch import StepConstants
-from pyperf_suite.laws.training.plan import Plan
-from pyperf_suite.laws.training.step_time import pack_constants, step_time
-from pyperf_suite.laws.transformer import Sharding
+from pyperf_suite.laws.training.step import Plan, StepConstants, pack_constants, step_time
+from pyperf_suite.laws.transformer import ModelDimensions, Sharding
 
 A100 = find_gpu("A100")
 LLAMA = ModelDimensions(32, 4096, 14336, 32, 128256, kv_heads=8, gated=True)
@@ -92,7 +90,7 @@ def test_layouts_of_a_grid_are_priced_as_each_alone(llama: Planned) -> None:
         layout = llama.grid.at(place)
         counts = {name: getattr(layout, name) for name in WRITTEN if name != "recompute"}
         plan = Plan(512, seq=4096, recompute=layout.recompute, overlap_gradients=True, sequence_parallel=True, **counts)
-        told = step_time("A100", LLAMA, plan)
+        told = step_time("A100", LLAMA, plan, None, Prices("A100"))
         assert llama.seconds[place] == pytest.approx(float(told.seconds), rel=1e-9)
         assert {name: part[place] for name, part in llama.parts.items()} == pytest.approx(
             {name: float(part) for name, part in told.parts.items()}, abs=1e-9

@@ -10,7 +10,7 @@ import pytest
 from pyperf_suite.advise.sizing_search import Bounds, costs_of, judged, neighbours, search
 from pyperf_suite.advise.sizing_step import Setting, distinct, parts_of, price, shapes_of
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
+from pyperf_suite.laws.transformer import ModelDimensions
 
 GPT = ModelDimensions(layers=32, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
 LLAMA = ModelDimensions(layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256, gated=True)

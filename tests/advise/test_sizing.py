@@ -26,11 +26,10 @@ from pyperf_suite.cli import main
 from pyperf_suite.commands import size as advise_commands
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.explained import MEANINGS
 from pyperf_suite.laws.prices import Prices
-from pyperf_suite.laws.training.micro_batch import StepConstants
-from pyperf_suite.laws.training.step_time import step_time
+from pyperf_suite.laws.training.step import StepConstants, step_time
+from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.spec.quantity import Quantity
 
 GPT = ModelDimensions(layers=4, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)

@@ -33,11 +33,9 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.calibration import Calibration, load_calibration, shipped_calibration
-from pyperf_suite.laws.network.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta
-from pyperf_suite.laws.training.cpu_prices import ATTENTIONS, LAYOUTS, CpuPrices
-from pyperf_suite.laws.training.engine_step import EngineConstants
-from pyperf_suite.laws.training.micro_batch import StepConstants, work_of_ends, work_of_layer
-from pyperf_suite.laws.training.plan import MicroBatch
+from pyperf_suite.laws.collectives import AlphaBetaOverRanks, PiecewiseAlphaBeta
+from pyperf_suite.laws.training.engine_step import ATTENTIONS, LAYOUTS, CpuPrices, EngineConstants
+from pyperf_suite.laws.training.step import MicroBatch, StepConstants, work_of_ends, work_of_layer
 from pyperf_suite.probes.step_calibration import OPERATIONS, PROBE
 from pyperf_suite.probes.study.grid import StudyAxes, cases_of, default_axes, worlds_of
 from pyperf_suite.runner.case import Case

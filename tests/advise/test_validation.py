@@ -31,8 +31,8 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.explained import Explained
+from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.runner import plan
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK

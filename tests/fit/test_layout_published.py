@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,11 +10,10 @@ from pyperf_suite.advise.layout_grid import Cluster, Grid, Training, layouts
 from pyperf_suite.advise.layout_plan import Planned, evaluated
 from pyperf_suite.advise.layout_report import SELENE_ERROR_PERCENT
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.model_flops import RECOMPUTES, Recompute
 from pyperf_suite.laws.prices import Prices
-from pyperf_suite.laws.training.micro_batch import StepConstants
-from pyperf_suite.laws.training.step_time import step_time
+from pyperf_suite.laws.training.step import StepConstants, step_time
+from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
+from tools.fit.published import SAMPLE
 from tools.fit.step import (
     MULTI_NODE,
     Iteration,
@@ -46,17 +43,15 @@ def planned_seconds(iteration: Iteration, constants: StepConstants | None = None
     return float(evaluated(training, cluster, grid, A100, constants=constants).seconds[0])
 
 
-def test_the_planner_tells_published_iterations_by_the_very_law_that_was_fitted_to_some(measured_tables: Path) -> None:
-    pytest.importorskip("pyarrow")
-    for iteration in read_iterations(measured_tables, MULTI_NODE)[::8]:
-        by_law = step_time("A100", iteration.model, iteration.plan).seconds
+def test_the_planner_tells_published_iterations_by_the_very_law_that_was_fitted_to_some() -> None:
+    for iteration in read_iterations(SAMPLE, MULTI_NODE)[::8]:
+        by_law = step_time("A100", iteration.model, iteration.plan, None, Prices("A100")).seconds
         assert planned_seconds(iteration) == pytest.approx(float(by_law), rel=1e-12)
 
 
 @pytest.mark.slow
-def test_iterations_over_many_nodes_that_were_not_fitted_are_planned_within_ten_percent(measured_tables: Path) -> None:
-    pytest.importorskip("pyarrow")
-    iterations = read_iterations(measured_tables, MULTI_NODE)
+def test_iterations_over_many_nodes_that_were_not_fitted_are_planned_within_ten_percent() -> None:
+    iterations = read_iterations(SAMPLE, MULTI_NODE)
     prices = Remembered(Prices("A100 SXM"))
     plans = [each.plan for each in iterations]
     sites = site_numbers(

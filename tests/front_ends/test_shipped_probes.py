@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 MODULE = """
 from dataclasses import dataclass
 
-from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.rows import Column

@@ -25,8 +25,10 @@ from pyperf_suite.history.stored.index_file import NAME
 from pyperf_suite.history.stored.journal_lines import read_lines
 from pyperf_suite.history.stored.store import Store
 from pyperf_suite.history.thresholds import load_thresholds
-from pyperf_suite.laws import gemm_time, memory_bound_time
-from pyperf_suite.laws.calibration import check_form, load_calibration, shipped_path
+from pyperf_suite.laws.calibration import load_calibration, shipped_path
+from pyperf_suite.laws.gemm import gemm_time
+from pyperf_suite.laws.prices import check_form
+from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.results import open_run
 from pyperf_suite.spec.axes import overrides_for, parse_overrides, replace_axes
@@ -74,7 +76,7 @@ def place(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def journal_bytes(timed_record) -> bytes:
     """Three records as a run keeps them, the last one failed."""
-    from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+    from pyperf_suite.laws.tiling import Schedule, Tile
     from pyperf_suite.runner.case import Case
     from pyperf_suite.workloads.matmul import MatmulParameters
 

@@ -18,7 +18,7 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.hardware.identity import identity
 from pyperf_suite.history.stored.store import Store
 from pyperf_suite.laws.calibration import shipped_calibration
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.render.run_report import write_all
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal, read_journal

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pyperf_suite import cli
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.render.markdown import page
 from pyperf_suite.render.terminal import print_findings
 from pyperf_suite.runner.case import Case

@@ -27,8 +27,8 @@ from pyperf_suite.hardware.state import kernel_state
 from pyperf_suite.history.pairs.variants import parse_variant
 from pyperf_suite.history.thresholds import parse_share
 from pyperf_suite.kernels import disassembly
-from pyperf_suite.laws.attention.counted import Blocks
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+from pyperf_suite.laws.tiled_attention import Blocks
+from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.probes.alignment.sizes import Base
 from pyperf_suite.probes.calibration.design import AttentionShape
 from pyperf_suite.probes.collectives.training import Training

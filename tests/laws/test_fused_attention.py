@@ -9,13 +9,12 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.laws import attention_time
-from pyperf_suite.laws.attention.fused import BACKWARD_ERROR_PERCENT, BACKWARD_RATE, FP8_TIME
-from pyperf_suite.laws.attention.library import BLOCK
-from pyperf_suite.laws.calibration import Block, Calibration, shipped_calibration
-from pyperf_suite.laws.correction import correction_name, fit_correction
+from pyperf_suite.laws.attention import BACKWARD_ERROR_PERCENT, BACKWARD_RATE, BLOCK, FP8_TIME, attention_time
+from pyperf_suite.laws.calibration import Block, Calibration, correction_name, fit_correction, shipped_calibration
+from tools.fit.published import SAMPLE
 
 CALIBRATED = ("A100", "B200", "H100", "H200", "L40S")
+
 SHAPES = {
     "batch": np.array([1, 8, 1, 4, 64]),
     "seq_q": np.array([8192, 1024, 1, 4096, 128]),
@@ -31,7 +30,6 @@ SHAPES = {
 def test_causes_add_up_to_the_seconds(gpu, asked):
     explained = attention_time(gpu, **SHAPES, **asked)
     np.testing.assert_allclose(sum(explained.parts.values()), explained.seconds, rtol=1e-9)
-    np.testing.assert_array_equal(explained.seconds, attention_time(gpu, **SHAPES, **asked).seconds)
     assert np.all(explained.seconds > 0)
     assert np.all(explained.parts["library choice"] >= 0)
 
@@ -55,13 +53,6 @@ def test_a_head_just_past_a_width_costs_as_much_as_the_next_width_but_its_bytes(
     explained = attention_time(gpu, 1, 8192, 8192, 32, 8, [100, 128])
     assert explained.parts["alignment"][0] > 0.1 * past
     assert explained.parts["alignment"][1] == 0
-
-
-def test_all_pairs_take_about_twice_the_time_of_the_causal_half():
-    causal, full = (
-        attention_time("H200", 1, 16384, 16384, 64, 8, 128, causal=which).seconds for which in (True, False)
-    )
-    assert 1.8 < full / causal < 2.05
 
 
 def test_one_query_against_many_keys_takes_the_time_of_reading_the_keys():
@@ -99,24 +90,15 @@ def test_every_answer_repeats_its_own_error_and_where_it_is_from():
     assert own.error_percent == shipped_calibration("H200 SXM").block(BLOCK).held_out["mape"]
     assert backward.error_percent == own.error_percent + BACKWARD_ERROR_PERCENT
     assert own.error_percent < moved.error_percent
-    assert "read off" in moved.origin
+    assert "read off H100" in moved.origin  # of its own architecture
+    assert "read off L40S" in far.origin
     assert "aiconfigurator" in far.origin
 
 
-def test_a_gpu_without_a_table_is_read_off_its_own_architecture():
-    assert "H100" in attention_time("GH200", 1, 1024, 1024, 8, 8, 128).origin
-    assert "L40S" in attention_time("RTX 4090", 1, 1024, 1024, 8, 8, 128).origin
-
-
 def test_more_multiprocessors_of_the_same_kind_are_faster():
-    assert (
-        attention_time("GB200", 8, 8192, 8192, 32, 8, 128).seconds
-        < attention_time("B200", 8, 8192, 8192, 32, 8, 128).seconds
-    )
-    assert (
-        attention_time("H100 PCIe", 8, 8192, 8192, 32, 8, 128).seconds
-        > attention_time("H100", 8, 8192, 8192, 32, 8, 128).seconds
-    )
+    for faster, slower in (("GB200", "B200"), ("H100", "H100 PCIe")):
+        one, other = (attention_time(gpu, 8, 8192, 8192, 32, 8, 128).seconds for gpu in (faster, slower))
+        assert one < other
 
 
 def test_what_was_measured_on_a_machine_corrects_the_law_there():
@@ -174,16 +156,16 @@ def test_a_gpu_without_bf16_has_the_law_of_fp16():
     assert attention_time("V100", 1, 2048, 2048, 16, 16, 64, dtype="fp16").seconds > 0
 
 
-def sdpa(folder, dtype, what):
+def sdpa(dtype, what):
     """Milliseconds of cuDNN on an H200 by mask and length."""
-    with (folder / "sdpa_h200.csv").open() as table:
+    with (SAMPLE / "sdpa_h200.csv").open() as table:
         rows = [row for row in csv.DictReader(table) if row["data_type"] == dtype]
     return {(row["attn_mask"], int(row["q_seqlen"])): float(row[what]) for row in rows}
 
 
-def test_the_backward_and_fp8_take_what_cudnn_took_on_an_h200(measured_tables):
+def test_the_backward_and_fp8_take_what_cudnn_took_on_an_h200():
     forward, backward, fp8 = (
-        sdpa(measured_tables, dtype, what)
+        sdpa(dtype, what)
         for dtype, what in (("bfloat16", "fwd_time_ms"), ("bfloat16", "bwd_time_ms"), ("fp8", "fwd_time_ms"))
     )
     ratios = np.array([backward[case] / forward[case] for case in forward])
@@ -192,8 +174,8 @@ def test_the_backward_and_fp8_take_what_cudnn_took_on_an_h200(measured_tables):
     assert np.median([fp8[case] / forward[case] for case in forward]) == pytest.approx(FP8_TIME, rel=0.01)
 
 
-def test_attention_without_a_mask_is_as_much_slower_as_cudnn_measured(measured_tables):
-    forward = sdpa(measured_tables, "bfloat16", "fwd_time_ms")
+def test_attention_without_a_mask_is_as_much_slower_as_cudnn_measured():
+    forward = sdpa("bfloat16", "fwd_time_ms")
     for seq in (4096, 8192, 16384, 32768):
         full, causal = (
             attention_time("H200", 1, seq, seq, 64, 8, 128, causal=which).seconds for which in (False, True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.laws.network.communication import bus_factor
+from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.workloads.collective import CollectiveParameters

@@ -12,8 +12,8 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.links import peak_of
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.network.traffic import Workload
+from pyperf_suite.laws.traffic import Workload
+from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, analyse
 from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.training import Training

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.plan import Plan, PlannedCase

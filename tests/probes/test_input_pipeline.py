@@ -9,7 +9,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.training.input_pipeline import InputPipeline
+from pyperf_suite.laws.training.data_parallel import InputPipeline
 from pyperf_suite.probes.input_pipeline import MORE_DO_NOT, PINNED_HELPS, PROBE, WORKERS_HELP
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record

@@ -10,8 +10,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.cuda_driver import Gpu
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.laws.matmul.staircase import StaircaseLaw
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path
+from pyperf_suite.laws.tiling import Schedule, StaircaseLaw, Tile, critical_path
 from pyperf_suite.probes.tile_wave import PROBE, TileWaveAxes, in_slots
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES

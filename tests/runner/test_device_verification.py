@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch
 from pyperf_suite.runner.case import Case
 from pyperf_suite.workloads import find_workload, operator

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.runner.case import Case

@@ -15,7 +15,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.attention.counted import Blocks
+from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.workloads.attention import triton_own
 from pyperf_suite.workloads.attention.attention import Attention
 from pyperf_suite.workloads.attention.parameters import AttentionParameters

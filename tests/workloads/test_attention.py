@@ -12,7 +12,7 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.laws.attention.counted import Blocks
+from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.attention import Attention, AttentionParameters
 from pyperf_suite.workloads.attention.flex import time_limit

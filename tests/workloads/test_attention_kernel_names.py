@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.laws.attention.counted import Blocks
+from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.workloads.attention.kernel_names import FlashKernel, flash_kernel
 
 

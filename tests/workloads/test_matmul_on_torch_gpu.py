@@ -13,7 +13,7 @@ import pytest
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import matmul as triton_matmul
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+from pyperf_suite.laws.tiling import Schedule, Tile
 from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, libraries, triton_own
 from pyperf_suite.workloads.operand_sets import TorchTensors
 from pyperf_suite.workloads.operator import Launches

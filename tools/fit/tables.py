@@ -41,10 +41,10 @@ def _step(folder: Path, fitted: Mapping[str, Calibration]) -> Blocks:
     return {name: {"step": block} for name, block in fit_step(folder, prices).items()}
 
 
-# In the order in which they are made: iterations are told from the laws of kernels.
+# In the order in which they are made: iterations are predicted by the laws of kernels.
 FITS: Mapping[str, Fit] = {
     "gemm": lambda folder, _: fit_gemm(folder),
-    "attention": lambda folder, _: fit_attention(folder),
+    "attention": _alone("attention_bf16", fit_attention),
     "memory": _alone("memory", fit_memory),
     "collectives": _alone("collectives", fit_collectives),
     "step": _step,

@@ -14,8 +14,7 @@ from typing import Annotated, Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.alignment import elements_in, nearest_with
-from pyperf_suite.laws.matmul.tiling import Schedule, Tile
+from pyperf_suite.laws.tiling import Schedule, Tile, elements_in, nearest_with
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.probes._products import CHOSEN, IMPLEMENTATIONS, ProductAxes, on_gpu
 from pyperf_suite.probes.alignment.findings import analyse

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.matmul.alignment import largest_power_of_two, round_up
+from pyperf_suite.laws.tiling import largest_power_of_two, round_up
 from pyperf_suite.spec.axes import Shape
 
 # The largest power of two of the ladder 1, 2, 4 … of divisors; what divides by more is taken as dividing by this.

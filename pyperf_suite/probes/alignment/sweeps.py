@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pyperf_suite.laws.matmul.alignment import elements_in
+from pyperf_suite.laws.tiling import elements_in
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.probes._products import Pair, Sweep, sweeps_along
 from pyperf_suite.probes.alignment.sizes import TOP_CLASS, class_of, known_as

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.attention.counted import Blocks
+from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.probes.attention_heads.findings import TABLES, analyse
 from pyperf_suite.probes.attention_heads.law import OWN, kv_ratio, law_key

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pyperf_suite.laws.attention.counted import Blocks, TiledAttention
-from pyperf_suite.laws.attention.law import FittedLaw
+from pyperf_suite.laws.tiled_attention import Blocks, FittedLaw, TiledAttention
 from pyperf_suite.spec.rows import Row, grouped
 from pyperf_suite.workloads.attention.kernel_names import flash_kernel
 

@@ -16,7 +16,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import gpu_of
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.laws.tiling import Schedule
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_attentions, spread_products
 from pyperf_suite.probes.calibration.predictions import predicted_seconds
 from pyperf_suite.runner.case import Case

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
+from pyperf_suite.laws.tiled_attention import attention_flop, visible_pairs
 from pyperf_suite.spec.axes import Dimensions, Shape
 from pyperf_suite.workloads.attention import AttentionParameters
 

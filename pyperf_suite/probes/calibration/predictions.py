@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite import laws
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
+from pyperf_suite.laws.attention import attention_time
 from pyperf_suite.laws.calibration import Calibration
+from pyperf_suite.laws.gemm import gemm_time
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.rows import grouped
 
@@ -55,8 +56,8 @@ def _call_of(case: Case) -> tuple[Callable[..., Any], tuple[str, ...], tuple[tup
     """The law, the sizes that it takes arrays of, and what a call of it has one value of."""
     p = case.parameters
     if case.operator == "matmul":
-        return laws.gemm_time, PRODUCT, (("dtype", law_dtype(case)), ("layout", p.layout), ("mode", case.mode))
+        return gemm_time, PRODUCT, (("dtype", law_dtype(case)), ("layout", p.layout), ("mode", case.mode))
     if case.operator == "attention":
         fixed = (("causal", p.causal), ("dtype", law_dtype(case)), ("backward", p.backward))
-        return laws.attention_time, ATTENTION, fixed
+        return attention_time, ATTENTION, fixed
     raise UserError(f"No law is for {case.operator}, only for matmul and attention.")

@@ -29,7 +29,7 @@ from pyperf_suite.spec.rows import Rows, rows_of
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.collective.parameters import OPERATIONS
 
-# What the ways of training in parallel send (see laws/network/traffic.py), the most common first.
+# What the ways of training in parallel send (see laws/traffic.py), the most common first.
 TRAINING = ("all_reduce", "all_gather", "reduce_scatter")
 MORE = (*TRAINING, "send_receive", "all_to_all")
 ALL = (*MORE, "broadcast", "reduce", "gather", "scatter")

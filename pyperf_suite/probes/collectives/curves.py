@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.hardware.links import LinkPeak, peak_of
-from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.network.communication import GIGA, bus_factor, nvls_wire_rate
+from pyperf_suite.laws.collectives import PiecewiseAlphaBeta
+from pyperf_suite.laws.traffic import GIGA, bus_factor, nvls_wire_rate
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.quantity import Quantity

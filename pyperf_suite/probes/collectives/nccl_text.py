@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pyperf_suite.laws.network.communication import GIGA
+from pyperf_suite.laws.traffic import GIGA
 from pyperf_suite.probes.collectives.curves import Curve
 from pyperf_suite.spec.findings import Document
 from pyperf_suite.spec.rows import grouped

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.network.alpha_beta import AlphaBetaOverRanks, PiecewiseAlphaBeta, seconds_of
-from pyperf_suite.laws.network.traffic import WAYS, Traffic, Verdict, Workload, bound_below_s, verdict
+from pyperf_suite.laws.collectives import AlphaBetaOverRanks, PiecewiseAlphaBeta, seconds_of
+from pyperf_suite.laws.traffic import WAYS, Traffic, Verdict, Workload, bound_below_s, verdict
+from pyperf_suite.laws.transformer import ModelDimensions
 from pyperf_suite.probes.collectives.curves import Curve, plain
 from pyperf_suite.spec.findings import Remark, Table, remark
 from pyperf_suite.spec.quantity import Quantity

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors
+from pyperf_suite.laws.collectives import PiecewiseAlphaBeta
+from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit_data_parallel, held_out_step_errors
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import size_name
@@ -120,7 +120,7 @@ def fitted_to(steps: Rows, all_reduces: Sequence[Row], slowest_s: Mapping[str, f
         for step, none in pairs
     }
     measured = (list(exchanges.values()), [step.seconds for step, _ in pairs])
-    law = fit(all_reduce_s, *measured)
-    errors = held_out_errors(all_reduce_s, *measured, list(exchanges)).tolist()
+    law = fit_data_parallel(all_reduce_s, *measured)
+    errors = held_out_step_errors(all_reduce_s, *measured, list(exchanges)).tolist()
     predicted_s = {case_id: law.seconds(exchange) for case_id, exchange in exchanges.items()}
     return Fitted(law, predicted_s, dict(zip(exchanges, errors, strict=True)))

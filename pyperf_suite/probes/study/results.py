@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from pyperf_suite.hardware.catalogue import gpu_of
-from pyperf_suite.laws.model_flops import model_flop, utilization
+from pyperf_suite.laws.transformer import model_flop, utilization
 from pyperf_suite.measure.median import median_interval
 from pyperf_suite.probes.calibration.predictions import DTYPE_OF_LAW
 from pyperf_suite.probes.study.grid import OPERATOR

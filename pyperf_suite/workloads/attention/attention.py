@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pyperf_suite.laws.attention.counted import attention_flop
+from pyperf_suite.laws.tiled_attention import attention_flop
 from pyperf_suite.measure.arrays import Keep
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_attention import verify_attention

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pyperf_suite.laws.attention.counted import Blocks
+from pyperf_suite.laws.tiled_attention import Blocks
 
 _FORWARD_TRAITS = re.compile(
     r"flash_fwd_kernel_traits<" + ",".join([r"\s*(?:\(int\))?([1-9][0-9]{0,8})"] * 4), re.IGNORECASE

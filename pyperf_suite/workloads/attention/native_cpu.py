@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.laws.attention.counted import Blocks
+from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.workloads.attention.parameters import AttentionParameters
 from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.inputs import Operands

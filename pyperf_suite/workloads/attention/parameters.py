@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.attention.counted import Blocks, visible_pairs
+from pyperf_suite.laws.tiled_attention import Blocks, visible_pairs
 from pyperf_suite.limits import OneOf, Within
 
 DTYPES = ("float32", "float16", "bfloat16")

@@ -15,7 +15,7 @@ from pyperf_suite.kernels.attention import Attention, Configuration, Shape
 from pyperf_suite.kernels.attention_backward import Gradients
 from pyperf_suite.kernels.attention_defaults import default_configuration
 from pyperf_suite.kernels.occupancy import occupancy
-from pyperf_suite.laws.attention.counted import Blocks
+from pyperf_suite.laws.tiled_attention import Blocks
 from pyperf_suite.workloads.attention.parameters import GRADIENTS, AttentionParameters
 from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.operand_sets import Bound, TorchTensors

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Annotated
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.laws.network.communication import element_count, message_bytes
+from pyperf_suite.laws.traffic import element_count, message_bytes
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.workloads.dtypes import element_type
 

@@ -7,7 +7,7 @@ import itertools
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.kernels import matmul as triton_matmul
-from pyperf_suite.laws.matmul.tiling import visiting_group
+from pyperf_suite.laws.tiling import visiting_group
 from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.matmul.cuda_own import require_no_cluster
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters

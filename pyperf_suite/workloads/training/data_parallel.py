@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.laws.network.communication import bus_factor
+from pyperf_suite.laws.traffic import bus_factor
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.workloads.collective.ranks import OnRanks, torch_place

@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import memory
-from pyperf_suite.laws.dimensions import ModelDimensions
-from pyperf_suite.laws.model_flops import PASSES, hardware_flop, model_flop
 from pyperf_suite.laws.training.activations import FLOAT, Keeping, kept_bytes
+from pyperf_suite.laws.transformer import PASSES, ModelDimensions, hardware_flop, model_flop
 from pyperf_suite.limits import OneOf, Within, check_limits
 
 # torch's scaled_dot_product_attention as torch chooses, pinned to one of its backends, or written out; and what the law
@@ -201,7 +200,7 @@ def require_for_reference(nbytes: int) -> None:
 
 
 def asked_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
-    """Forward and backward by the laws (laws/model_flops.py), of layers alone where there is no vocabulary."""
+    """Forward and backward by the laws (laws/transformer.py), of layers alone where there is no vocabulary."""
     flop = float(model_flop(shape.dimensions, shape.batch, shape.seq, causal_halved))
     return flop - _logits_of_none(shape)
 

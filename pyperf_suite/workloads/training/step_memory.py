@@ -17,7 +17,7 @@ import psutil
 from pyperf_suite.errors import Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.laws.model_flops import PASSES
+from pyperf_suite.laws.transformer import PASSES
 from pyperf_suite.limits import Within
 from pyperf_suite.workloads.dtypes import torch_name
 from pyperf_suite.workloads.torch_device import TorchDevice, leave_nothing_behind

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.laws.model_flops import PASSES
+from pyperf_suite.laws.transformer import PASSES
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.arrays import computed_anew
 from pyperf_suite.workloads import scratch
@@ -344,7 +344,7 @@ class TrainingStep(Workload[TrainingStepParameters]):
         return parameters.step_bytes(updated=parameters.updates)
 
     def work(self, parameters: TrainingStepParameters) -> Work:
-        """Model FLOPs of the part, causal pairs alone (laws/model_flops.py); what is recomputed is no work done."""
+        """Model FLOPs of the part, causal pairs alone (laws/transformer.py); what is recomputed is no work done."""
         flop = asked_flop(parameters) / (1 if parameters.goes_back else PASSES)
         return Work(parameters.micro_batches * round(flop))
 
