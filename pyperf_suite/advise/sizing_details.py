@@ -223,9 +223,10 @@ def heat_maps(setting: Setting, prices: KernelPrices, gpu: str, reach: float) ->
 
 def _best(heat_map: HeatMap) -> str:
     """The frames in words, for a caption."""
-    row, column = heat_map.best or (0, 0)
+    values = np.array(heat_map.values)
+    row, column = np.unravel_index(int(np.nanargmax(values)), values.shape)
     size = f"{heat_map.y_label} {heat_map.y[row]}, {heat_map.x_label} {heat_map.x[column]}"
-    return f"Framed black: as asked; green: the fastest, {size} ({heat_map.values[row][column]:.3g} ×)."
+    return f"Framed black: as asked; green: the fastest, {size} ({values[row, column]:.3g} ×)."
 
 
 def _heat_map(
@@ -250,7 +251,6 @@ def _heat_map(
     values = np.full((len(y), len(x)), np.nan)
     for place, candidate in zip(places, judged(settings, prices)[1:], strict=True):
         values[place] = candidate.speed
-    best = np.unravel_index(int(np.nanargmax(values)), values.shape)
     return HeatMap(
         title="",
         x_label=x_label,
@@ -260,7 +260,6 @@ def _heat_map(
         y=tuple(y),
         values=tuple(tuple(row) for row in values.tolist()),
         here=(list(y).index(present[0]), list(x).index(present[1])),
-        best=(int(best[0]), int(best[1])),
     )
 
 

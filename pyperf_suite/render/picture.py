@@ -209,7 +209,8 @@ def _draw_heat_map(axis: Axes, heat_map: HeatMap) -> None:
     for row, column, value in cells if len(cells) <= MOST_NUMBERS else ():
         colour = "white" if abs(value - 1) > 0.65 * spread else "black"
         axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
-    for place, colour, label in ((heat_map.best, "tab:green", "best"), (heat_map.here, "black", "as asked")):
+    best = max(cells, key=lambda cell: cell[2])[:2] if cells and heat_map.here else None
+    for place, colour, label in ((best, "tab:green", "best"), (heat_map.here, "black", "as asked")):
         if place is None:
             continue
         row, column = place

@@ -189,8 +189,8 @@ class Panel:
 class HeatMap:
     """Values over a grid of sizes: `values[row][column]` at `y[row]` and `x[column]`, NaN where there is no such case.
 
-    `here` is the row and column of what the others are compared with, `best` those of the best; both are marked. Values
-    of 1 are as good as `here`: above is drawn in one colour, below in the other, both darker the further away.
+    `here` is the row and column of what the others are compared with, marked as that. Values of 1 are as good as it:
+    above is drawn in one colour, below in the other, both darker the further away.
     """
 
     title: str
@@ -201,7 +201,6 @@ class HeatMap:
     y: tuple[int, ...]
     values: tuple[tuple[float, ...], ...]
     here: tuple[int, int] | None = None
-    best: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
