@@ -178,8 +178,9 @@ def _with_other_heads(setting: Setting, kept: bool) -> Setting | None:
 def heat_maps(setting: Setting, prices: KernelPrices, gpu: str, reach: float) -> tuple[Figure, ...]:
     """Hidden against head_dim or heads, and the width of the MLP against the micro-batch."""
     model, width = setting.model, width_of_mlp(setting.model)
-    hiddens = _sizes(model.hidden, reach, ENOUGH, MOST_ROWS)
-    if model.heads * model.head_dim == model.hidden:
+    fills = model.heads * model.head_dim == model.hidden
+    hiddens = _sizes(model.hidden, reach, 2 * ENOUGH if fills else ENOUGH, MOST_ROWS)
+    if fills:
         # Heads that fill hidden: columns of their widths, which most widths are divided by.
         columns, of_heads, rest = sorted({*HEAD_DIMS, model.head_dim}), "head_dim", "heads fill hidden"
     else:
