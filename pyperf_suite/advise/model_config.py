@@ -17,6 +17,8 @@ from pyperf_suite.laws.transformer import LARGEST, ModelDimensions
 
 # No dimension of a model comes near; larger numbers are not worth repeating to the user.
 LARGEST_COUNT = 1 << 31
+# One name of a field, or several of which the first that is there counts.
+Names = str | tuple[str, ...]
 
 
 class ConfigFields:
@@ -105,12 +107,12 @@ def _count_or_follows(fields: ConfigFields, *names: str) -> int:
     return fields.count(*names, default=0, at_least=0 if fields.lacks(*names) else 1)
 
 
-def _attention_biases(fields: ConfigFields, name: str = "attention_bias", default: bool = False) -> dict[str, bool]:
+def _attention_biases(fields: ConfigFields, name: str = "attention_bias", default: bool = False) -> dict[str, Any]:
     bias = fields.flag(name, default)
     return {"qkv_bias": bias, "output_bias": bias}
 
 
-def _tied(fields: ConfigFields) -> dict[str, bool]:
+def _tied(fields: ConfigFields) -> dict[str, Any]:
     """One matrix for embedding and logits unless the file says otherwise."""
     return {"tied": fields.flag("tie_word_embeddings", True)}
 
@@ -214,27 +216,30 @@ def _phi(fields: ConfigFields) -> ModelDimensions:
     return _llama_like(fields, gated=False, bias=True, norms=1, other_parameters=fields.count("vocab_size"))
 
 
-def _gpt2(fields: ConfigFields) -> ModelDimensions:
-    hidden = fields.count("n_embd")
+def _plain(
+    fields: ConfigFields, layers: Names = "num_hidden_layers", hidden: Names = "hidden_size",
+    heads: Names = "num_attention_heads", **more: Any
+) -> ModelDimensions:  # fmt: skip
+    """A model without Llama's traits; families differ in the names of these three sizes, some of which have two."""
+
+    def count(names: Names) -> int:
+        return fields.count(*([names] if isinstance(names, str) else names))
+
     return ModelDimensions(
-        layers=fields.count("n_layer"),
-        hidden=hidden,
-        ffn=fields.count("n_inner", default=4 * hidden, at_least=1),
-        heads=fields.count("n_head"),
-        vocab=fields.count("vocab_size"),
-        positions=fields.count("n_positions", "n_ctx"),
-        bias=True,
-        **_tied(fields),
+        layers=count(layers), hidden=count(hidden), heads=count(heads), vocab=fields.count("vocab_size"), **more
     )
 
 
+def _gpt2(fields: ConfigFields) -> ModelDimensions:
+    ffn = fields.count("n_inner", default=4 * fields.count("n_embd"), at_least=1)
+    positions = fields.count("n_positions", "n_ctx")
+    return _plain(fields, "n_layer", "n_embd", "n_head", ffn=ffn, positions=positions, bias=True, **_tied(fields))
+
+
 def _gpt_neox(fields: ConfigFields) -> ModelDimensions:
-    return ModelDimensions(
-        layers=fields.count("num_hidden_layers"),
-        hidden=fields.count("hidden_size"),
+    return _plain(
+        fields,
         ffn=fields.count("intermediate_size"),
-        heads=fields.count("num_attention_heads"),
-        vocab=fields.count("vocab_size"),
         **_attention_biases(fields, default=True),
         mlp_bias=True,
         norm_bias=True,
@@ -243,35 +248,26 @@ def _gpt_neox(fields: ConfigFields) -> ModelDimensions:
 
 
 def _bloom(fields: ConfigFields) -> ModelDimensions:
-    hidden = fields.count("hidden_size", "n_embed")
-    return ModelDimensions(
-        layers=fields.count("n_layer", "num_hidden_layers"),
-        hidden=hidden,
-        ffn=4 * hidden,
-        heads=fields.count("n_head", "num_attention_heads"),
-        vocab=fields.count("vocab_size"),
-        bias=True,
-        **_tied(fields),
-        other_parameters=2 * hidden,  # the norm of the embeddings
-    )
+    names = (("n_layer", "num_hidden_layers"), ("hidden_size", "n_embed"), ("n_head", "num_attention_heads"))
+    hidden = fields.count(*names[1])
+    # Of the others: the norm of the embeddings.
+    return _plain(fields, *names, ffn=4 * hidden, bias=True, **_tied(fields), other_parameters=2 * hidden)
 
 
 def _falcon(fields: ConfigFields) -> ModelDimensions:
-    hidden = fields.count("hidden_size", "n_embed")
-    heads = fields.count("num_attention_heads", "n_head")
+    names = (("num_hidden_layers", "n_layer"), ("hidden_size", "n_embed"), ("num_attention_heads", "n_head"))
+    hidden, heads = fields.count(*names[1]), fields.count(*names[2])
     if fields.flag("new_decoder_architecture"):
         norms = fields.count("num_ln_in_parallel_attn", default=2)
         kv_heads = fields.count("num_kv_heads", "n_head_kv", default=heads, at_least=1)
     else:
         norms = 1 if fields.flag("parallel_attn", True) else 2
         kv_heads = 1 if fields.flag("multi_query", True) else heads
-    return ModelDimensions(
-        layers=fields.count("num_hidden_layers", "n_layer"),
-        hidden=hidden,
+    return _plain(
+        fields,
+        *names,
         ffn=fields.count("ffn_hidden_size", default=4 * hidden),
-        heads=heads,
         kv_heads=kv_heads,
-        vocab=fields.count("vocab_size"),
         bias=fields.flag("bias"),
         norm_bias=True,
         norms=norms,
@@ -313,33 +309,21 @@ def _opt(fields: ConfigFields) -> ModelDimensions:
     fields.refuse_unless(
         narrow == hidden, f"has embeddings of {narrow} and a hidden_size of {hidden}, which are not counted"
     )
-    return ModelDimensions(
-        layers=fields.count("num_hidden_layers"),
-        hidden=hidden,
-        ffn=fields.count("ffn_dim"),
-        heads=fields.count("num_attention_heads"),
-        vocab=fields.count("vocab_size"),
-        positions=fields.count("max_position_embeddings") + 2,  # two are kept for padding
-        bias=True,
-        **_tied(fields),
-    )
+    positions = fields.count("max_position_embeddings") + 2  # two are kept for padding
+    return _plain(fields, ffn=fields.count("ffn_dim"), positions=positions, bias=True, **_tied(fields))
 
 
 def _bert(fields: ConfigFields) -> ModelDimensions:
     """With the head that predicts masked words, which BERT is trained through, and without the pooler."""
-    hidden = fields.count("hidden_size")
-    return ModelDimensions(
-        layers=fields.count("num_hidden_layers"),
-        hidden=hidden,
+    return _plain(
+        fields,
         ffn=fields.count("intermediate_size"),
-        heads=fields.count("num_attention_heads"),
-        vocab=fields.count("vocab_size"),
         positions=fields.count("max_position_embeddings"),
         bias=True,
         **_tied(fields),
         causal=False,
         head_transform=True,
-        other_parameters=hidden * fields.count("type_vocab_size", default=2),
+        other_parameters=fields.count("hidden_size") * fields.count("type_vocab_size", default=2),
     )
 
 

@@ -92,24 +92,10 @@ class Validation:
         errors = [abs(product.ratio - 1) * 100 for product in self.products if product.ratio is not None]
         return (float(np.mean(errors)), float(np.median(errors))) if errors else (math.nan, math.nan)
 
-
-@dataclass(frozen=True)
-class MeasuredSizing:
-    """Settings by name, the present one first, as they were predicted and measured, and the run with the records."""
-
-    names: tuple[str, ...]
-    validation: Validation
-    folder: RunFolder
-
-    @property
-    def findings(self) -> Findings:
-        return validation_findings(self.names, self.validation)
-
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, names: Sequence[str]) -> dict[str, Any]:
         """Seconds a token, and rates of work relative to the present model's with their intervals."""
-        mean, median = self.validation.error_percent
+        mean, median = self.error_percent
         return {
-            "records": str(self.folder.records_path),
             "prediction_error_percent": {"mean": mean, "median": median},
             "settings": [
                 {
@@ -120,7 +106,7 @@ class MeasuredSizing:
                     "measured_speed": asdict(each.speedup),
                     "measured_share": each.measured_share,
                 }
-                for name, each in zip(self.names, self.validation.settings, strict=True)
+                for name, each in zip(names, self.settings, strict=True)
             ],
             "products": [
                 {
@@ -128,7 +114,7 @@ class MeasuredSizing:
                     "predicted_s": product.predicted_s,
                     "measured_s": product.reading.seconds if product.reading else None,
                 }
-                for product in self.validation.products
+                for product in self.products
             ],
         }
 
@@ -147,15 +133,9 @@ class SizingRun:
         candidates = (search.present, *chosen(search))
         return cls(candidates, measuring_plan([candidate.setting for candidate in candidates], device, profile))
 
-    def measured(
-        self, prices: KernelPrices, results: Path, done: Callable[[Record], None], deadline_s: float = DEADLINE_S
-    ) -> MeasuredSizing:
-        """Run the plan; `done` is called with the last record of each case.
-
-        Raises UserError if the results cannot be written, or nothing could be measured.
-        """
-        folder, records = measure(self.plan, results, done, deadline_s)
-        return MeasuredSizing(tuple(map(name_of, self.candidates)), self.judged(prices, records), folder)
+    @property
+    def names(self) -> list[str]:
+        return [name_of(candidate) for candidate in self.candidates]
 
     def judged(self, prices: KernelPrices, records: Sequence[Record]) -> Validation:
         """The records compared with the predictions; a token is worth the model's own FLOP, so padding is no work."""

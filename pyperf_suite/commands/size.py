@@ -22,11 +22,12 @@ from pyperf_suite.commands.options import (
 from pyperf_suite.errors import UserError
 
 if TYPE_CHECKING:
-    from pyperf_suite.advise.sizing_measured import MeasuredSizing
     from pyperf_suite.advise.sizing_report import Sizing
     from pyperf_suite.hardware.catalogue import GpuSpec
     from pyperf_suite.laws.calibration import Calibration
     from pyperf_suite.laws.explained import KernelPrices
+    from pyperf_suite.runner.results import RunFolder
+    from pyperf_suite.spec.findings import Findings
 
 dtype_option = click.option(
     "--dtype",
@@ -127,6 +128,9 @@ def size(
     _report(found, output, as_json, wide, measured)
 
 
+Measured = tuple["Findings", dict[str, Any], "RunFolder"]
+
+
 def _prices(laws: GpuSpec | Calibration, dtype: str, mode: Any = "sustained") -> KernelPrices:
     from pyperf_suite.laws.prices import Prices
 
@@ -140,12 +144,12 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise UserError(f"{text!r} are no head dimensions: write numbers, as in 64,128.") from None
 
 
-def _measured(found: Sizing, prices: KernelPrices, profile: str, device: str, results: Path) -> MeasuredSizing:
-    """Measure the present model and the best candidates, with a progress bar."""
+def _measured(found: Sizing, prices: KernelPrices, profile: str, device: str, results: Path) -> Measured:
+    """Measure the present model and the best candidates with a progress bar: findings, the same as JSON, the run."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from pyperf_suite.advise.sizing_measured import SizingRun
+    from pyperf_suite.advise.sizing_measured import SizingRun, measure, validation_findings
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.runner.outlook import Outlook
     from pyperf_suite.runner.profiles import find_profile
@@ -155,10 +159,13 @@ def _measured(found: Sizing, prices: KernelPrices, profile: str, device: str, re
     console.print(f"measuring: {Outlook(run.plan).line}", highlight=False, soft_wrap=True)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=len(run.plan.cases))
-        return run.measured(prices, results, lambda _: progress.advance(task))
+        folder, records = measure(run.plan, results, lambda _: progress.advance(task))
+    found_here = run.judged(prices, records)
+    as_json = {"records": str(folder.records_path), **found_here.to_json(run.names)}
+    return validation_findings(run.names, found_here), as_json, folder
 
 
-def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measured: MeasuredSizing | None) -> None:
+def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measured: Measured | None) -> None:
     """Print the answer; pictures and a page only into a folder that was named."""
     from pyperf_suite.advise.sizing_report import findings_of_sizing, sizing_as_json
     from pyperf_suite.render.findings_json import answer
@@ -167,9 +174,9 @@ def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measu
     findings = {"size": findings_of_sizing(found)}
     records, files = [], []
     if measured is not None:
-        findings["measured"] = measured.findings
-        records = measured.folder.records()
-        files.append(("records", measured.folder.records_path))
+        findings["measured"], measured_json, folder = measured
+        records = folder.records()
+        files.append(("records", folder.records_path))
     written: list[Path] = []
     if output is not None:
         from pyperf_suite.render.markdown import page
@@ -189,7 +196,7 @@ def _report(found: Sizing, output: Path | None, as_json: bool, wide: bool, measu
     if as_json:
         result = sizing_as_json(found, [str(path) for path in written])
         if measured is not None:
-            result["measured"] = measured.to_json()
+            result["measured"] = measured_json
         click.echo(answer(findings, result), nl=False)
         return
     console = console_for(wide)

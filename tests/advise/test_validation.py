@@ -220,7 +220,7 @@ def test_size_measures_and_tells_predicted_beside_measured(tmp_path: Path, monke
     """The runner's place is taken by times of half the made-up rate, on a machine whose GPU is the one asked for."""
     folder = SimpleNamespace(records_path=tmp_path / "records.jsonl", records=list)
 
-    def run(plan: Any, results: Path, told: Any, deadline_s: float) -> tuple[Any, list[Record]]:
+    def run(plan: Any, results: Path, told: Any) -> tuple[Any, list[Record]]:
         records = [record(each.case, 2 * rate_s(each.case), process) for process in range(3) for each in plan.cases]
         for each in records[: len(plan.cases)]:
             told(each)
