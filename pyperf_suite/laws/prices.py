@@ -25,7 +25,6 @@ from pyperf_suite.laws.explained import Bytes, Count, Explained, KernelPrices
 from pyperf_suite.laws.gemm import gemm_time
 from pyperf_suite.laws.roofline import memory_bound_time
 from pyperf_suite.laws.traffic import OPERATIONS
-from pyperf_suite.laws.training.step import found_constants
 
 # The smallest that there are, sizes of models, odd ones, and the largest that was fitted.
 PRODUCTS = np.array(list(product((1, 96, 4097, 32768), (32, 50257, 65536), (32, 1000, 65536))), dtype=np.int64).T
@@ -193,12 +192,14 @@ def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[
     if "collectives" in laws:
         for operation, ranks in product(OPERATIONS, RANKS):
             yield "collectives", collective_time(calibration, operation, BYTES, np.full(BYTES.shape, ranks))
-    if "step" in laws:
-        constants = found_constants(calibration).constants
+    if "step" in calibration.blocks:
+        arrays = calibration.blocks["step"].arrays
+        slowdown, host_s, network = (
+            float(arrays[name]) for name in ("slowdown", "host_s_per_layer", "network_bytes_per_s")
+        )
         # As times: a host that takes none is one, a network that carries nothing is none.
-        yield "steps", np.array([constants.slowdown, constants.host_s_per_layer + SHORTEST_S])
-        if constants.network_bytes_per_s is not None:
-            yield "steps", np.array([1 << 20]) / constants.network_bytes_per_s
+        yield "steps", np.array([slowdown, host_s + SHORTEST_S])
+        yield "steps", np.array([1 << 20]) / network
 
 
 def _wrong(law: str, priced: Explained | NDArray[np.float64]) -> str | None:

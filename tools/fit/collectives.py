@@ -7,6 +7,7 @@ out.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +62,7 @@ class Curve(NamedTuple):
     ranks: int
 
 
+@functools.cache
 def fit_collectives(tables_folder: Path) -> dict[str, Block]:
     """The block "collectives" of every GPU in the folder's table of collectives, by the GPU's name in the catalogue.
 

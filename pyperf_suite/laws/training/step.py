@@ -17,6 +17,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.laws.calibration import Block, Calibration, shipped_calibration
 from pyperf_suite.laws.explained import Explained, KernelPrices
+from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.laws.transformer import (
     PHASES,
@@ -504,8 +505,8 @@ def step_time(
     gpu: str | GpuSpec | Calibration,
     model: ModelDimensions,
     plan: Plan,
-    constants: StepConstants | None,
-    prices: KernelPrices,
+    constants: StepConstants | None = None,
+    prices: KernelPrices | None = None,
 ) -> Explained:
     """The time of one iteration of training `model` on GPUs of that kind, as `plan` says.
 
@@ -524,8 +525,8 @@ def step_time(
         gpu: its name, its `GpuSpec`, or a `Calibration`.
         model: the transformer.
         plan: batch, parallelism and options; one plan, or a grid of them.
-        constants: None for those of the GPU's calibration, or of the A100, where iterations were published.
-        prices: what kernels cost, as `prices.Prices` on that GPU.
+        constants: by default those of the GPU's calibration, or of the A100, where iterations were published.
+        prices: what kernels cost, by default `Prices` of that GPU under a sustained load.
 
     Raises:
         UserError: layers that do not divide over stages, dimensions that do not over TP, or an unknown GPU.
@@ -534,7 +535,7 @@ def step_time(
         chunks = f" of {plan.chunks} chunks" if np.any(np.asarray(plan.chunks) > 1) else ""
         raise UserError(f"{model.layers} layers cannot be cut into {plan.pipeline} stages{chunks} evenly.")
     found = FoundConstants(constants, False, None) if constants is not None else found_constants(gpu)
-    constants = found.constants
+    constants, prices = found.constants, prices or Prices(gpu)
     layer, ends = _works(model, plan, prices, constants)
     network = constants.network_bytes_per_s
     layers, m, others = model.layers // plan.pipeline, plan.micro_batches, plan.pipeline - 1
