@@ -350,11 +350,6 @@ class Prediction:
     memory: tuple[MemoryNeed, ...]
 
     @property
-    def samples_per_s(self) -> float:
-        """Sequences a second over all ranks."""
-        return self.parameters.global_batch / self.seconds
-
-    @property
     def rank_memory(self) -> tuple[Mapping[str, float], ...]:
         """Of each rank the bytes that an engine counts as well."""
         return tuple({name: float(getattr(need, name)) for name in COUNTED} for need in self.memory)
