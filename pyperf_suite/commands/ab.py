@@ -24,9 +24,9 @@ from pyperf_suite.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from pyperf_suite.hardware.devices import Device
-    from pyperf_suite.history.finding import Finding
     from pyperf_suite.history.pairs.arms import Arm, PairedCase
     from pyperf_suite.history.pairs.live_pair import Pair
+    from pyperf_suite.history.verdict import Judgement
     from pyperf_suite.runner.plan import PlannedCase
 
 
@@ -248,7 +248,7 @@ def _manifest(old: Arm, new: Arm, cases: Sequence[PairedCase], where: Device, ru
     return {"arms": arms, "cases": len(cases), **rule, **machine}
 
 
-def _keep(folder: Path, findings: Sequence[Finding]) -> None:
+def _keep(folder: Path, findings: Sequence[Judgement]) -> None:
     """The findings beside the pairs they came from."""
     import json
 
@@ -259,7 +259,7 @@ def _keep(folder: Path, findings: Sequence[Finding]) -> None:
         click.echo(f"Warning: the findings could not be written to {folder}: {error.strerror}.", err=True)
 
 
-def _notes(findings: Sequence[Finding], folder: Path, results: Path, machine: str) -> list[str]:
+def _notes(findings: Sequence[Judgement], folder: Path, results: Path, machine: str) -> list[str]:
     from pyperf_suite.history.selfcheck.selfcheck import latest_selfcheck
 
     notes = [f"Every pair is kept in {folder / 'pairs.jsonl'}."]

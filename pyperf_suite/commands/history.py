@@ -18,7 +18,7 @@ from pyperf_suite.printable import printable
 if TYPE_CHECKING:
     from pyperf_suite.history.stored.prune import Pruning
     from pyperf_suite.history.stored.series import Benchmark, Series
-    from pyperf_suite.history.stored.store import BenchmarkKey, Store
+    from pyperf_suite.history.stored.store import CaseKey, Store
 
 EXPORT_FORMATS = ("csv", "json", "parquet", "github-action-benchmark")
 
@@ -53,8 +53,8 @@ def history(
       pyperf-suite history
       pyperf-suite history 'matmul*m=384*' --png matmul.png
     """  # noqa: D301 - click keeps the lines below \b as they are
-    from pyperf_suite.history.changes.steps import steps_of
     from pyperf_suite.history.shown.drawing import draw_series
+    from pyperf_suite.history.tracking import steps_of
 
     with _store(results, also) as store:
         found = _benchmarks(store, benchmark, machine)
@@ -110,7 +110,7 @@ def prune(
     from pyperf_suite.history.stored.prune import Rules, delete, plan_pruning
 
     rules = Rules(older_than, keep_last, machine)
-    held: dict[Path, frozenset[BenchmarkKey]] = {}
+    held: dict[Path, frozenset[CaseKey]] = {}
     unread: frozenset[Path] = frozenset()
     if keep_last is not None and results.is_dir():
         with _store(results) as store:

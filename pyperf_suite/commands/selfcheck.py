@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyperf_suite.history.pairs.arms import PairedCase
     from pyperf_suite.history.selfcheck.run import Compare, Planned
     from pyperf_suite.history.selfcheck.selfcheck import Comparison, Selfcheck
-    from pyperf_suite.history.statistics.sequential import SequentialRule
+    from pyperf_suite.history.verdict import SequentialRule
 
 # Comparisons are left to be made: the same command with --resume makes them.
 UNFINISHED = 3
@@ -188,8 +188,8 @@ def _cases(probes: tuple[str, ...], where: Device, pattern: str | None, counts: 
 
 def _rule(margin: float | None, max_pairs: int | None) -> SequentialRule:
     from pyperf_suite.history.selfcheck.cases import PROBE
-    from pyperf_suite.history.statistics.sequential import SequentialRule
     from pyperf_suite.history.thresholds import load_thresholds
+    from pyperf_suite.history.verdict import SequentialRule
 
     rule = SequentialRule(margin=load_thresholds().margin_of(PROBE, "", margin))
     return rule if max_pairs is None else dataclasses.replace(rule, looks=(), max_pairs=max_pairs)

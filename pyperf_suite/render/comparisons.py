@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pyperf_suite.history.finding import VERDICTS, Finding, Verdict
+from pyperf_suite.history.verdict import WORDS, Judgement, Word
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.render import findings_json, markdown
 from pyperf_suite.render.terminal import note, print_table, say
@@ -18,16 +18,16 @@ from pyperf_suite.spec.findings import Findings, Heading, Table
 from pyperf_suite.spec.quantity import Quantity, quantity
 
 # What needs a reader comes first; within a verdict, what moved most.
-URGENCY: tuple[Verdict, ...] = ("slower", "failed", "undecided", "faster", "equivalent")
+URGENCY: tuple[Word, ...] = ("slower", "failed", "undecided", "faster", "equivalent")
 # A job's summary may hold 1 MiB; a row with a long label and a long sentence is about 500 bytes.
 MOST_ROWS = 400
 _MARKS = {"slower": "🔴", "failed": "⚫", "undecided": "🟡", "faster": "🟢", "equivalent": "⚪"}
 
 
-def by_urgency(findings: Sequence[Finding]) -> list[Finding]:
+def by_urgency(findings: Sequence[Judgement]) -> list[Judgement]:
     """Slower first, equivalent last; within a verdict by how much the time changed."""
 
-    def rank(finding: Finding) -> tuple[int, float, str]:
+    def rank(finding: Judgement) -> tuple[int, float, str]:
         moved = abs(math.log(finding.ratio.value)) if finding.ratio is not None and finding.ratio.value > 0 else 0.0
         return URGENCY.index(finding.verdict), -moved if math.isfinite(moved) else -math.inf, finding.benchmark
 
@@ -41,7 +41,7 @@ def change(ratio: Ratio | None) -> Quantity | None:
     return Quantity(ratio.value - 1, "+%", ratio.low - 1, ratio.high - 1, max(1, ratio.processes))
 
 
-def counted(findings: Sequence[Finding]) -> str:
+def counted(findings: Sequence[Judgement]) -> str:
     """`1 slower, 2 undecided, 5 equivalent of 8 benchmarks`."""
     if not findings:
         return "no benchmark to compare"
@@ -51,7 +51,7 @@ def counted(findings: Sequence[Finding]) -> str:
 
 
 def print_comparisons(
-    console: Console, heading: str, findings: Sequence[Finding], notes: Sequence[str], code: int, fail_on: str
+    console: Console, heading: str, findings: Sequence[Judgement], notes: Sequence[str], code: int, fail_on: str
 ) -> None:
     """The table, a sentence for each finding but the equivalent, the notes, and the exit code with its meaning."""
     ordered = by_urgency(findings)
@@ -69,7 +69,7 @@ def print_comparisons(
     say(console, "", f"{counted(findings)}; exit code {code}, {meaning} (--fail-on {fail_on})")
 
 
-def summary(heading: str, findings: Sequence[Finding], notes: Sequence[str]) -> str:
+def summary(heading: str, findings: Sequence[Judgement], notes: Sequence[str]) -> str:
     """As GitHub shows it on a job's page: what changed or stayed open, the equivalent folded away, and the notes."""
     ordered = by_urgency(findings)
     as_before = [finding for finding in ordered if finding.verdict == "equivalent"]
@@ -86,7 +86,7 @@ def summary(heading: str, findings: Sequence[Finding], notes: Sequence[str]) -> 
 
 def comparisons_as_json(
     heading: str,
-    findings: Sequence[Finding],
+    findings: Sequence[Judgement],
     notes: Sequence[str],
     code: int,
     extra: Mapping[str, Any] | None = None,
@@ -99,7 +99,7 @@ def comparisons_as_json(
     told = {
         "heading": heading,
         "exit_code": code,
-        "counts": {verdict: counts[verdict] for verdict in VERDICTS},
+        "counts": {verdict: counts[verdict] for verdict in WORDS},
         "findings": [asdict(finding) for finding in by_urgency(findings)],
         "notes": list(notes),
         **(extra or {}),
@@ -107,7 +107,7 @@ def comparisons_as_json(
     return findings_json.answer({"comparison": Findings(tables=(_table(by_urgency(findings)),))}, told).rstrip()
 
 
-def _table(findings: Sequence[Finding], marked: bool = False) -> Table:
+def _table(findings: Sequence[Judgement], marked: bool = False) -> Table:
     """With marks and sentences where there is room for them."""
     columns = (
         Heading("verdict", priority=2),
@@ -128,7 +128,7 @@ def _table(findings: Sequence[Finding], marked: bool = False) -> Table:
     return Table("", (*columns, *([Heading("why")] if marked else [])), tuple(rows))
 
 
-def _rows(findings: Sequence[Finding], most: int) -> list[str]:
+def _rows(findings: Sequence[Judgement], most: int) -> list[str]:
     left_out = len(findings) - most
     more = ["", f"{left_out} more are left out here; the JSON output has them all."] if left_out > 0 else []
     return [*markdown.table(_table(findings[:most], marked=True)), *more]

@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyperf_suite.history.changes.steps import Step, steps_of
-from pyperf_suite.history.changes.tracking import Tracked, track
 from pyperf_suite.history.shown.drawing import short_commit, unit_name
 from pyperf_suite.history.stored.series import Benchmark, Series
 from pyperf_suite.history.stored.store import Store
+from pyperf_suite.history.tracking import Step, Tracked, steps_of, track
 from pyperf_suite.render.charts import Chart, chart_of, colours_of
 from pyperf_suite.render.plot import Shown, shown_charts, table_of_panel
 from pyperf_suite.spec.findings import Findings, Panel, Remark, remark

@@ -5,14 +5,14 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 
-from pyperf_suite.history.exit_code import DEFAULT_FAIL_ON, concern
-from pyperf_suite.history.finding import Finding
+from pyperf_suite.history.thresholds import DEFAULT_FAIL_ON
+from pyperf_suite.history.verdict import Judgement, concern
 from pyperf_suite.printable import printable
 from pyperf_suite.render import text
 from pyperf_suite.render.comparisons import change
 
 
-def junit_xml(heading: str, findings: Sequence[Finding], fail_on: str = DEFAULT_FAIL_ON) -> bytes:
+def junit_xml(heading: str, findings: Sequence[Judgement], fail_on: str = DEFAULT_FAIL_ON) -> bytes:
     """One suite with one test a finding, as UTF-8.
 
     What `fail_on` minds: a regression is a failure, what could not be measured an error. What stayed open is skipped
@@ -33,7 +33,7 @@ def junit_xml(heading: str, findings: Sequence[Finding], fail_on: str = DEFAULT_
     return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
 
 
-def _test(finding: Finding, fail_on: str) -> ElementTree.Element:
+def _test(finding: Judgement, fail_on: str) -> ElementTree.Element:
     test = ElementTree.Element(
         "testcase",
         classname=printable(finding.probe or "benchmark"),
@@ -51,11 +51,11 @@ def _test(finding: Finding, fail_on: str) -> ElementTree.Element:
     return test
 
 
-def _is_skipped(finding: Finding, fail_on: str) -> bool:
+def _is_skipped(finding: Judgement, fail_on: str) -> bool:
     return finding.verdict in ("undecided", "failed") and concern(finding, fail_on) not in ("regression", "failed")
 
 
-def _seconds(finding: Finding) -> float:
+def _seconds(finding: Judgement) -> float:
     """Time spent on the comparison, where its producer says so."""
     seconds = finding.details.get("seconds", 0.0)
     return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < float("inf") else 0.0

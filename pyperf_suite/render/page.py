@@ -15,7 +15,7 @@ from typing import Any
 
 from pyperf_suite import __version__
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.stored.observations import label_of
+from pyperf_suite.history.stored.journals import label_of
 from pyperf_suite.printable import printable
 from pyperf_suite.render import strict, text
 from pyperf_suite.render.command import command_of

@@ -13,9 +13,8 @@ import pytest
 
 import pyperf_suite
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.history.stored.find_side import find_side
 from pyperf_suite.history.stored.prune import Rules, plan_pruning
-from pyperf_suite.history.stored.store import Store
+from pyperf_suite.history.stored.store import Store, find_side
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal

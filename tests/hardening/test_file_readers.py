@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from pyperf_suite.advise.model.config import read_model_config
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.history.changes.confirm import find_case
+from pyperf_suite.history.confirm import find_case
 from pyperf_suite.history.selfcheck.selfcheck import COMPARISONS, MANIFEST, open_selfcheck
 from pyperf_suite.history.stored.foreign import read_foreign
 from pyperf_suite.history.stored.index_file import NAME
-from pyperf_suite.history.stored.journal_lines import read_lines
+from pyperf_suite.history.stored.journals import summarise_journal
 from pyperf_suite.history.stored.store import Store
 from pyperf_suite.history.thresholds import load_thresholds
 from pyperf_suite.laws import gemm_time, memory_bound_time
@@ -93,7 +93,7 @@ def test_any_journal_is_read_or_refused(each_spoiled, place, journal_bytes, seed
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        lines = list(read_lines(io.BytesIO(content), "a-machine"))
+        lines = list(summarise_journal(io.BytesIO(content), "a-machine"))
         assert sum(len(str(line.why)) for line in lines) < 1000 * (len(lines) + 1)
         with contextlib.suppress(UserError):
             find_case(path, "0123456789abcdef")

@@ -16,7 +16,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.topology import LinkGraph
 from pyperf_suite.history.selfcheck.selfcheck import Comparison
 from pyperf_suite.history.stored import foreign
-from pyperf_suite.history.stored.observations import observation
+from pyperf_suite.history.stored.journals import observation
 from pyperf_suite.runner.record import Record
 
 SEEDS = st.integers(0, 2**32)

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from pyperf_suite.cli import SpokenErrors
 from pyperf_suite.commands.ab import ab
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.pairs.arms import this_code
 from pyperf_suite.history.pairs.pair_journal import comparison_folder
+from pyperf_suite.history.verdict import Judgement
 from pyperf_suite.measure.ratio import Ratio
 
 VARIANTS = ("--old", "schedule=data_parallel", "--new", "schedule=stream_k", "--device", "cpu")
@@ -55,7 +55,7 @@ def compared(monkeypatch):
                 raise verdict
             journal({"pair": 0})
             return [
-                Finding(case.label, case.probe, case.case_id, verdict, Ratio(1.1, 1.05, 1.15), 0.01, "So.", details)
+                Judgement(case.label, case.probe, case.case_id, verdict, Ratio(1.1, 1.05, 1.15), 0.01, "So.", details)
                 for case in cases
             ]
 

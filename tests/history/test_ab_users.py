@@ -19,7 +19,7 @@ from pyperf_suite.history.pairs.ab import compare_case
 from pyperf_suite.history.pairs.arms import PairedCase
 from pyperf_suite.history.pairs.live_pair import ArmFailed, Pace, measure_pair
 from pyperf_suite.history.pairs.user_arms import present_arm
-from pyperf_suite.history.statistics.sequential import SequentialRule
+from pyperf_suite.history.verdict import SequentialRule
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.workloads.user_kernel import describe
 

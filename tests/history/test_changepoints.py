@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.changes import changepoints
-from pyperf_suite.history.changes.changepoints import find_changes
+from pyperf_suite.history import changepoints
+from pyperf_suite.history.changepoints import find_changes
 
 STEP = math.log(1.05)
 

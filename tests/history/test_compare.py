@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.compare import compare_sides, difference, one_sided, sentinel_sentence
-from pyperf_suite.history.statistics.run_noise import RunNoise
-from pyperf_suite.history.stored.sides import Measured, Side
+from pyperf_suite.history.compare import RunNoise, compare_sides, difference, one_sided, sentinel_sentence
+from pyperf_suite.history.stored.journals import Measured
+from pyperf_suite.history.stored.store import Side
 
 QUIET = RunNoise(0.002, math.inf, "9 runs of its own")
 LOUD = RunNoise(0.05, 8.0, "12 runs of its own")

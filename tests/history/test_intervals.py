@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pyperf_suite.history.statistics.intervals import (
+from pyperf_suite.history.intervals import (
     EXACT_UP_TO,
     RESAMPLES,
     bca_bootstrap,

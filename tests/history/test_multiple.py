@@ -6,16 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pyperf_suite.history.statistics.decision import Decision
-from pyperf_suite.history.statistics.multiple import adjusted_p_values, suite_verdicts, survivors
+from pyperf_suite.history.verdict import Verdict, adjusted_p_values, suite_words, survivors
 from pyperf_suite.measure.ratio import Ratio
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=30)
 
 
-def decision(verdict: str, ratio: float, p_value: float) -> Decision:
+def decision(verdict: str, ratio: float, p_value: float) -> Verdict:
     interval = Ratio(ratio, ratio * 0.99, ratio * 1.01)
-    return Decision(verdict, interval, interval, interval, p_value, pairs=20, further_pairs=0, confidence=0.99)
+    return Verdict(verdict, interval, interval, interval, p_value, pairs=20, further_pairs=0, confidence=0.99)
 
 
 @given(P_VALUES)
@@ -47,9 +46,9 @@ def test_what_is_no_probability_is_refused(p_value):
 
 def test_a_suites_verdicts_are_those_that_stand_beside_each_other():
     alone = [decision("slower", 1.05, 0.009), *[decision("equivalent", 1.0, 1.0)] * 10]
-    assert suite_verdicts(alone) == ["undecided", *["equivalent"] * 10]
+    assert suite_words(alone) == ["undecided", *["equivalent"] * 10]
     together = [decision("slower", 1.05, 0.001), decision("faster", 0.9, 0.001), decision("undecided", 1.04, 0.02)]
-    assert suite_verdicts(together) == ["slower", "faster", "slower"]
+    assert suite_words(together) == ["slower", "faster", "slower"]
 
 
 def test_the_share_of_mistaken_alarms_among_real_changes_is_as_stated():

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyperf_suite.history.changes.nominations import nominations
-from pyperf_suite.history.exit_code import NOMINATED, exit_code
 from pyperf_suite.history.stored.series import Break, Point, Series
+from pyperf_suite.history.tracking import nominations
+from pyperf_suite.history.verdict import NOMINATED, exit_code
 
 BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
 

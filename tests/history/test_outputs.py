@@ -15,8 +15,7 @@ from rich.console import Console
 
 from pyperf_suite.cli import SpokenErrors
 from pyperf_suite.commands.outcome import OutcomeOptions, finish, outcome_options
-from pyperf_suite.history.exit_code import exit_code
-from pyperf_suite.history.finding import Finding
+from pyperf_suite.history.verdict import Judgement, exit_code
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.render.comparisons import (
     MOST_ROWS,
@@ -31,7 +30,7 @@ from pyperf_suite.render.text import told as in_words
 
 
 def finding(verdict="equivalent", benchmark="matmul[native]", ratio=1.0, sentence="As before.", **details):
-    return Finding(
+    return Judgement(
         benchmark,
         "tile_wave",
         "c0ffee",

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from pyperf_suite.history.statistics.run_noise import noise_from_store, run_noise
+from pyperf_suite.history.compare import noise_from_store, run_noise
+from pyperf_suite.history.stored.journals import Measured
 from pyperf_suite.history.stored.series import Break, Point, Series
-from pyperf_suite.history.stored.sides import Measured
 from pyperf_suite.history.stored.store import Store
 
 

@@ -12,11 +12,11 @@ from pyperf_suite.commands import selfcheck as selfcheck_command
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.identity import identity
-from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.selfcheck.cases import selfcheck_cases
 from pyperf_suite.history.selfcheck.report import findings_of_selfcheck
 from pyperf_suite.history.selfcheck.run import make_comparisons, planned, resumable, start
 from pyperf_suite.history.selfcheck.selfcheck import COMPARISONS, MANIFEST, latest_selfcheck, open_selfcheck
+from pyperf_suite.history.verdict import Judgement
 from pyperf_suite.measure.ratio import Ratio
 
 CPU = Device("cpu", 0)
@@ -37,11 +37,11 @@ def verdict_of(case, shift, seed, write):
         write({"log_ratio": shift + chance.gauss(0, 0.01)})
     seen = {0.0: 0.1, 0.03: 0.5, 0.05: 1.0}[shift]
     verdict = "slower" if chance.random() < seen else "equivalent"
-    return Finding(case.label, case.probe, case.case_id, verdict, Ratio(1 + shift, 1, 2), 0.01, "So it is.", {})
+    return Judgement(case.label, case.probe, case.case_id, verdict, Ratio(1 + shift, 1, 2), 0.01, "So it is.", {})
 
 
 def failing(case, shift, seed, write):
-    return Finding(case.label, case.probe, case.case_id, "failed", None, 0.01, "The worker died.", {})
+    return Judgement(case.label, case.probe, case.case_id, "failed", None, 0.01, "The worker died.", {})
 
 
 def made(folder, counts, compare=verdict_of, machine="cpu-x", **options):

@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from pyperf_suite.history.statistics.sequential import SequentialRule, looks_up_to
+from pyperf_suite.history.verdict import SequentialRule, looks_up_to
 
 TRIALS = 1000
 TOOL = Path(__file__).parents[2] / "tools" / "simulate_decisions.py"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.history.stored.build_series import breaks_of
-from pyperf_suite.history.stored.series import Point
+from pyperf_suite.history.stored.series import Point, breaks_of
 from pyperf_suite.history.stored.store import Store
 
 

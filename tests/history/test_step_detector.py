@@ -7,13 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from pyperf_suite.history.changes.step_detector import (
-    FEWEST_POINTS,
-    detect_steps,
-    draw_in_outliers,
-    levels,
-    variance_of_mean,
-)
+from pyperf_suite.history.changepoints import FEWEST_POINTS, detect_steps, draw_in_outliers, levels, variance_of_mean
 
 
 def correlated(seed: int, points: int, correlation: float, deviation: float) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pyperf_suite.history.changes.steps import Step, steps_of
 from pyperf_suite.history.stored.series import Break, Point, Series
+from pyperf_suite.history.tracking import Step, steps_of
 
 
 def series(values, kind="timing", breaks=(), units="") -> Series:

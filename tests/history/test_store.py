@@ -14,7 +14,7 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored import index_file, index_update
-from pyperf_suite.history.stored.foreign import MOST_NOTES
+from pyperf_suite.history.stored.journals import MOST_NOTES
 from pyperf_suite.history.stored.store import Store
 
 INDEX = ".index.sqlite"

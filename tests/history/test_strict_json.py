@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.history.stored import strict_json
+from pyperf_suite.history.stored import journals
 
 HOSTILE = {
     "empty": ("", "is not JSON"),
@@ -21,13 +21,13 @@ HOSTILE = {
 @pytest.mark.parametrize(("text", "why"), HOSTILE.values(), ids=HOSTILE)
 def test_hostile_json_is_refused_in_a_sentence(text, why):
     with pytest.raises(ValueError, match=why):
-        strict_json.loads(text)
+        journals.loads(text)
 
 
 def test_an_integer_of_thousands_of_digits_is_refused():
     with pytest.raises(ValueError, match="it holds an integer of 100000 digits"):
-        strict_json.loads("1" * 100_000)
+        journals.loads("1" * 100_000)
 
 
 def test_plain_json_is_read_as_ever():
-    assert strict_json.loads('\ufeff{"a": [1, 2.5, null, {"a": "ä"}]}'.encode()) == {"a": [1, 2.5, None, {"a": "ä"}]}
+    assert journals.loads('\ufeff{"a": [1, 2.5, null, {"a": "ä"}]}'.encode()) == {"a": [1, 2.5, None, {"a": "ä"}]}

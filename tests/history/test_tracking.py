@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from pyperf_suite.commands.track import track
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.changes import confirm, tracking
-from pyperf_suite.history.finding import Finding
+from pyperf_suite.history import confirm, tracking
 from pyperf_suite.history.pairs import builds, checkout
 from pyperf_suite.history.pairs.arms import Arm
+from pyperf_suite.history.verdict import Judgement
 from pyperf_suite.measure.ratio import Ratio
 
 BEGIN = datetime.datetime(2026, 1, 1)
@@ -164,7 +164,7 @@ def rerun(monkeypatch):
     def compare(old, new, cases, device, rule, budget_s, seed, journal, progress=None):
         state.compared.append((old.commit, new.commit, [case.case_id for case in cases], rule(cases[0]).margin))
         ratio = Ratio(1.1, 1.09, 1.11)
-        return [Finding(c.label, c.probe, c.case_id, state.verdict, ratio, 0.01, "10 % so.", {}) for c in cases]
+        return [Judgement(c.label, c.probe, c.case_id, state.verdict, ratio, 0.01, "10 % so.", {}) for c in cases]
 
     def arm(_, revision):
         if revision in state.unknown:

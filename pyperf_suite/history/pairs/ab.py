@@ -14,14 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.history.finding import Finding, Verdict
+from pyperf_suite.history.intervals import bca_bootstrap, student_t
 from pyperf_suite.history.pairs.arms import Arm, PairedCase
 from pyperf_suite.history.pairs.live_pair import PACE, SIDES, ArmFailed, Pace, Pair, measure_pair
 from pyperf_suite.history.pairs.pair_journal import WritePair
-from pyperf_suite.history.static_figures import judge_figures
-from pyperf_suite.history.statistics.decision import Decision
-from pyperf_suite.history.statistics.multiple import suite_verdicts
-from pyperf_suite.history.statistics.sequential import SequentialRule
+from pyperf_suite.history.verdict import Judgement, SequentialRule, Verdict, Word, judge_figures, percent, suite_words
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.worker_process import WorkerProcess
 from pyperf_suite.spec.discovery import is_users
@@ -56,7 +53,7 @@ class Comparison:
     pairs: list[Pair] = dataclasses.field(default_factory=list)
     spent_s: float = 0.0
     failure: ArmFailed | None = None
-    decision: Decision | None = None
+    decision: Verdict | None = None
     judges: dict[str, WorkerProcess] | None = None
 
     def run(self) -> None:
@@ -125,33 +122,35 @@ class Comparison:
         measured = {name: value for name, value in vars(pair).items() if value is not None}
         return what | slowed | measured | {"old": self.case.old.to_json(), "new": self.case.new.to_json()}
 
-    def finding(self, as_one_of_many: Verdict | None = None) -> Finding:
+    def finding(self, as_one_of_many: Word | None = None) -> Judgement:
         """The verdict with everything a reader may ask about it; `as_one_of_many` is that beside the suite's others."""
         if self.failure is not None:
             return self._failed(self.failure)
         if self.pairs[-1].static is not None:
-            verdict, sentence, figures = judge_figures(*self.pairs[-1].static)
+            sides = [{name: one["value"] for name, one in side.items()} for side in self.pairs[-1].static]
+            verdict, sentence, figures = judge_figures(*sides)
             return self._finding(verdict, None, sentence, {"figures": figures})
         decision = self.decision
         assert decision is not None
-        verdict = as_one_of_many or decision.verdict
+        verdict = as_one_of_many or decision.word
         sentence = _sentence(verdict, decision, self.rule, self.spent_s)
         if verdict == "undecided" and decision.is_decided:
-            sentence += f" Alone it would be {decision.verdict}; as one of several that is not sure enough."
+            sentence += f" Alone it would be {decision.word}; as one of several that is not sure enough."
         cautions = self._cautions()
+        log_ratios = [pair.log_ratio for pair in self.pairs]
         details = {
             "p_value": decision.p_value,
             "confidence": decision.confidence,
             "further_pairs": decision.further_pairs,
-            "t": _plain(decision.t),
-            "bca": _plain(decision.bca),
+            "t": _interval(student_t, log_ratios),
+            "bca": _interval(bca_bootstrap, log_ratios),
             "old_s": statistics.median(pair.old_s for pair in self.pairs),
             "new_s": statistics.median(pair.new_s for pair in self.pairs),
             "machine": self._machine(),
         }
         return self._finding(verdict, decision.ratio, " ".join([sentence, *cautions]), details)
 
-    def _failed(self, failure: ArmFailed) -> Finding:
+    def _failed(self, failure: ArmFailed) -> Judgement:
         arms = {"old": self.old, "new": self.new}
         reasons = "; ".join(
             reason if reason.startswith(arms[side].name) else f"{arms[side].name}: {reason}"
@@ -160,7 +159,7 @@ class Comparison:
         sentence = f"Nothing to compare with: {reasons}" if failure.unsupported else reasons
         return self._finding("failed", None, sentence, {"reasons": failure.reasons, "unsupported": failure.unsupported})
 
-    def _finding(self, verdict: Verdict, ratio: Ratio | None, sentence: str, details: Mapping[str, Any]) -> Finding:
+    def _finding(self, verdict: Word, ratio: Ratio | None, sentence: str, details: Mapping[str, Any]) -> Judgement:
         common: dict[str, Any] = {
             "pairs": len(self.pairs),
             "seconds": self.spent_s,
@@ -171,7 +170,7 @@ class Comparison:
             common["kernels"] = dict(zip(SIDES, self.pairs[0].kernels, strict=True))
         if self.spin_share:
             common["spin_share"] = self.spin_share
-        return Finding(
+        return Judgement(
             self.case.label, self.case.probe, self.case.case_id, verdict, ratio, self.rule.margin, sentence,
             common | dict(details),
         )  # fmt: skip
@@ -192,7 +191,7 @@ class Comparison:
         if "old_clock_hz" in machine:
             change = machine["new_clock_hz"] / machine["old_clock_hz"] - 1
             if abs(change) > CLOCK_DIFFERENCE:
-                found.append(f"The GPU's clock was {_percent(change)} under the new one: its power may have changed.")
+                found.append(f"The GPU's clock was {percent(change)} under the new one: its power may have changed.")
         if machine["steal_share"] > STOLEN_SHARE:
             found.append(f"Other guests of this machine took {100 * machine['steal_share']:.0f} % of its time.")
         assert self.pairs[0].kernels is not None
@@ -214,7 +213,7 @@ def compare_case(
     spin_share: float = 0.0,
     pace: Pace = PACE,
     progress: Progress | None = None,
-) -> Finding:
+) -> Judgement:
     """Compare one benchmark; `spin_share` slows every launch of the new arm down by that share, as selfcheck does.
 
     Raises UserError where a pair cannot be written to the journal.
@@ -241,7 +240,7 @@ def compare_arms(
     spin_share: float = 0.0,
     pace: Pace = PACE,
     progress: Progress | None = None,
-) -> list[Finding]:
+) -> list[Judgement]:
     """Compare a suite, in random order; `budget_s` is for each benchmark. Findings come in the order of `cases`.
 
     Each benchmark is judged by the rule for one of so many, and the verdicts must stand together. Raises UserError
@@ -270,12 +269,12 @@ def compare_arms(
     for comparison in random.Random(seed).sample(comparisons, len(comparisons)):
         comparison.run()
     decided = [comparison for comparison in comparisons if comparison.decision is not None]
-    verdicts = suite_verdicts([comparison.decision for comparison in decided if comparison.decision is not None])
+    verdicts = suite_words([comparison.decision for comparison in decided if comparison.decision is not None])
     together = {id(comparison): verdict for comparison, verdict in zip(decided, verdicts, strict=True)}
     return [comparison.finding(together.get(id(comparison))) for comparison in comparisons]
 
 
-def _unbuilt(comparison: Comparison) -> Finding | None:
+def _unbuilt(comparison: Comparison) -> Judgement | None:
     """The finding where an arm has nothing to run, since it was not built."""
     reasons = {side: arm.failure for side in SIDES if (arm := getattr(comparison, side)).failure}
     if not reasons:
@@ -284,15 +283,15 @@ def _unbuilt(comparison: Comparison) -> Finding | None:
     return comparison.finding()
 
 
-def _sentence(verdict: Verdict, decision: Decision, rule: SequentialRule, seconds: float) -> str:
+def _sentence(verdict: Word, decision: Verdict, rule: SequentialRule, seconds: float) -> str:
     ratio, margin = decision.ratio, rule.margin
-    interval = f"{_percent(ratio.low - 1)} to {_percent(ratio.high - 1)}"
+    interval = f"{percent(ratio.low - 1)} to {percent(ratio.high - 1)}"
     cost = f"{decision.pairs} {'pair' if decision.pairs == 1 else 'pairs'} in {seconds:.0f} s"
     if verdict == "equivalent":
-        return f"No difference beyond {100 * margin:g} %: {_percent(ratio.value - 1)} ({interval}; {cost})."
+        return f"No difference beyond {100 * margin:g} %: {percent(ratio.value - 1)} ({interval}; {cost})."
     if verdict in ("slower", "faster"):
         return f"{100 * abs(ratio.value - 1):.1f} % {verdict} ({interval}; {cost})."
-    seen = f"{_percent(ratio.value - 1)} ({interval}) after {cost}"
+    seen = f"{percent(ratio.value - 1)} ({interval}) after {cost}"
     if decision.is_decided:
         return f"Undecided: {seen}."
     each_s = seconds / decision.pairs
@@ -308,9 +307,5 @@ def _sentence(verdict: Verdict, decision: Decision, rule: SequentialRule, second
     )
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %"
-
-
-def _plain(ratio: Ratio) -> list[float]:
-    return [ratio.value, ratio.low, ratio.high]
+def _interval(of: Callable[[Sequence[float]], Sequence[float]], log_ratios: Sequence[float]) -> list[float]:
+    return [math.exp(end) for end in of(log_ratios)]

@@ -8,15 +8,15 @@ from functools import partial
 
 import numpy as np
 
-from pyperf_suite.history.finding import Verdict
 from pyperf_suite.history.selfcheck.selfcheck import Comparison, Seconds, Selfcheck
+from pyperf_suite.history.verdict import Word
 from pyperf_suite.spec.findings import Cell, Findings, Remark, findings, remark
 from pyperf_suite.spec.quantity import Quantity, quantity
 from pyperf_suite.spec.rows import Column, grouped, table
 
 # What turns the median of absolute deviations into a standard deviation where noise is normal.
 _NORMAL_MAD = 1.4826
-_VERDICTS: tuple[Verdict, ...] = ("slower", "faster", "equivalent", "undecided")
+_VERDICTS: tuple[Word, ...] = ("slower", "faster", "equivalent", "undecided")
 
 
 def heading(selfcheck: Selfcheck) -> Remark:
@@ -61,7 +61,7 @@ def findings_of_selfcheck(selfcheck: Selfcheck) -> Findings:
     )
 
 
-def _rate(selfcheck: Selfcheck, verdict: Verdict, shift: float) -> Cell:
+def _rate(selfcheck: Selfcheck, verdict: Word, shift: float) -> Cell:
     rate = selfcheck.rate(shift, verdict)
     return Quantity(rate.value, "%", rate.low, rate.high, rate.tries) if rate.tries else None
 

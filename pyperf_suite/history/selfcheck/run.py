@@ -14,7 +14,6 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.pairs.arms import PairedCase
 from pyperf_suite.history.pairs.pair_journal import PairJournal, WritePair, comparison_folder
 from pyperf_suite.history.selfcheck.selfcheck import (
@@ -26,9 +25,10 @@ from pyperf_suite.history.selfcheck.selfcheck import (
     open_selfcheck,
     selfchecks,
 )
+from pyperf_suite.history.verdict import Judgement
 
 # Compares a case with itself slowed down by a share: case, share, seed, and who is told of each pair.
-Compare = Callable[[PairedCase, float, int, WritePair], Finding]
+Compare = Callable[[PairedCase, float, int, WritePair], Judgement]
 
 
 @dataclass(frozen=True)

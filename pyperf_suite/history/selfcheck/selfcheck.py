@@ -18,8 +18,8 @@ import numpy as np
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.finding import VERDICTS, Verdict
-from pyperf_suite.history.statistics.proportion import CONFIDENCE, Proportion
+from pyperf_suite.history.intervals import CONFIDENCE, Proportion
+from pyperf_suite.history.verdict import WORDS, Word
 from pyperf_suite.measure.median import median_interval
 from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
 
@@ -45,7 +45,7 @@ class Comparison:
     probe: str
     case_id: str
     label: str
-    verdict: Verdict
+    verdict: Word
     ratio: float | None
     seconds: float
     log_ratios: tuple[float, ...]
@@ -66,7 +66,7 @@ class Comparison:
             found = cls(**known | {"log_ratios": tuple(float(item) for item in data["log_ratios"])})
             ratio = 1.0 if found.ratio is None else found.ratio
             figures = (found.shift, found.seconds, found.number, ratio, *found.log_ratios)
-            if not all(math.isfinite(figure) for figure in figures) or found.verdict not in VERDICTS:
+            if not all(math.isfinite(figure) for figure in figures) or found.verdict not in WORDS:
                 raise ValueError("figures that are not finite, or an unknown verdict")
         except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a comparison: {error}") from None
@@ -105,7 +105,7 @@ class Selfcheck:
         """The comparisons at a shift that could be made at all."""
         return [each for each in self.comparisons if each.shift == shift and each.verdict != "failed"]
 
-    def rate(self, shift: float, *verdicts: Verdict) -> Proportion:
+    def rate(self, shift: float, *verdicts: Word) -> Proportion:
         """How often the comparisons at a shift ended in one of the verdicts."""
         measured = self.measured(shift)
         return Proportion(sum(each.verdict in verdicts for each in measured), len(measured))
@@ -151,7 +151,7 @@ class Selfcheck:
                 {
                     "shift": shift,
                     "failed": sum(each.shift == shift and each.verdict == "failed" for each in self.comparisons),
-                    "verdicts": {verdict: _plain(self.rate(shift, verdict)) for verdict in VERDICTS[:-1]},
+                    "verdicts": {verdict: _plain(self.rate(shift, verdict)) for verdict in WORDS[:-1]},
                     "change": self.change(shift),
                     "seconds": vars(seconds) if (seconds := self.seconds(shift)) else None,
                 }

@@ -16,10 +16,10 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
-from pyperf_suite.history.changes.steps import Step
 from pyperf_suite.history.shown.quantities import scale_for
 from pyperf_suite.history.shown.terminal_plot import LEAST_SPREAD
 from pyperf_suite.history.stored.series import Point, Series
+from pyperf_suite.history.tracking import Step
 
 MOST_PANELS = 12
 _WIDTH_IN, _PANEL_HEIGHT_IN = 9.0, 3.0

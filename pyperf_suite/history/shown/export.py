@@ -15,8 +15,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.static_figures import MORE_IS_WORSE
 from pyperf_suite.history.stored.series import Series
+from pyperf_suite.history.verdict import MORE_IS_WORSE
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A nominated change put to the test: the two commits between which it came, paired against each other on this machine.
+"""A nominated change put to the test: the two commits between which it came, in live pairs on this machine.
 
 History says when; only code that runs side by side says whether it was the code.
 """
@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.history.changes.nominations import Nomination
-from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.pairs.ab import BUDGET_S, Progress, RuleFor, compare_arms
 from pyperf_suite.history.pairs.arms import Arm, PairedCase
 from pyperf_suite.history.pairs.pair_journal import WritePair
+from pyperf_suite.history.stored.foreign import FOREIGN_PROBES
+from pyperf_suite.history.tracking import Nomination
+from pyperf_suite.history.verdict import Judgement
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.discovery import is_users
 
@@ -25,8 +27,7 @@ from pyperf_suite.spec.discovery import is_users
 ArmOf = Callable[[str], Arm]
 
 
-@dataclass(frozen=True)
-class Confirmable:
+class Confirmable(NamedTuple):
     """A nomination with the case that its runs measured."""
 
     nomination: Nomination
@@ -42,7 +43,7 @@ def why_not(nomination: Nomination, machine: str) -> str | None:
     """Why a nomination cannot be confirmed here; None where it can."""
     if nomination.series.machine != machine:
         return f"it was measured on {nomination.series.machine}, and this is {machine}"
-    if nomination.series.kind != "timing" or nomination.series.probe == "pytest-benchmark":
+    if nomination.series.kind != "timing" or nomination.series.probe in FOREIGN_PROBES:
         return "it is no timed case of this suite"
     if is_users(nomination.series.probe):
         return "it is a kernel of your own, and its runs name this suite's commits alone: compare yours with ab"
@@ -84,7 +85,7 @@ def confirm(
     seed: int = 0,
     journal: WritePair | None = None,
     progress: Progress | None = None,
-) -> list[Finding]:
+) -> list[Judgement]:
     """Compare both commits of each nomination; all of the same two commits as one suite, in the order first wanted.
 
     A nomination whose commit is not in the checkout stays what it was, with the reason. Raises UserError where a pair
@@ -93,7 +94,7 @@ def confirm(
     suites: dict[tuple[str, str], list[Confirmable]] = {}
     for each in wanted:
         suites.setdefault(each.commits, []).append(each)
-    found: list[Finding] = []
+    found: list[Judgement] = []
     for (before, after), members in suites.items():
         try:
             old, new = arm_of(before), arm_of(after)
@@ -106,19 +107,19 @@ def confirm(
     return found
 
 
-def unconfirmed(nomination: Nomination, reason: str) -> Finding:
+def unconfirmed(nomination: Nomination, reason: str) -> Judgement:
     """The nomination's own finding, with why it was not rerun."""
-    finding = nomination.finding()
+    judgement = nomination.judgement()
     return replace(
-        finding,
-        sentence=f"{finding.sentence} It was not rerun: {reason.rstrip('.')}.",
-        details={**finding.details, "not_rerun": reason},
+        judgement,
+        sentence=f"{judgement.sentence} It was not rerun: {reason.rstrip('.')}.",
+        details={**judgement.details, "not_rerun": reason},
     )
 
 
-def _joined(nomination: Nomination, decided: Finding) -> Finding:
+def _joined(nomination: Nomination, decided: Judgement) -> Judgement:
     """The rerun's verdict, with what history says beside it."""
-    history = nomination.finding()
+    history = nomination.judgement()
     return replace(
         decided,
         benchmark=history.benchmark,
@@ -129,10 +130,10 @@ def _joined(nomination: Nomination, decided: Finding) -> Finding:
 
 def cases_of(
     wanted: Sequence[Nomination], machine: str, records_of: Callable[[Nomination], Path]
-) -> tuple[list[Confirmable], list[Finding]]:
-    """Those that can be confirmed, with their cases; and findings of those that cannot, with the reason."""
+) -> tuple[list[Confirmable], list[Judgement]]:
+    """Those that can be confirmed, with their cases; and judgements of those that cannot, with the reason."""
     able: list[Confirmable] = []
-    unable: list[Finding] = []
+    unable: list[Judgement] = []
     for nomination in wanted:
         reason = why_not(nomination, machine)
         if reason is None:

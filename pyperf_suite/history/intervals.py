@@ -1,4 +1,4 @@
-"""Where the location of a few log-ratios lies: by Student's t, by the BCa bootstrap, and by the signed ranks.
+"""Where the location of a few log ratios lies (Student's t, BCa bootstrap, signed ranks), and where a rate does.
 
 The signed-rank interval is the one that decides. It needs no more than independent pairs that are as likely to err
 upwards as downwards, which exchanging the arms at random gives, so it holds its level under any tails.
@@ -9,8 +9,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+
+CONFIDENCE = 0.95
 
 # With 2,000 an end of the interval still moves by a tenth of the interval's width from seed to seed.
 RESAMPLES = 10_000
@@ -19,7 +22,7 @@ RESAMPLES = 10_000
 EXACT_UP_TO = 500
 
 
-def student_t(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
+def student_t(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float, float]:
     """Mean of the values with its Student t interval: (mean, low, high), in the values' own unit.
 
     A single value has no spread to tell of: its interval is itself. Raises ValueError for no values.
@@ -34,7 +37,7 @@ def student_t(values: Sequence[float], confidence: float = 0.95) -> tuple[float,
     return mean, mean - half_width, mean + half_width
 
 
-def bca_bootstrap(values: Sequence[float], confidence: float = 0.95, seed: int = 0) -> tuple[float, float, float]:
+def bca_bootstrap(values: Sequence[float], confidence: float = CONFIDENCE, seed: int = 0) -> tuple[float, float, float]:
     """Mean of the values with its bias-corrected and accelerated bootstrap interval: (mean, low, high).
 
     After Efron (1987), doi:10.1080/01621459.1987.10478410, with the jackknife for the acceleration. The same seed gives
@@ -135,3 +138,47 @@ def _sample(values: Sequence[float]) -> np.ndarray:
     if not np.isfinite(sample).all():
         raise ValueError("an interval needs finite values")
     return sample
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """`hits` of `tries`, and where the rate lies with a confidence of at least 95 %.
+
+    The interval is Clopper and Pearson's (*Biometrika* 26, 1934): exact, so never too narrow, also for 0 of 200.
+    """
+
+    hits: int
+    tries: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hits <= self.tries:
+            raise ValueError(f"{self.hits} of {self.tries} is no proportion")
+
+    @property
+    def value(self) -> float:
+        """The share of hits; nan for no tries."""
+        return self.hits / self.tries if self.tries else float("nan")
+
+    @property
+    def low(self) -> float:
+        """The lowest rate that would give so many hits or more in one of forty series."""
+        from scipy import special
+
+        return (
+            float(special.betaincinv(self.hits, self.tries - self.hits + 1, (1 - CONFIDENCE) / 2)) if self.hits else 0.0
+        )
+
+    @property
+    def high(self) -> float:
+        """The highest rate that would give so few hits or fewer in one of forty series."""
+        from scipy import special
+
+        if self.hits == self.tries:
+            return 1.0
+        return float(special.betaincinv(self.hits + 1, self.tries - self.hits, (1 + CONFIDENCE) / 2))
+
+    def __str__(self) -> str:
+        """As in `0.5 % [0.0, 2.8]`."""
+        if not self.tries:
+            return "none tried"
+        return f"{100 * self.value:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
