@@ -103,8 +103,7 @@ def ab(
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.identity import identity
-    from pyperf_suite.history.pairs.ab import compare_arms
-    from pyperf_suite.history.pairs.pair_journal import PairJournal, comparison_folder
+    from pyperf_suite.history.pairs.ab import PairJournal, compare_arms, comparison_folder
 
     where = resolve(device)
     rule_for = rules_of(margin, max_pairs=max_pairs)
@@ -138,8 +137,7 @@ def _sides(
     environments: bool,
 ) -> tuple[Arm, Arm, list[PairedCase], list[str]]:
     """Both arms, what to compare, and what a reader must know of it. Raises UserError for what cannot be compared."""
-    from pyperf_suite.history.pairs.arms import PairedCase, this_code
-    from pyperf_suite.history.pairs.variants import choose, pair_variants, parse_variant
+    from pyperf_suite.history.pairs.arms import PairedCase, choose, pair_variants, parse_variant, this_code
     from pyperf_suite.spec.discovery import is_users
 
     old_fields, new_fields = parse_variant(old), parse_variant(new)
@@ -216,8 +214,8 @@ def _arms(old: str, new: str, environments: bool) -> tuple[Arm, Arm]:
 
 def _require(asked: str) -> None:
     """Raise UserError where a side is no interpreter and no revision, before minutes go into building the other."""
-    from pyperf_suite.history.pairs.checkout import find_checkout
-    from pyperf_suite.history.pairs.user_arms import parse_requirements
+    from pyperf_suite.history.pairs.arms import parse_requirements
+    from pyperf_suite.history.pairs.builds import find_checkout
 
     if parse_requirements(asked) is not None:
         raise UserError(f"{asked} is a requirement, under which kernels of your own are compared: name a FILE.py.")
@@ -227,8 +225,7 @@ def _require(asked: str) -> None:
 
 def _arm(asked: str, environment: bool) -> Arm:
     """One side: an interpreter where that is what the path names, the working tree for `.`, else a revision."""
-    from pyperf_suite.history.pairs.builds import interpreter_arm, revision_arm, working_tree_arm
-    from pyperf_suite.history.pairs.checkout import find_checkout
+    from pyperf_suite.history.pairs.builds import find_checkout, interpreter_arm, revision_arm, working_tree_arm
 
     if asked != "." and Path(asked).is_file():
         return interpreter_arm(Path(asked))
@@ -260,7 +257,7 @@ def _keep(folder: Path, findings: Sequence[Judgement]) -> None:
 
 
 def _notes(findings: Sequence[Judgement], folder: Path, results: Path, machine: str) -> list[str]:
-    from pyperf_suite.history.selfcheck.selfcheck import latest_selfcheck
+    from pyperf_suite.history.selfcheck import latest_selfcheck
 
     notes = [f"Every pair is kept in {folder / 'pairs.jsonl'}."]
     unsupported = [finding for finding in findings if finding.details.get("unsupported")]

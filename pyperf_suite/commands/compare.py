@@ -65,7 +65,7 @@ def _compare(
 ) -> tuple[list[Judgement], list[str]]:
     """The findings, and what a reader should know of how they came about."""
     from pyperf_suite.history.compare import compare_sides, noise_from_store, sentinel_sentence
-    from pyperf_suite.history.selfcheck.selfcheck import latest_selfcheck
+    from pyperf_suite.history.selfcheck import latest_selfcheck
     from pyperf_suite.history.stored.foreign import FOREIGN_PROBES as FOREIGN_PROBE
     from pyperf_suite.history.stored.store import Store
 

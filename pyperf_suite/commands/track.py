@@ -90,9 +90,8 @@ def _confirmed(
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.hardware.identity import identity
     from pyperf_suite.history.confirm import cases_of, confirm
-    from pyperf_suite.history.pairs.builds import revision_arm
-    from pyperf_suite.history.pairs.checkout import find_checkout
-    from pyperf_suite.history.pairs.pair_journal import PairJournal, comparison_folder
+    from pyperf_suite.history.pairs.ab import PairJournal, comparison_folder
+    from pyperf_suite.history.pairs.builds import find_checkout, revision_arm
 
     where = resolve(device)
     machine = identity(where).slug

@@ -14,9 +14,8 @@ from typing import NamedTuple
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.history.pairs.ab import BUDGET_S, Progress, RuleFor, compare_arms
+from pyperf_suite.history.pairs.ab import BUDGET_S, Progress, RuleFor, WritePair, compare_arms
 from pyperf_suite.history.pairs.arms import Arm, PairedCase
-from pyperf_suite.history.pairs.pair_journal import WritePair
 from pyperf_suite.history.stored.foreign import FOREIGN_PROBES
 from pyperf_suite.history.tracking import Nomination
 from pyperf_suite.history.verdict import Judgement

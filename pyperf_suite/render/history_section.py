@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyperf_suite.history.shown.drawing import short_commit, unit_name
+from pyperf_suite.history.shown.listing import short_commit, unit_name
 from pyperf_suite.history.stored.series import Benchmark, Series
 from pyperf_suite.history.stored.store import Store
 from pyperf_suite.history.tracking import Step, Tracked, steps_of, track

@@ -19,7 +19,7 @@ from pyperf_suite.advise.model.config import read_model_config
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.history.confirm import find_case
-from pyperf_suite.history.selfcheck.selfcheck import COMPARISONS, MANIFEST, open_selfcheck
+from pyperf_suite.history.selfcheck import COMPARISONS, MANIFEST, open_selfcheck
 from pyperf_suite.history.stored.foreign import read_foreign
 from pyperf_suite.history.stored.index_file import NAME
 from pyperf_suite.history.stored.journals import summarise_journal

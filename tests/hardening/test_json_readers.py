@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyperf_suite.advise.model.config import _object_in, model_config
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.topology import LinkGraph
-from pyperf_suite.history.selfcheck.selfcheck import Comparison
+from pyperf_suite.history.selfcheck import Comparison
 from pyperf_suite.history.stored import foreign
 from pyperf_suite.history.stored.journals import observation
 from pyperf_suite.runner.record import Record

@@ -24,7 +24,7 @@ from pyperf_suite.hardware.kernel_files import KernelFiles, parse_bytes, parse_c
 from pyperf_suite.hardware.links import network
 from pyperf_suite.hardware.pcie import PcieLink
 from pyperf_suite.hardware.state import kernel_state
-from pyperf_suite.history.pairs.variants import parse_variant
+from pyperf_suite.history.pairs.arms import parse_variant
 from pyperf_suite.history.thresholds import parse_share
 from pyperf_suite.kernels import disassembly
 from pyperf_suite.laws.attention.counted import Blocks

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from pyperf_suite.cli import SpokenErrors
 from pyperf_suite.commands.ab import ab
 from pyperf_suite.errors import UserError
+from pyperf_suite.history.pairs.ab import comparison_folder
 from pyperf_suite.history.pairs.arms import this_code
-from pyperf_suite.history.pairs.pair_journal import comparison_folder
 from pyperf_suite.history.verdict import Judgement
 from pyperf_suite.measure.ratio import Ratio
 
@@ -38,7 +38,7 @@ def checkout(monkeypatch):
                 raise UserError("no such revision")
             return "a" * 40
 
-    monkeypatch.setattr("pyperf_suite.history.pairs.checkout.find_checkout", Checkout)
+    monkeypatch.setattr("pyperf_suite.history.pairs.builds.find_checkout", Checkout)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_disk_that_refuses_a_pair_is_one_sentence(run, monkeypatch):
             raise OSError(28, "No space left on device")
         sync(descriptor)
 
-    monkeypatch.setattr("pyperf_suite.history.pairs.pair_journal.os.fsync", refuse)
+    monkeypatch.setattr("pyperf_suite.history.pairs.ab.os.fsync", refuse)
     ended = run(*VARIANTS, "baseline", "-k", "native m=256 @1")
     assert ended.exit_code == 2
     assert "No space left on device. All 0 earlier pairs are kept" in ended.stderr

@@ -9,9 +9,14 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.pairs import builds
-from pyperf_suite.history.pairs.builds import interpreter_arm, revision_arm, working_tree_arm
-from pyperf_suite.history.pairs.checkout import Checkout, find_checkout
-from pyperf_suite.history.pairs.kept import builds_folder
+from pyperf_suite.history.pairs.builds import (
+    Checkout,
+    builds_folder,
+    find_checkout,
+    interpreter_arm,
+    revision_arm,
+    working_tree_arm,
+)
 
 SETUP = "from setuptools import setup\nsetup(name='made-up', packages=['pyperf_suite'])\n"
 

@@ -12,10 +12,18 @@ from pyperf_suite.commands import selfcheck as selfcheck_command
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.identity import identity
-from pyperf_suite.history.selfcheck.cases import selfcheck_cases
-from pyperf_suite.history.selfcheck.report import findings_of_selfcheck
-from pyperf_suite.history.selfcheck.run import make_comparisons, planned, resumable, start
-from pyperf_suite.history.selfcheck.selfcheck import COMPARISONS, MANIFEST, latest_selfcheck, open_selfcheck
+from pyperf_suite.history.selfcheck import (
+    COMPARISONS,
+    MANIFEST,
+    findings_of_selfcheck,
+    latest_selfcheck,
+    make_comparisons,
+    open_selfcheck,
+    planned,
+    resumable,
+    selfcheck_cases,
+    start,
+)
 from pyperf_suite.history.verdict import Judgement
 from pyperf_suite.measure.ratio import Ratio
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.history.shown.quantities import scale_for
-from pyperf_suite.history.shown.terminal_plot import Column, plot, sparkline
+from pyperf_suite.history.shown.listing import Column, plot, scale_for, sparkline
 
 
 def columns(*values: float) -> list[Column]:

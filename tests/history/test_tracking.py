@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pyperf_suite.commands.track import track
 from pyperf_suite.errors import UserError
 from pyperf_suite.history import confirm, tracking
-from pyperf_suite.history.pairs import builds, checkout
+from pyperf_suite.history.pairs import builds
 from pyperf_suite.history.pairs.arms import Arm
 from pyperf_suite.history.verdict import Judgement
 from pyperf_suite.measure.ratio import Ratio
@@ -173,7 +173,7 @@ def rerun(monkeypatch):
 
     monkeypatch.setattr(confirm, "compare_arms", compare)
     monkeypatch.setattr(builds, "revision_arm", arm)
-    monkeypatch.setattr(checkout, "find_checkout", lambda: None)
+    monkeypatch.setattr(builds, "find_checkout", lambda: None)
     monkeypatch.setattr("pyperf_suite.hardware.identity.identity", lambda device: SimpleNamespace(slug=MACHINE))
     return state
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.history.pairs import kept, user_arms
-from pyperf_suite.history.pairs.checkout import find_repository
-from pyperf_suite.history.pairs.user_arms import arm_of, notes_on, parse_requirements
+from pyperf_suite.history.pairs import builds, user_arms
+from pyperf_suite.history.pairs.arms import parse_requirements
+from pyperf_suite.history.pairs.builds import find_repository
+from pyperf_suite.history.pairs.user_arms import arm_of, notes_on
 
 EXTENSION = """
 #include <Python.h>
@@ -148,7 +149,7 @@ def test_a_setup_py_with_an_extension_is_built_for_each_revision_once(repository
     assert not (Path(arms[0].environment[user_arms.ROOT_VARIABLE]) / "build").exists(), (
         "what was built is no part of it"
     )
-    monkeypatch.setattr(kept, "logged", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(builds, "logged", lambda *_: pytest.fail("built again"))
     assert repository.arm("v1", "bench.py").environment == arms[0].environment
 
 

@@ -12,26 +12,28 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import read_bytes
-from pyperf_suite.history.pairs.arms import Arm, this_code
-from pyperf_suite.history.pairs.checkout import Checkout, find_repository, last_line
-from pyperf_suite.history.pairs.kept import (
+from pyperf_suite.history.pairs.arms import Arm, parse_requirements, this_code
+from pyperf_suite.history.pairs.builds import (
+    Checkout,
+    FillTree,
     content,
     copy,
+    find_repository,
     interpreter_key,
     keep,
+    last_line,
     logged,
     name_of,
+    run_program,
     worktree,
 )
 from pyperf_suite.workloads.user_kernel import PATH_VARIABLE, PYTHON_VARIABLE, ROOT_VARIABLE
@@ -42,12 +44,6 @@ else:
     import tomli as tomllib
 
 OLDEST_PYTHON = (3, 9)
-
-# A name with extras and versions, as `numpy==1.26.4` or `torch[opt] >=2.5,<2.6`, or a name alone.
-_VERSION = r"\s*(?:===?|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.*+!_-]*"
-_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._,\s-]*\])?"
-_REQUIREMENT = re.compile(rf"\s*({_NAME}(?:{_VERSION}(?:\s*,{_VERSION})*)?)\s*(?:,|$|(?<=\s)(?=\S))")
-_COMPARES = re.compile(r"[=~!<>]=|[<>]")
 
 # Build backends that make nothing but copies of Python files, unless their settings below say otherwise.
 _PURE_BACKENDS = ("setuptools", "hatchling", "flit", "flit_core", "poetry", "pdm", "uv_build")
@@ -66,29 +62,6 @@ from importlib import metadata
 packages = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
 print(json.dumps({"python": list(sys.version_info[:3]), "packages": packages}))
 """
-
-FillTree = Callable[[Path], AbstractContextManager[None]]
-
-
-def parse_requirements(text: str) -> tuple[str, ...] | None:
-    """`numpy==1.26.4 scipy==1.11.4` as its requirements; None for a text that asks for no version of anything.
-
-    Raises UserError for one that compares but is no requirement.
-    """
-    if not _COMPARES.search(text):
-        return None
-    found: list[str] = []
-    at = 0
-    while at < len(text):
-        match = _REQUIREMENT.match(text, at)
-        if match is None:
-            raise UserError(
-                f"{text!r} is no list of requirements, from {text[at:].strip()!r} on: write NAME==VERSION "
-                "[NAME==VERSION …], as in 'numpy==1.26.4 scipy==1.11.4'."
-            )
-        found.append(re.sub(r"\s+", "", match[1]))
-        at = match.end()
-    return tuple(found)
 
 
 def requirements_arm(requirements: Sequence[str], root: Path) -> Arm:
@@ -379,18 +352,9 @@ def _kernel_arm(arm: Arm, root: Path, path: Sequence[Path] = (), python: Path | 
 
 def _software(python: Path) -> dict[str, Any]:
     """Version and packages of an interpreter. Raises UserError where it is none, or too old for a kernel process."""
+    done = run_program(python, _DESCRIBE)
     try:
-        done = subprocess.run(
-            [str(python), "-c", _DESCRIBE],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=60,
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-            cwd="/",
-        )
         found = json.loads(done.stdout) if done.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"The interpreter {python} does not run ({error}): name another.") from None
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -16,8 +16,7 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
-from pyperf_suite.history.shown.quantities import scale_for
-from pyperf_suite.history.shown.terminal_plot import LEAST_SPREAD
+from pyperf_suite.history.shown.listing import LEAST_SPREAD, scale_for, short_commit, unit_name
 from pyperf_suite.history.stored.series import Point, Series
 from pyperf_suite.history.tracking import Step
 
@@ -190,16 +189,6 @@ def _keep_noise_small(axis: Any, legend: bool) -> None:
     middle = (low + high) / 2
     half = max((high - low) / 2, abs(middle) * LEAST_SPREAD / 2) or 0.5
     axis.set_ylim(middle - half * (1.25 if legend else 1.0), middle + half * 1.35)
-
-
-def unit_name(unit: str) -> str:
-    """As much of a GPU's UUID as tells a handful of them apart."""
-    return unit[:12] or "unnamed unit"
-
-
-def short_commit(point: Point) -> str:
-    """The commit as git shortens it, with + where files were changed beside it; empty where it is not known."""
-    return f"{point.commit[:9]}{'+' if point.dirty else ''}" if point.commit else ""
 
 
 def _tick_labels(points: Sequence[Point]) -> list[str]:
