@@ -25,7 +25,7 @@ PACKAGE = Path(pyperf_suite.__file__).parent
 CASE = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")
 # Who may ask for the date: names of runs, moments of records, the ages of runs. No deadline and no duration.
 OF_THE_WALL = {
-    *("history/stored/prune.py", "history/pairs/pair_journal.py", "history/selfcheck/run.py"),
+    *("history/stored/prune.py", "history/pairs/ab.py", "history/selfcheck.py"),
     "pytests/parent.py",
     *("runner/results.py", "runner/measuring.py", "runner/session.py"),
 }

@@ -104,7 +104,7 @@ KINDS = (
 )
 FILES = (
     *("RUN/run.json", "RUN/records.jsonl", "RUN/records.jsonl.torn", "RUN/findings.md", "RUN/findings.json"),
-    *(".index.sqlite", ".index.sqlite-journal", ".index.lock", "report.html"),
+    *(".history-cache", ".history-cache/also.json", "report.html"),
     *("OLD/run.json", "OLD/records.jsonl", "MACHINE/ab-20260101T000000Z-0000/ab.json"),
     *("MACHINE/ab-20260101T000000Z-0000/pairs.jsonl", "MACHINE/selfcheck-20260101T000000Z-0000/selfcheck.json"),
     "MACHINE/selfcheck-20260101T000000Z-0000/comparisons.jsonl",
@@ -188,6 +188,7 @@ def test_every_command_ends_soon_and_in_a_sentence(tmp_path, results, soon, monk
     (machine,) = place.iterdir()
     names = {"OLD": f"{machine.name}/20260101T000000Z-0001", "RUN": f"{machine.name}/20260102T000000Z-0002"}
     target = place / file.replace("OLD", names["OLD"]).replace("RUN", names["RUN"]).replace("MACHINE", machine.name)
+    target.parent.mkdir(exist_ok=True)
     target.unlink(missing_ok=True)
     kind(target, theirs)
     monkeypatch.chdir(tmp_path)
