@@ -116,7 +116,10 @@ def ab(
     with PairJournal(folder / "pairs.jsonl") as journal, _Told(len(cases), budget_s) as told:
         try:
             findings = compare_arms(
-                old_arm, new_arm, cases, where, rule_for, budget_s, seed, journal, progress=told.pair
+                *(old_arm, new_arm, cases, where, rule_for, seed),
+                budget_s=budget_s,
+                journal=journal,
+                progress=told.pair,
             )
         except KeyboardInterrupt:
             raise Interrupted(f"Interrupted; {journal.written} pairs are kept in {journal.path}.") from None

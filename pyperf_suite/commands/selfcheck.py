@@ -215,7 +215,7 @@ def _comparing(where: Device, rule: SequentialRule, budget_s: float) -> Compare:
 
     def compare(case: PairedCase, shift: float, seed: int, write: Callable[..., None]) -> Any:
         old, new = this_code("this code"), this_code("this code, slowed down" if shift else "this code again")
-        return compare_case(old, new, case, where, rule, budget_s, seed, journal=write, spin_share=shift)
+        return compare_case(old, new, case, where, rule, budget_s=budget_s, seed=seed, journal=write, spin_share=shift)
 
     return compare
 

@@ -119,7 +119,9 @@ def _confirmed(
     try:
         with PairJournal(folder / "pairs.jsonl") as journal:
             decided = confirm(
-                able, lambda commit: revision_arm(checkout, commit), where, rules_of(margin), budget_s, seed, journal
+                *(able, lambda commit: revision_arm(checkout, commit), where, rules_of(margin), seed),
+                budget_s=budget_s,
+                journal=journal,
             )
     except KeyboardInterrupt:
         raise Interrupted(f"Interrupted; the pairs measured so far are kept in {folder}.") from None

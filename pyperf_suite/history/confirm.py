@@ -9,12 +9,12 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.history.pairs.ab import BUDGET_S, Progress, RuleFor, WritePair, compare_arms
+from pyperf_suite.history.pairs.ab import RuleFor, compare_arms
 from pyperf_suite.history.pairs.arms import Arm, PairedCase
 from pyperf_suite.history.stored.foreign import FOREIGN_PROBES
 from pyperf_suite.history.tracking import Nomination
@@ -80,15 +80,13 @@ def confirm(
     arm_of: ArmOf,
     device: Device,
     rule: RuleFor | None = None,
-    budget_s: float = BUDGET_S,
     seed: int = 0,
-    journal: WritePair | None = None,
-    progress: Progress | None = None,
+    **how: Any,
 ) -> list[Judgement]:
     """Compare both commits of each nomination; all of the same two commits as one suite, in the order first wanted.
 
-    A nomination whose commit is not in the checkout stays what it was, with the reason. Raises UserError where a pair
-    cannot be written to the journal.
+    `how` is as for `compare_arms`. A nomination whose commit is not in the checkout stays what it was, with the reason.
+    Raises UserError if a pair cannot be written to the journal.
     """
     suites: dict[tuple[str, str], list[Confirmable]] = {}
     for each in wanted:
@@ -101,7 +99,7 @@ def confirm(
             found += [unconfirmed(each.nomination, str(reason)) for each in members]
             continue
         cases = [PairedCase.same(each.nomination.series.probe, each.case) for each in members]
-        decided = compare_arms(old, new, cases, device, rule, budget_s, seed, journal, progress=progress)
+        decided = compare_arms(old, new, cases, device, rule, seed, **how)
         found += [_joined(each.nomination, finding) for each, finding in zip(members, decided, strict=True)]
     return found
 

@@ -164,7 +164,7 @@ def rerun(monkeypatch):
     """Stands for the machine, the checkout and the pairs; `verdict` is what every rerun comes to."""
     state = SimpleNamespace(verdict="slower", compared=[], unknown=set())
 
-    def compare(old, new, cases, device, rule, budget_s, seed, journal, progress=None):
+    def compare(old, new, cases, device, rule, seed, **how):
         state.compared.append((old.commit, new.commit, [case.case_id for case in cases], rule(cases[0]).margin))
         ratio = Ratio(1.1, 1.09, 1.11)
         return [Judgement(c.label, c.probe, c.case_id, state.verdict, ratio, 0.01, "10 % so.", {}) for c in cases]

@@ -101,8 +101,11 @@ RuleFor = Callable[[PairedCase], SequentialRule]
 
 
 @dataclasses.dataclass
-class Comparison:
-    """One benchmark on its way to a verdict."""
+class LiveComparison:
+    """One benchmark on its way to a verdict.
+
+    `spin_share` slows every launch of the new arm down by that share, as selfcheck does.
+    """
 
     old: Arm
     new: Arm
@@ -112,7 +115,7 @@ class Comparison:
     budget_s: float = BUDGET_S
     seed: int = 0
     spin_share: float = 0.0
-    write: WritePair | None = None
+    journal: WritePair | None = None
     pace: Pace = PACE
     progress: Progress | None = None
     pairs: list[Pair] = dataclasses.field(default_factory=list)
@@ -123,6 +126,9 @@ class Comparison:
 
     def run(self) -> None:
         """Measure pairs until the rule decides, pairs or budget are used up, or an arm fails."""
+        unbuilt = {side: arm.failure for side, arm in zip(SIDES, (self.old, self.new), strict=True) if arm.failure}
+        if unbuilt:
+            self.failure = ArmFailed(unbuilt, unsupported=False)
         if is_users(self.case.old.operator):
             self.judges = {}
         try:
@@ -176,8 +182,8 @@ class Comparison:
             break
         self.spent_s += time.monotonic() - begin
         if len(self.pairs) > number:
-            if self.write is not None:
-                self.write(self._line(number, self.pairs[-1]))
+            if self.journal is not None:
+                self.journal(self._line(number, self.pairs[-1]))
             if self.progress is not None:
                 self.progress(self.case, self.pairs)
 
@@ -187,14 +193,14 @@ class Comparison:
         measured = {name: value for name, value in vars(pair).items() if value is not None}
         return what | slowed | measured | {"old": self.case.old.to_json(), "new": self.case.new.to_json()}
 
-    def finding(self, as_one_of_many: Word | None = None) -> Judgement:
+    def judgement(self, as_one_of_many: Word | None = None) -> Judgement:
         """The verdict with everything a reader may ask about it; `as_one_of_many` is that beside the suite's others."""
         if self.failure is not None:
             return self._failed(self.failure)
         if self.pairs[-1].static is not None:
             sides = [{name: one["value"] for name, one in side.items()} for side in self.pairs[-1].static]
             verdict, sentence, figures = judge_figures(*sides)
-            return self._finding(verdict, None, sentence, {"figures": figures})
+            return self._judgement(verdict, None, sentence, {"figures": figures})
         decision = self.decision
         assert decision is not None
         verdict = as_one_of_many or decision.word
@@ -213,7 +219,7 @@ class Comparison:
             "new_s": statistics.median(pair.new_s for pair in self.pairs),
             "machine": self._machine(),
         }
-        return self._finding(verdict, decision.ratio, " ".join([sentence, *cautions]), details)
+        return self._judgement(verdict, decision.ratio, " ".join([sentence, *cautions]), details)
 
     def _failed(self, failure: ArmFailed) -> Judgement:
         arms = {"old": self.old, "new": self.new}
@@ -222,9 +228,11 @@ class Comparison:
             for side, reason in failure.reasons.items()
         )
         sentence = f"Nothing to compare with: {reasons}" if failure.unsupported else reasons
-        return self._finding("failed", None, sentence, {"reasons": failure.reasons, "unsupported": failure.unsupported})
+        return self._judgement(
+            "failed", None, sentence, {"reasons": failure.reasons, "unsupported": failure.unsupported}
+        )
 
-    def _finding(self, verdict: Word, ratio: Ratio | None, sentence: str, details: Mapping[str, Any]) -> Judgement:
+    def _judgement(self, verdict: Word, ratio: Ratio | None, sentence: str, details: Mapping[str, Any]) -> Judgement:
         common: dict[str, Any] = {
             "pairs": len(self.pairs),
             "seconds": self.spent_s,
@@ -267,30 +275,15 @@ class Comparison:
 
 
 def compare_case(
-    old: Arm,
-    new: Arm,
-    case: PairedCase,
-    device: Device,
-    rule: SequentialRule | None = None,
-    budget_s: float = BUDGET_S,
-    seed: int = 0,
-    journal: WritePair | None = None,
-    spin_share: float = 0.0,
-    pace: Pace = PACE,
-    progress: Progress | None = None,
+    old: Arm, new: Arm, case: PairedCase, device: Device, rule: SequentialRule | None = None, **how: Any
 ) -> Judgement:
-    """Compare one benchmark; `spin_share` slows every launch of the new arm down by that share, as selfcheck does.
+    """Compare one benchmark; `how` are the further fields of `LiveComparison`.
 
-    Raises UserError where a pair cannot be written to the journal.
+    Raises UserError if a pair cannot be written to the journal.
     """
-    rule = rule or SequentialRule()
-    comparison = Comparison(
-        old, new, case, device, rule, budget_s, seed, spin_share, journal, pace, progress
-    )  # fmt: skip
-    if (unbuilt := _unbuilt(comparison)) is not None:
-        return unbuilt
+    comparison = LiveComparison(old, new, case, device, rule or SequentialRule(), **how)
     comparison.run()
-    return comparison.finding()
+    return comparison.judgement()
 
 
 def compare_arms(
@@ -299,53 +292,23 @@ def compare_arms(
     cases: Sequence[PairedCase],
     device: Device,
     rule: SequentialRule | RuleFor | None = None,
-    budget_s: float = BUDGET_S,
     seed: int = 0,
-    journal: WritePair | None = None,
-    spin_share: float = 0.0,
-    pace: Pace = PACE,
-    progress: Progress | None = None,
+    **how: Any,
 ) -> list[Judgement]:
-    """Compare a suite, in random order; `budget_s` is for each benchmark. Findings come in the order of `cases`.
+    """Compare a suite, in random order; the budget is for each benchmark. Judgements come in the order of `cases`.
 
-    Each benchmark is judged by the rule for one of so many, and the verdicts must stand together. Raises UserError
-    where a pair cannot be written to the journal.
+    Each benchmark is judged by the rule for one of so many, and the verdicts must stand together. Raises UserError if
+    a pair cannot be written to the journal.
     """
     rule_for = rule if callable(rule) else lambda _: rule or SequentialRule()
     comparisons = [
-        Comparison(
-            old,
-            new,
-            case,
-            device,
-            rule_for(case).for_suite(len(cases)),
-            budget_s,
-            seed,
-            spin_share,
-            journal,
-            pace,
-            progress,
-        )
-        for case in cases
+        LiveComparison(old, new, case, device, rule_for(case).for_suite(len(cases)), seed=seed, **how) for case in cases
     ]
-    unbuilt = [_unbuilt(comparison) for comparison in comparisons]
-    if any(unbuilt):
-        return [finding for finding in unbuilt if finding is not None]
     for comparison in random.Random(seed).sample(comparisons, len(comparisons)):
         comparison.run()
-    decided = [comparison for comparison in comparisons if comparison.decision is not None]
-    verdicts = suite_words([comparison.decision for comparison in decided if comparison.decision is not None])
-    together = {id(comparison): verdict for comparison, verdict in zip(decided, verdicts, strict=True)}
-    return [comparison.finding(together.get(id(comparison))) for comparison in comparisons]
-
-
-def _unbuilt(comparison: Comparison) -> Judgement | None:
-    """The finding where an arm has nothing to run, since it was not built."""
-    reasons = {side: arm.failure for side in SIDES if (arm := getattr(comparison, side)).failure}
-    if not reasons:
-        return None
-    comparison.failure = ArmFailed(reasons, unsupported=False)
-    return comparison.finding()
+    decided = {id(each): each.decision for each in comparisons if each.decision is not None}
+    together = dict(zip(decided, suite_words(list(decided.values())), strict=True))
+    return [comparison.judgement(together.get(id(comparison))) for comparison in comparisons]
 
 
 def _sentence(verdict: Word, decision: Verdict, rule: SequentialRule, seconds: float) -> str:

@@ -58,25 +58,10 @@ def rows_of(exported: Iterable[Series]) -> list[Row]:
         for index, point in enumerate(series.points):
             rows.append(
                 Row(
-                    series.machine,
-                    series.probe,
-                    series.case_id,
-                    series.label,
-                    series.metric,
-                    series.kind,
-                    point.run_id,
-                    point.started_at,
-                    point.value,
-                    point.low,
-                    point.high,
-                    series.unit_of_measure,
-                    point.processes,
-                    point.failed,
-                    point.unsupported,
-                    point.commit,
-                    point.dirty,
-                    point.unit,
-                    "; ".join(breaks.get(index, ())),
+                    *(series.machine, series.probe, series.case_id, series.label, series.metric, series.kind),
+                    *(point.run_id, point.started_at, point.value, point.low, point.high, series.unit_of_measure),
+                    *(point.processes, point.failed, point.unsupported, point.commit, point.dirty, point.unit),
+                    breaks="; ".join(breaks.get(index, ())),
                 )
             )
     return rows
