@@ -113,13 +113,13 @@ def ab(
         identity(where).slug,
         _manifest(old_arm, new_arm, cases, where, {"budget_s": budget_s, "max_pairs": max_pairs, "seed": seed}),
     )
-    with PairJournal(folder / "pairs.jsonl") as journal, _Told(len(cases), budget_s) as told:
+    with PairJournal(folder / "pairs.jsonl") as journal, _PairProgress(len(cases), budget_s) as shown:
         try:
             findings = compare_arms(
                 *(old_arm, new_arm, cases, where, rule_for, seed),
                 budget_s=budget_s,
                 journal=journal,
-                progress=told.pair,
+                progress=shown.pair,
             )
         except KeyboardInterrupt:
             raise Interrupted(f"Interrupted; {journal.written} pairs are kept in {journal.path}.") from None
@@ -209,7 +209,6 @@ def _planned(probes: Sequence[str], profile: str, where: Device, axes: tuple[str
 
 
 def _arms(old: str, new: str, environments: bool) -> tuple[Arm, Arm]:
-    """Both sides of the suite's own code, built where they are revisions."""
     for asked in (old, new):
         _require(asked)
     return _arm(old, environments), _arm(new, environments)
@@ -228,14 +227,12 @@ def _require(asked: str) -> None:
 
 def _arm(asked: str, environment: bool) -> Arm:
     """One side: an interpreter where that is what the path names, the working tree for `.`, else a revision."""
-    from pyperf_suite.history.pairs.builds import find_checkout, interpreter_arm, revision_arm, working_tree_arm
+    from pyperf_suite.history.pairs.builds import find_checkout, interpreter_arm, revision_arm
 
     if asked != "." and Path(asked).is_file():
         return interpreter_arm(Path(asked))
     checkout = find_checkout()
     click.echo(f"Building {asked}, unless it is kept from before …", err=True)
-    if asked == ".":
-        return working_tree_arm(checkout, environment)
     return revision_arm(checkout, asked, environment)
 
 
@@ -249,7 +246,6 @@ def _manifest(old: Arm, new: Arm, cases: Sequence[PairedCase], where: Device, ru
 
 
 def _keep(folder: Path, findings: Sequence[Judgement]) -> None:
-    """The findings beside the pairs they came from."""
     import json
 
     try:
@@ -277,7 +273,7 @@ def _notes(findings: Sequence[Judgement], folder: Path, results: Path, machine: 
     return notes
 
 
-class _Told:
+class _PairProgress:
     """A progress bar on standard error: one step a benchmark, with how many pairs the present one has."""
 
     def __init__(self, benchmarks: int, budget_s: float) -> None:
@@ -294,13 +290,12 @@ class _Told:
         self._seen: set[str] = set()
 
     def pair(self, case: PairedCase, pairs: Sequence[Pair]) -> None:
-        """Tell of one more pair."""
         self._seen.add(f"{case.probe} {case.case_id}")
         self._progress.update(
             self._task, completed=len(self._seen) - 1, description=f"{case.probe}: {len(pairs)} pairs"
         )
 
-    def __enter__(self) -> _Told:
+    def __enter__(self) -> _PairProgress:
         self._progress.start()
         return self
 

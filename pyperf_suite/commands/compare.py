@@ -97,7 +97,6 @@ def _compare(
 
 
 def _chosen(side: Side, pattern: str | None) -> Side:
-    """The side with the benchmarks that -k names, and its sentinels."""
     import dataclasses
 
     from pyperf_suite.history.thresholds import matches
@@ -117,12 +116,12 @@ def _chosen(side: Side, pattern: str | None) -> Side:
 def _uncompared_sentences(old: Side, new: Side, uncompared: Mapping[str, Sequence[str]]) -> list[str]:
     """A sentence for each kind of benchmark that could not be compared, naming the first few."""
     where = {"only_old": f"only in {old.name}", "only_new": f"only in {new.name}", "neither": "measured in neither run"}
-    told = []
+    found = []
     for kind, labels in uncompared.items():
         if labels:
             more = f"; and {len(labels) - NAMED} more, which --json names" if len(labels) > NAMED else ""
-            told.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
-    return told
+            found.append(f"Not compared, {where[kind]} ({len(labels)}): {'; '.join(labels[:NAMED])}{more}.")
+    return found
 
 
 def _all(side: Side) -> list[Measured]:

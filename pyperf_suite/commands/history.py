@@ -184,7 +184,6 @@ def export(
 
 
 def _store(results: Path, also: Sequence[Path] = ()) -> Store:
-    """The store, brought up to date."""
     from pyperf_suite.history.stored.store import Store
 
     store = Store(results)
@@ -195,7 +194,6 @@ def _store(results: Path, also: Sequence[Path] = ()) -> Store:
 
 
 def _benchmarks(store: Store, pattern: str | None, machine: str | None) -> list[Benchmark]:
-    """What is asked for; raises UserError where there is nothing of the kind."""
     found = store.benchmarks(pattern, machine)
     if found:
         return found

@@ -48,7 +48,7 @@ NEIGHBOURHOOD = 5
 # known; what is estimated, and correlated, needs more.
 STEP_PENALTY = 5.0
 
-# Correlation beyond this cannot be told from a step in series of this length.
+# Correlation beyond this cannot be distinguished from a step in series of this length.
 MOST_CORRELATED = 0.9
 
 # Relative noise that any clock has: without it two equal values would be infinitely sure of their level.
@@ -313,7 +313,6 @@ def _least_squares(values: Floats, penalty: float) -> list[int]:
 
 
 def _join_most_alike(values: Floats, starts: Any) -> list[int]:
-    """The starts without the one whose removal raises the squares least."""
     edges = np.array([0, *starts, len(values)])
     lengths = np.diff(edges)
     means = np.add.reduceat(values, edges[:-1]) / lengths
@@ -340,7 +339,6 @@ def _correlation(residuals: Floats) -> float:
 
 
 def _noise(residuals: Floats) -> tuple[float, float]:
-    """Standard deviation and correlation of residuals."""
     return max(float(np.sqrt(np.mean(residuals**2))), LEAST_NOISE), _correlation(residuals)
 
 

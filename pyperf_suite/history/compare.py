@@ -264,7 +264,6 @@ def _headline(word: Word, ratio: Ratio, margin: float, noise: RunNoise | None) -
 
 
 def _cause_sentences(clock: float, sentinel: float, is_machine: bool) -> list[str]:
-    """What moved besides the code, by the slowdowns (as logarithms) that clock and sentinel account for."""
     found = []
     if clock:
         found.append(f"The clock was {percent(math.expm1(-clock))} in the new run.")

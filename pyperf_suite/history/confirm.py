@@ -34,7 +34,6 @@ class Confirmable(NamedTuple):
 
     @property
     def commits(self) -> tuple[str, str]:
-        """Old and new."""
         return (self.nomination.change.commit_before, self.nomination.change.commit_after)
 
 

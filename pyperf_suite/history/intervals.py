@@ -156,7 +156,6 @@ class Proportion:
 
     @property
     def value(self) -> float:
-        """The share of hits; nan for no tries."""
         return self.hits / self.tries if self.tries else float("nan")
 
     @property
@@ -178,7 +177,6 @@ class Proportion:
         return float(special.betaincinv(self.hits + 1, self.tries - self.hits, (1 + CONFIDENCE) / 2))
 
     def __str__(self) -> str:
-        """As in `0.5 % [0.0, 2.8]`."""
         if not self.tries:
             return "none tried"
         return f"{100 * self.value:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"

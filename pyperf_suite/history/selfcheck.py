@@ -70,7 +70,6 @@ class Comparison:
     machine: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, ready for one line."""
         return {**vars(self), "log_ratios": [round(log_ratio, 6) for log_ratio in self.log_ratios]}
 
     @classmethod
@@ -108,12 +107,10 @@ class Selfcheck:
 
     @property
     def shifts(self) -> list[float]:
-        """The injected slowdowns that comparisons were made at, as shares, ascending."""
         return sorted({comparison.shift for comparison in self.comparisons})
 
     @property
     def margin(self) -> float:
-        """What every comparison tolerated, as a share."""
         return float(self.settings["rule"]["margin"])
 
     def measured(self, shift: float) -> list[Comparison]:
@@ -121,17 +118,14 @@ class Selfcheck:
         return [each for each in self.comparisons if each.shift == shift and each.verdict != "failed"]
 
     def rate(self, shift: float, *verdicts: Word) -> Proportion:
-        """How often the comparisons at a shift ended in one of the verdicts."""
         measured = self.measured(shift)
         return Proportion(sum(each.verdict in verdicts for each in measured), len(measured))
 
     @property
     def false_alarms(self) -> Proportion:
-        """How often identical code was called slower or faster."""
         return self.rate(0.0, "slower", "faster")
 
     def detected(self, shift: float) -> Proportion:
-        """How often code slowed down by that share was called slower."""
         return self.rate(shift, "slower")
 
     def seconds(self, shift: float) -> Seconds | None:
@@ -150,16 +144,15 @@ class Selfcheck:
     def sentence(self) -> str:
         """One line for whoever reads a verdict of this machine: how often such verdicts are wrong, and miss."""
         identical = self.false_alarms
-        told = (
+        called = (
             f"On this machine a selfcheck called identical code slower or faster in {identical} of {identical.tries} "
             f"comparisons (margin {100 * self.margin:.3g} %)"
         )
         slowed = [shift for shift in self.shifts if shift > 0 and self.detected(shift).tries]
         found = [f"{100 * shift:.3g} % in {self.detected(shift)} of {self.detected(shift).tries}" for shift in slowed]
-        return f"{told}, and found an injected slowdown of {', of '.join(found)}." if found else f"{told}."
+        return f"{called}, and found an injected slowdown of {', of '.join(found)}." if found else f"{called}."
 
     def to_json(self) -> dict[str, Any]:
-        """The rates as plain JSON: for each shift every verdict's, the times, and the slowdown that arrived."""
         return {
             "false_alarms": _plain(self.false_alarms),
             "shifts": [
@@ -214,7 +207,7 @@ def selfchecks(results: Path, machine: str) -> list[Selfcheck]:
         try:
             found.append(open_selfcheck(manifest.parent))
         except UserError:
-            continue  # a damaged one is no reason not to be told of the others
+            continue  # a damaged one is no reason to hide the others
     return found
 
 
@@ -231,7 +224,7 @@ def latest_selfcheck(results: Path, machine: str) -> Selfcheck | None:
     return max(found, key=lambda each: each.false_alarms.tries, default=None)
 
 
-# Compares a case with itself slowed down by a share: case, share, seed, and who is told of each pair.
+# Compares a case with itself slowed down by a share: case, share, seed, and what each pair is written to.
 Compare = Callable[[PairedCase, float, int, WritePair], Judgement]
 
 
@@ -338,7 +331,6 @@ def _made(each: Planned, compare: Compare, seed: int, commit: str) -> Comparison
 
 
 def _write_summary(selfcheck: Selfcheck) -> None:
-    """The rates beside the settings, for whoever reads the file alone; replaced in one step."""
     whole = dict(selfcheck.settings) | {"summary": selfcheck.to_json()}
     path = selfcheck.path / MANIFEST
     try:
@@ -472,9 +464,9 @@ def _cautions(selfcheck: Selfcheck) -> list[Remark]:
         )
     commits = sorted({each.commit[:12] for each in selfcheck.comparisons if each.commit})
     if len(commits) > 1:
-        told = ", ".join(commits)
+        listed = ", ".join(commits)
         found.append(
-            remark("Comparisons were made by the code of several commits: {commits}.", kind="caution", commits=told)
+            remark("Comparisons were made by the code of several commits: {commits}.", kind="caution", commits=listed)
         )
     return found
 

@@ -79,7 +79,6 @@ class Nomination:
 
     @property
     def first(self) -> Point:
-        """The first point of the new level."""
         return self.series.points[self.change.index]
 
     @property
@@ -126,7 +125,6 @@ class Nomination:
         return f"after {before[:10]}, with {after[:10]}{changed} at the latest (git log {before[:10]}..{after[:10]})"
 
     def judgement(self) -> Judgement:
-        """As what every command ends in. An unconfirmed slower change is undecided; exact figures need no rerun."""
         change = self.change
         word: Word = ("slower" if self.is_exact else "undecided") if self.is_slower else "faster"
         how = "" if self.is_exact else f"Looks {'slower' if self.is_slower else 'faster'}, not confirmed: "
@@ -167,7 +165,6 @@ class Tracked:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader should know beside the judgements."""
         found = [f"{self.searched} series were searched for changes."]
         if self.too_short:
             found.append(
@@ -316,7 +313,6 @@ def _explains(moved: float, ratio: float) -> bool:
 
 
 def _longest_stretch(series: Series) -> int:
-    """Points of one GPU between breaks, at most."""
     broken = {each.index for each in series.breaks}
     parts = itertools.accumulate(index in broken for index in range(len(series.points)))
     stretches = [(part, point.unit) for part, point in zip(parts, series.points, strict=True)]

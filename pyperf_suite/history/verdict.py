@@ -266,7 +266,6 @@ class SequentialRule:
         return replace(self, alpha=alpha, looks=self.looks if given else ())
 
     def is_look(self, pairs: int) -> bool:
-        """Whether to ask for a decision after so many pairs."""
         return pairs in self.looks
 
     def shares(self, pairs: int, final: bool = False) -> tuple[float, float]:

@@ -250,12 +250,12 @@ class LiveComparison:
 
     def _machine(self) -> dict[str, float]:
         """Clocks of both sides and stolen time over the pairs, where the machine tells."""
-        told: dict[str, float] = {}
+        found: dict[str, float] = {}
         clocks = [pair.machine["clock_hz"] for pair in self.pairs if pair.machine.get("clock_hz")]
         if clocks:
-            told |= {f"{side}_clock_hz": statistics.median(clock[side] for clock in clocks) for side in SIDES}
+            found |= {f"{side}_clock_hz": statistics.median(clock[side] for clock in clocks) for side in SIDES}
         stolen = [pair.machine.get("steal_share", 0.0) for pair in self.pairs]
-        return told | {"steal_share": statistics.fmean(stolen)}
+        return found | {"steal_share": statistics.fmean(stolen)}
 
     def _cautions(self) -> list[str]:
         """What beside the code may have made the difference."""

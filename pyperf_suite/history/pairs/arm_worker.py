@@ -186,7 +186,6 @@ class Bench:
         return max(0.0, 1 - main / whole)
 
     def _pin(self, cores: list[int]) -> dict[str, Any]:
-        """Keep this process and the kernel's main thread on these cores."""
         for pid in (0, self._users.pid):
             os.sched_setaffinity(pid, cores)
         return {"outcome": "ok"}
@@ -200,7 +199,6 @@ class Bench:
         return {"outcome": "ok"}
 
     def close(self) -> None:
-        """End processes of what was prepared, and remove its files."""
         if self._close is not None:
             self._close()
             self._close = None

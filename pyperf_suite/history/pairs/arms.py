@@ -49,7 +49,6 @@ class Arm:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """How to start one of its processes."""
         return (str(self.python), str(WORKER))
 
     @property
@@ -80,7 +79,6 @@ class PairedCase:
 
     @classmethod
     def same(cls, probe: str, case: Case) -> PairedCase:
-        """The same case on both sides."""
         return cls(probe, case, case)
 
     @property

@@ -70,7 +70,6 @@ class Checkout:
         return git(self.root, "rev-parse", "--is-shallow-repository").stdout.strip() == b"true"
 
     def is_clean(self) -> bool:
-        """Whether the working tree is just what is committed."""
         done = git(self.root, "status", "--porcelain", "--untracked-files=all")
         return done.returncode == 0 and not done.stdout.strip()
 
@@ -149,7 +148,6 @@ class Kept:
 
     @property
     def log(self) -> Path:
-        """What the commands printed that made it."""
         return self.folder / _LOG
 
 
@@ -248,11 +246,6 @@ def interpreter_key() -> str:
     return f"{sys.implementation.cache_tag}-{hashlib.sha256(parts.encode()).hexdigest()[:8]}"
 
 
-def name_of(revision: str, commit: str) -> str:
-    """A revision with its commit, which a branch's name says nothing of."""
-    return revision if commit.startswith(revision) else f"{revision} ({commit[:10]})"
-
-
 def _empty(folder: Path) -> None:
     """Remove what an earlier attempt left, but not the lock that is held."""
     for left in folder.iterdir():
@@ -272,7 +265,6 @@ def _reason(output: bytes) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Wait for others who build the same."""
     with path.open("ab") as file:
         try:
             import fcntl
@@ -284,25 +276,28 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def revision_arm(checkout: Checkout, revision: str, environment: bool = False) -> Arm:
-    """The arm of a revision; `environment` gives it a virtual environment of its own with its own requirements.
+    """The arm of a revision, or of the working tree for `.`.
 
-    Raises UserError where there is no such revision, or the cache folder cannot be written.
+    `environment` gives it a virtual environment of its own with its own requirements. Raises UserError if there is no
+    such revision, or the cache folder cannot be written.
     """
-    commit = checkout.commit(revision)
-    arm = Arm(name=name_of(revision, commit), commit=commit)
-    return _with_build(arm, commit, lambda tree: worktree(checkout, commit, tree), environment)
+    return _with_build(*source_of(checkout, revision), environment)
 
 
-def working_tree_arm(checkout: Checkout, environment: bool = False) -> Arm:
-    """The arm of the working tree as it is: its commit's where nothing was changed, else of a copy of its files."""
-    commit = checkout.commit("HEAD")
-    if checkout.is_clean():
-        arm = Arm(name=name_of(".", commit), commit=commit)
-        return _with_build(arm, commit, lambda tree: worktree(checkout, commit, tree), environment)
-    files = checkout.files()
-    arm = Arm(name=f". ({commit[:10]} and changes)", commit=commit, dirty=True)
-    key = f"changed-{content(checkout.root, files)}"
-    return _with_build(arm, key, lambda tree: copy(checkout, files, tree), environment)
+def source_of(checkout: Checkout, revision: str) -> tuple[Arm, str, FillTree]:
+    """An arm of a revision that is not built yet, the key of its sources, and what fills a folder with them.
+
+    For `.` it is the working tree as it is: its commit if nothing was changed, else a copy of its files. Raises
+    UserError if there is no such revision.
+    """
+    commit = checkout.commit("HEAD" if revision == "." else revision)
+    if revision == "." and not checkout.is_clean():
+        files = checkout.files()
+        arm = Arm(f". ({commit[:10]} and changes)", commit=commit, dirty=True)
+        return arm, f"changed-{content(checkout.root, files)}", lambda tree: copy(checkout, files, tree)
+    # A branch's name says nothing of its commit.
+    name = revision if commit.startswith(revision) else f"{revision} ({commit[:10]})"
+    return Arm(name, commit=commit), commit, lambda tree: worktree(checkout, commit, tree)
 
 
 def interpreter_arm(python: Path) -> Arm:

@@ -256,7 +256,6 @@ class _Turns:
         self.order += side[0]
 
     def ask_both(self, what: str, **arguments: Any) -> None:
-        """The same of either side, one after the other. Raises ArmFailed."""
         for side in SIDES:
             self._answer(side, {what: arguments})
 

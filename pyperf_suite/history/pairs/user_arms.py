@@ -25,16 +25,13 @@ from pyperf_suite.history.pairs.arms import Arm, parse_requirements, this_code
 from pyperf_suite.history.pairs.builds import (
     Checkout,
     FillTree,
-    content,
-    copy,
     find_repository,
     interpreter_key,
     keep,
     last_line,
     logged,
-    name_of,
     run_program,
-    worktree,
+    source_of,
 )
 from pyperf_suite.workloads.user_kernel import PATH_VARIABLE, PYTHON_VARIABLE, ROOT_VARIABLE
 
@@ -101,16 +98,7 @@ def repository_arm(checkout: Checkout, revision: str, benches: Sequence[str], en
     installed with all that it requires. `benches` are files relative to the repository's root: each is the
     revision's own, or the present one where the revision has none. Raises UserError where there is no such revision.
     """
-    commit = checkout.commit("HEAD" if revision == "." else revision)
-    if revision == "." and not checkout.is_clean():
-        files = checkout.files()
-        arm = Arm(f". ({commit[:10]} and changes)", commit=commit, dirty=True)
-        return _with_tree(
-            arm, f"changed-{content(checkout.root, files)}", lambda tree: copy(checkout, files, tree),
-            checkout.root, benches, environment,
-        )  # fmt: skip
-    arm = Arm(name_of(revision, commit), commit=commit)
-    return _with_tree(arm, commit, lambda tree: worktree(checkout, commit, tree), checkout.root, benches, environment)
+    return _with_tree(*source_of(checkout, revision), checkout.root, benches, environment)
 
 
 def require(asked: str, root: Path) -> None:
@@ -185,7 +173,6 @@ def kernels_of(arm: Arm, root: Path, names: Sequence[str]) -> Iterator[list[str]
 
 
 def _source_of(name: str) -> str:
-    """The file or module that a kernel's name begins with."""
     return name if name.endswith(".py") else name.rpartition(":")[0] or name
 
 
@@ -258,7 +245,6 @@ def _make_tree(folder: Path, log: Path, fill: FillTree, environment: bool) -> st
 
 
 def _make_venv(folder: Path, cwd: Path, log: Path, wanted: Sequence[str]) -> str:
-    """A virtual environment with what is wanted installed in it; the reason of a failure, or nothing."""
     uv, venv = shutil.which("uv"), str(folder / "venv")
     make = [uv, "venv", "--python", sys.executable, venv] if uv else [sys.executable, "-m", "venv", venv]
     failure = logged(make, cwd, log)
@@ -268,7 +254,6 @@ def _make_venv(folder: Path, cwd: Path, log: Path, wanted: Sequence[str]) -> str
 
 
 def _installer(python: str) -> list[str]:
-    """The command that installs packages for an interpreter."""
     uv = shutil.which("uv")
     if uv:
         return [uv, "pip", "install", "--python", python]
@@ -280,7 +265,6 @@ def _python_of(folder: Path) -> Path:
 
 
 def _is_project(tree: Path) -> bool:
-    """Whether pip can install the tree."""
     return (tree / "setup.py").exists() or bool({"build-system", "project"} & _settings(tree).keys())
 
 

@@ -28,7 +28,7 @@ _LYING_BREAKS = 4
 # Units that the legend names one by one; of a fleet it names the first and leaves the rest to their colours.
 _NAMED_UNITS = 8
 
-# Readable for the colour-blind (Okabe and Ito 2008), and told apart by shape as well.
+# Readable for the colour-blind (Okabe and Ito 2008), and distinct by shape as well.
 _MARKS = tuple(zip(("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"), "osD^vP", strict=True))
 _CAPTION = (
     "A point is the median over the processes of one run, with its interval; lines are the medians between changes. "
@@ -158,12 +158,12 @@ def _draw_effect(axis: Any, step: Step, top: float, colour: str) -> None:
 
 def _draw_breaks(axis: Any, series: Series) -> None:
     """A dashed line and the words of each break: each below those before it, upright where they are many."""
-    told: dict[int, list[str]] = {}
+    texts: dict[int, list[str]] = {}
     for each in series.breaks:
-        told.setdefault(each.index, []).extend(textwrap.wrap(each.what, 48, max_lines=3, placeholder=" ..."))
-    upright = sum(map(len, told.values())) > _LYING_BREAKS
+        texts.setdefault(each.index, []).extend(textwrap.wrap(each.what, 48, max_lines=3, placeholder=" ..."))
+    upright = sum(map(len, texts.values())) > _LYING_BREAKS
     lines_above = 0
-    for index, words in sorted(told.items()):
+    for index, words in sorted(texts.items()):
         axis.axvline(index - 0.5, color=_GREY, linewidth=1, linestyle="--", zorder=1)
         # Towards the right edge there is room at the left alone.
         to_the_left = index > 0.6 * len(series.points) and not upright

@@ -22,22 +22,20 @@ _STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 @dataclass(frozen=True)
 class Scale:
-    """What a value is multiplied with to be read in `unit`; `counted` quantities are told in whole digits."""
+    """What a value is multiplied with to be read in `unit`; `counted` quantities are written in whole digits."""
 
     factor: float
     unit: str
     counted: bool = False
 
     def number(self, value: float) -> str:
-        """Four significant digits, or all of a count."""
         scaled = value * self.factor
         if self.counted and scaled == round(scaled):
             return f"{scaled:.0f}"
         digits = max(0, 4 - len(f"{abs(int(scaled))}")) if abs(scaled) >= 1 else 4
         return f"{scaled:.{digits}f}" if 1e-3 <= abs(scaled) < 1e6 else f"{scaled:.4g}"
 
-    def told(self, value: float) -> str:
-        """The number and its unit."""
+    def text(self, value: float) -> str:
         return f"{self.number(value)} {self.unit}".rstrip()
 
 
@@ -87,7 +85,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
 def plot(
     columns: Sequence[Column],
     breaks: Sequence[int],
-    told: Callable[[float], str],
+    text: Callable[[float], str],
     width: int = 72,
     height: int = 11,
 ) -> list[str]:
@@ -96,7 +94,7 @@ def plot(
     Args:
         columns: The series, oldest first; where it is longer than `width`, neighbours between two breaks share a place.
         breaks: Indices of the points that a break stands before.
-        told: How a value is written at the axis.
+        text: How a value is written at the axis.
         width: Characters for the points, the axis not counted.
         height: Lines.
     """
@@ -120,7 +118,7 @@ def plot(
         cells[line_of(place.value)][column] = MARKS[place.unit % len(MARKS)]
     labels = [""] * height
     for line in (0, (height - 1) // 2, height - 1):
-        labels[line] = told(top - (top - bottom) * line / (height - 1))
+        labels[line] = text(top - (top - bottom) * line / (height - 1))
     widest = max(map(len, labels))
     gap = " " if len(places) * 2 <= width else ""
     return [f"{label:>{widest}} ┤{gap.join(row)}".rstrip() for label, row in zip(labels, cells, strict=True)]
@@ -178,7 +176,7 @@ def print_list(console: Console, listed: Sequence[Series], left_out: Sequence[st
             table.add_row(
                 sparkline(series.values),
                 str(len(series.points)),
-                scale.told(newest.value) if newest else "failed",
+                scale.text(newest.value) if newest else "failed",
                 newest.started_at[:10] if newest else "",
                 shown(series.probe),
                 shown(series.title),
@@ -206,7 +204,7 @@ def print_series(console: Console, series: Series, steps: Sequence[Step], show_a
         for point in series.points
     ]
     width = max(20, min(console.width - 14, 100))
-    for line in plot(columns, [each.index for each in series.breaks], scale.told, width):
+    for line in plot(columns, [each.index for each in series.breaks], scale.text, width):
         console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ignore", crop=False)
     if len(units) > 1:
         named = "  ".join(f"{MARKS[number % len(MARKS)]} {unit_name(unit)}" for number, unit in enumerate(units))
@@ -216,7 +214,6 @@ def print_series(console: Console, series: Series, steps: Sequence[Step], show_a
 
 
 def _print_changes(console: Console, series: Series, steps: Sequence[Step]) -> None:
-    """A sentence for every break, and for every step."""
     for each in series.breaks:
         when = series.points[each.index].started_at[:10]
         console.print(f"[yellow]break[/yellow] {when}: {shown(each.what)}", highlight=False, soft_wrap=True)

@@ -68,7 +68,6 @@ class Pruning:
 
     @property
     def size_bytes(self) -> int:
-        """What deleting would free."""
         return sum(each.size_bytes for each in self.doomed)
 
 
@@ -177,7 +176,6 @@ def _newest(runs: list[Path], holdings: Mapping[Path, frozenset[Benchmark]], cou
 
 
 def _reason(path: Path, rules: Rules, now: datetime.datetime, newest: frozenset[Path]) -> str | None:
-    """Why the rules let a run go; None if they keep it."""
     reasons = []
     began = _began(path)
     if rules.older_than is not None and began is not None:

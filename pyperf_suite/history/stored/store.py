@@ -153,7 +153,6 @@ class Store:
         )
 
     def runs(self) -> list[Run]:
-        """All runs, the oldest first."""
         found = []
         for name, (_, summary) in self._read.items():
             by_run: dict[tuple[str, str], list[Measured]] = {}
@@ -269,7 +268,6 @@ class RunCache:
                     left.unlink()
 
     def watched(self) -> list[str]:
-        """The paths of other tools' results that were asked for."""
         with contextlib.suppress(OSError, ValueError):
             found = strict_json(files.read_bytes(self.folder / self._WATCHED, 2**20))
             return found if _are_texts(found) else []
