@@ -66,7 +66,7 @@ def _compare(
     """The findings, and what a reader should know of how they came about."""
     from pyperf_suite.history.compare import compare_sides, noise_from_store, sentinel_sentence
     from pyperf_suite.history.selfcheck import latest_selfcheck
-    from pyperf_suite.history.stored.foreign import FOREIGN_PROBES as FOREIGN_PROBE
+    from pyperf_suite.history.stored.foreign import FOREIGN_PROBES
     from pyperf_suite.history.stored.store import Store
 
     def margin_of(probe: str, label: str) -> float:
@@ -74,7 +74,7 @@ def _compare(
 
     notes = []
     if any(one.medians for one in _all(new)):
-        ours = any(one.probe != FOREIGN_PROBE for one in _all(new))
+        ours = any(one.probe not in FOREIGN_PROBES for one in _all(new))
         notes.append(
             "The runs were measured at different times, which is in every difference"
             + ("; pyperf-suite ab takes turns." if ours else ".")

@@ -68,6 +68,7 @@ def test_a_build_is_kept_by_commit(checkout, monkeypatch):
     assert revision_arm(checkout, first.commit[:12]).build == first.build
 
 
+@pytest.mark.slow
 def test_a_build_that_was_cut_off_is_made_anew(checkout):
     arm = revision_arm(checkout, "v1")
     (arm.build.parent / "done").unlink()
@@ -147,6 +148,7 @@ def test_a_cache_folder_that_cannot_be_written_is_one_sentence(checkout, monkeyp
         revision_arm(checkout, "v1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["all builds", "this build"])
 def test_a_build_in_a_folder_that_others_can_write_is_not_imported(checkout, which):
     arm = revision_arm(checkout, "HEAD")

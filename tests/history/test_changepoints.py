@@ -44,13 +44,14 @@ def test_at_most_2_percent_of_quiet_series_with_correlated_noise_are_alarmed(dev
 def test_a_step_of_5_percent_is_found_5_points_after_it(correlation):
     generator = np.random.default_rng(1)
     found = 0
-    for _ in range(100):
+    for _ in range(50):
         logs = correlated(generator, 200, correlation, 0.01)
         logs[-5:] += STEP
         found += [change.index for change in find_changes(np.exp(logs))] == [195]
-    assert found >= 80
+    assert found >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0.0, STEP])
 def test_10000_points_take_less_than_3_seconds(step):
     logs = correlated(np.random.default_rng(2), 10_000, 0.5, 0.01) + step * (np.arange(10_000) // 1000 % 2)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -106,6 +106,7 @@ def test_no_values_or_values_that_are_no_numbers_are_refused(interval, values):
         interval(values)
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 400).flatmap(lambda tries: st.tuples(st.integers(0, tries), st.just(tries))))
 def test_the_interval_of_a_rate_is_that_of_clopper_and_pearson(counts):
     hits, tries = counts

@@ -51,11 +51,13 @@ def test_both_sides_take_turns_abba_and_as_often():
     assert pair.seconds > pair.startup_s > 0
 
 
+@pytest.mark.slow
 def test_chance_decides_who_begins():
     firsts = {measure_pair(THIS, THIS, CASE, CPU, seed=seed, pace=SHORT).order[0] for seed in (1, 2)}
     assert firsts == {"o", "n"}
 
 
+@pytest.mark.slow
 def test_an_injected_slowdown_is_that_much_of_each_launch():
     ratios = [measure_pair(THIS, THIS, CASE, CPU, seed=s, spin_share=1.0, pace=SHORT).log_ratio for s in range(3)]
     assert sorted(ratios)[1] == pytest.approx(math.log(2), abs=0.3)

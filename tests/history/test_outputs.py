@@ -9,7 +9,7 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -183,6 +183,7 @@ def test_junit_has_no_failure_where_none_is_minded():
     assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
 
 
+@settings(max_examples=30)
 @given(st.text(st.characters(codec=None, exclude_categories=()), max_size=20), st.floats() | st.text(max_size=3))
 def test_junit_is_well_formed_whatever_a_benchmark_is_called(name, seconds):
     text = junit_xml(name, [finding("slower", name, sentence=name, seconds=seconds)])

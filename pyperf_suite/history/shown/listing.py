@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pyperf_suite.history.stored.foreign import FOREIGN_PROBES as FOREIGN_PROBE
+from pyperf_suite.history.stored.foreign import FOREIGN_PROBES
 from pyperf_suite.history.stored.series import Point, Series
 from pyperf_suite.history.tracking import Step
 from pyperf_suite.printable import printable
@@ -218,7 +218,7 @@ def _print_changes(console: Console, series: Series, steps: Sequence[Step]) -> N
         when = series.points[each.index].started_at[:10]
         console.print(f"[yellow]break[/yellow] {when}: {shown(each.what)}", highlight=False, soft_wrap=True)
     nominated = "" if series.kind == "static" else "; nominated, not confirmed"
-    if nominated and series.probe != FOREIGN_PROBE:  # what another project measures cannot be rerun here
+    if nominated and series.probe not in FOREIGN_PROBES:  # what another project measures cannot be rerun here
         nominated += ": `pyperf-suite track --confirm`"
     for step in steps:
         known = step.commit_before and step.commit_after
