@@ -130,8 +130,7 @@ def prune(
         if not as_json:
             click.echo(printable(f"deleted  {doomed.name}"))
     if deleted:
-        with _store(results):
-            pass  # the index follows: it forgets the files that are gone
+        _store(results)  # the cache follows: it forgets the files that are gone
     if as_json:
         click.echo(_pruning_as_json(planned, deleted, failures))
     if failures:
