@@ -252,6 +252,7 @@ def test_what_is_no_requirement_is_refused_in_one_sentence(text):
         parse_requirements(text)
 
 
+@pytest.mark.slow
 def test_a_bench_file_that_a_revision_lacks_is_borrowed_and_that_is_said(repository):
     repository.commit("v1", **{"made_up.py": "version = 1\n"})
     repository.commit("v2", **{"made_up.py": "version = 2\n", "benches/bench.py": "two\n", "benches/helper.py": "x\n"})
@@ -275,6 +276,7 @@ def test_a_borrowed_file_at_the_root_does_not_bring_the_present_code(repository)
     assert [each.name for each in Path(arm.environment[user_arms.ROOT_VARIABLE]).iterdir()] == ["bench.py"]
 
 
+@pytest.mark.slow
 def test_bench_files_that_are_the_same_need_no_note(repository):
     repository.commit("v1", **{"bench.py": ""})
     repository.commit("v2", **{"made_up.py": "version = 2\n"})
