@@ -200,9 +200,7 @@ class KernelLaw:
         """The same kernel for heads of another width, its pairs as much dearer as their products and softmax."""
         dearer = (head_dim + SOFTMAX_COLUMNS) / (self.head_dim + SOFTMAX_COLUMNS)
         costs = replace(
-            self.costs,
-            busiest_pair_s=self.costs.busiest_pair_s * dearer,
-            even_pair_s=self.costs.even_pair_s * dearer,
+            self.costs, busiest_pair_s=self.costs.busiest_pair_s * dearer, even_pair_s=self.costs.even_pair_s * dearer
         )
         return replace(self, head_dim=head_dim, costs=costs)
 
@@ -357,10 +355,7 @@ BACKWARD_ERROR_PERCENT = 3.0
 DECODE_ROWS = 64
 
 DTYPES = ("bf16", "fp16", "fp8")
-PARTS = (
-    *("ideal", "alignment", "tile", "wave", "rate", "bandwidth", "launch", "measured"),
-    "library choice",
-)
+PARTS = (*("ideal", "alignment", "tile", "wave", "rate", "bandwidth", "launch", "measured"), "library choice")
 
 
 def attention_time(

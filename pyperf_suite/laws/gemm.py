@@ -331,13 +331,7 @@ def gemm_law(gpu: Gpu, dtype: str = "bf16") -> GemmLaw:
 
 
 def gemm_time(
-    gpu: Gpu,
-    m: ArrayLike,
-    n: ArrayLike,
-    k: ArrayLike,
-    dtype: str = "bf16",
-    layout: str = "TN",
-    mode: str = "burst",
+    gpu: Gpu, m: ArrayLike, n: ArrayLike, k: ArrayLike, dtype: str = "bf16", layout: str = "TN", mode: str = "burst"
 ) -> Explained:
     """Seconds of products C[m, n] = A[m, k]·B[k, n] by the GPU's library, of the sizes' broadcast shape.
 

@@ -175,16 +175,7 @@ def _tried(calibration: Calibration) -> Iterator[tuple[str, Explained | NDArray[
             yield (
                 "attention",
                 attention_time(
-                    calibration,
-                    batch,
-                    seq,
-                    seq,
-                    heads,
-                    kv_heads,
-                    head_dim,
-                    True,
-                    "bf16",
-                    backward=backward,
+                    calibration, batch, seq, seq, heads, kv_heads, head_dim, True, "bf16", backward=backward
                 ),
             )
     if "memory" in laws:

@@ -14,13 +14,7 @@ from pyperf_suite.laws.prices import Prices
 from pyperf_suite.laws.training.step import StepConstants, step_time
 from pyperf_suite.laws.transformer import RECOMPUTES, ModelDimensions, Recompute
 from tools.fit.published import SAMPLE
-from tools.fit.step import (
-    MULTI_NODE,
-    Iteration,
-    Remembered,
-    fit_constants,
-    read_iterations,
-)
+from tools.fit.step import MULTI_NODE, Iteration, Remembered, fit_constants, read_iterations
 
 A100 = find_gpu("A100")
 
@@ -84,10 +78,7 @@ def selene_errors() -> dict[tuple[str, str], float]:
     for name, (layers, hidden, heads, stages, chunks, batch, micro_batch, full_s, selective_s) in SELENE.items():
         model = ModelDimensions(layers, hidden, 4 * hidden, heads, 51200, bias=True, tied=True, positions=2048)
         cluster = Cluster(A100, 8 * stages, 8, A100.memory_bytes)
-        ways: tuple[tuple[Recompute, bool, float], ...] = (
-            ("layers", False, full_s),
-            ("attention", True, selective_s),
-        )
+        ways: tuple[tuple[Recompute, bool, float], ...] = (("layers", False, full_s), ("attention", True, selective_s))
         for recompute, sequence_parallel, measured_s in ways:
             training = Training(model, batch, 2048, False, sequence_parallel, False)
             grid = one(recompute, tensor=8, pipeline=stages, chunks=chunks, micro_batch=micro_batch)

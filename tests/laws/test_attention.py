@@ -178,8 +178,7 @@ def test_a_law_cannot_be_fitted_to_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "cause"),
-    [({"seq_q": 65}, "edges"), ({"padded_head_dim": 128}, "padding"), ({"slots": 4}, "slots")],
+    ("changed", "cause"), [({"seq_q": 65}, "edges"), ({"padded_head_dim": 128}, "padding"), ({"slots": 4}, "slots")]
 )
 def test_a_cause_is_named_where_it_explains_the_difference_and_no_other(changed, cause):
     fast = TiledAttention(1, 2, 64, 64, 64, 64, causal=False, blocks=Blocks(64, 64), slots=2)

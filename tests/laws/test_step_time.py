@@ -44,12 +44,7 @@ class MadeUpPrices:
         return Explained(nbytes / 1e12)
 
     def collective(
-        self,
-        op: str,
-        nbytes: Any,
-        ranks: Any,
-        ranks_per_node: Any = None,
-        network_bytes_per_s: float | None = None,
+        self, op: str, nbytes: Any, ranks: Any, ranks_per_node: Any = None, network_bytes_per_s: float | None = None
     ) -> Explained:
         return Explained(np.where(np.asarray(ranks) > 1, nbytes / 1e9 if self.linked else 0.0, 0.0))
 

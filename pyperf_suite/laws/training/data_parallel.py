@@ -111,10 +111,7 @@ def fit_data_parallel(
 
 
 def held_out_step_errors(
-    all_reduce_s: AllReduceSeconds,
-    exchanges: Sequence[Exchange],
-    measured_s: Sequence[float],
-    groups: Sequence[object],
+    all_reduce_s: AllReduceSeconds, exchanges: Sequence[Exchange], measured_s: Sequence[float], groups: Sequence[object]
 ) -> NDArray[np.float64]:
     """|predicted − measured| / measured of every step, by a law that saw no step of its group.
 

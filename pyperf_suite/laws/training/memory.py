@@ -199,11 +199,7 @@ def _sharded(weights: Sequence[Weight], ranks: int, rank: int, storage: Storage)
         most = int(ceil_div(rows, ranks))
         padded += most * across
         own += max(0, min(most, rows - rank * most)) * across
-    return Held(
-        storage.weight * padded,
-        storage.gradient * padded,
-        storage.state * own + storage.step * len(weights),
-    )
+    return Held(storage.weight * padded, storage.gradient * padded, storage.state * own + storage.step * len(weights))
 
 
 # Bytes a parameter with AdamW in mixed precision, 18 in all (Bekman, Machine Learning Engineering): weights in 16 bits
