@@ -385,7 +385,7 @@ def prepare(folder: Path) -> int:
     """
     from pyperf_suite import _native
     from pyperf_suite.kernels import gemm_sm90, nvrtc
-    from pyperf_suite.workloads.kernel_cache import KernelCache
+    from pyperf_suite.workloads.scratch import KernelCache
 
     began = time.monotonic()
     compiler = KernelCache(_native.cuda.Compiler(list(nvrtc.wheels())), str(folder))

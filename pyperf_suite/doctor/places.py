@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyperf_suite.doctor.check import Check, Verdict, gib
-from pyperf_suite.workloads.cuda import cache_folder
+from pyperf_suite.workloads.backends import cache_folder
 
 SCARCE_BYTES, TIGHT_BYTES = 100 * 2**20, 2 * 2**30
 

@@ -17,8 +17,8 @@ from pyperf_suite.hardware import library_copies, toolkits
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.library_copies import Copy
 from pyperf_suite.kernels import nvrtc
+from pyperf_suite.workloads.backends import native_extension
 from pyperf_suite.workloads.collective import nccl
-from pyperf_suite.workloads.native import native_extension
 
 OLDEST_PYTHON = (3, 10)
 PLUGIN = "pytest-benchmark"

@@ -20,8 +20,7 @@ from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.ranked import measure_ranked
 from pyperf_suite.runner.timing import timed
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.cuda import context_is_lost
-from pyperf_suite.workloads.torch_device import leave_nothing_behind
+from pyperf_suite.workloads.backends import context_is_lost, leave_nothing_behind
 from pyperf_suite.workloads.workload import Place
 
 

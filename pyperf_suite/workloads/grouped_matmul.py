@@ -17,7 +17,7 @@ from pyperf_suite.kernels import matmul as triton_matmul
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.arrays import Keep
 from pyperf_suite.measure.verify import Verification, verify_product
-from pyperf_suite.workloads.cores import require_cores
+from pyperf_suite.workloads.backends import require_cores
 from pyperf_suite.workloads.inputs import Operand, Operands
 from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
 from pyperf_suite.workloads.operator import Launches, Operator, TimedImplementation

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.workloads.cuda import CudaDevice
+from pyperf_suite.workloads.backends import CudaDevice
 from pyperf_suite.workloads.dtypes import aligned_empty, element_type, round_to
 
 Array = NDArray[Any]

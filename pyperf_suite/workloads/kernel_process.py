@@ -186,7 +186,7 @@ class KernelProcess:
         }
 
     def _gpu(self) -> Any:
-        from pyperf_suite.workloads.cuda import cuda_device
+        from pyperf_suite.workloads.backends import cuda_device
 
         return cuda_device(int(self._api._device.partition(":")[2] or 0))
 

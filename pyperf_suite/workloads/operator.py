@@ -23,7 +23,7 @@ from pyperf_suite.measure.spot_checks import Verdict
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.cuda import cuda_device
+from pyperf_suite.workloads.backends import cuda_device
 from pyperf_suite.workloads.dtypes import widen
 from pyperf_suite.workloads.inputs import Operand, Operands
 from pyperf_suite.workloads.operand_sets import Bound, OperandSets, as_stored, copied, same_bits

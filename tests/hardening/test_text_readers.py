@@ -34,8 +34,8 @@ from pyperf_suite.probes.calibration.design import AttentionShape
 from pyperf_suite.probes.collectives.training import Training
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.spec.axes import Flag, Shape, Sizes
-from pyperf_suite.workloads.attention.kernel_names import flash_kernel
-from pyperf_suite.workloads.matmul import kernel_names
+from pyperf_suite.workloads import kernel_names
+from pyperf_suite.workloads.kernel_names import flash_kernel
 from pyperf_suite.workloads.training.optimizer_update import TensorSet
 from pyperf_suite.workloads.training.shape import Checkpointing
 

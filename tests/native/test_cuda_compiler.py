@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.workloads.kernel_cache import MAGIC, KernelCache
+from pyperf_suite.workloads.scratch import MAGIC, KernelCache
 
 OPTIONS = ["--std=c++17"]
 ADD_ONE = 'extern "C" __global__ void add_one(float* x) { x[threadIdx.x] += 1.0f; }'
@@ -291,7 +291,7 @@ def test_another_kernels_file_under_ones_name_is_not_taken_for_it(compiler, fold
 def test_processes_that_compile_the_same_kernel_at_once_leave_one_whole_file(compiler, folder, nvrtc):
     program = (
         "import sys; from pyperf_suite import _native\n"
-        "from pyperf_suite.workloads.kernel_cache import KernelCache\n"
+        "from pyperf_suite.workloads.scratch import KernelCache\n"
         "compiler = KernelCache(_native.cuda.Compiler([sys.argv[1]]), sys.argv[2])\n"
         "sys.stdin.readline()\n"  # both are ready before either begins
         "compiler.compile('test.cu', sys.argv[3], {}, 'sm_80', ['--std=c++17'])"

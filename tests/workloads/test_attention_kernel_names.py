@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyperf_suite.laws.attention.counted import Blocks
-from pyperf_suite.workloads.attention.kernel_names import FlashKernel, flash_kernel
+from pyperf_suite.workloads.kernel_names import FlashKernel, flash_kernel
 
 
 @pytest.mark.parametrize(

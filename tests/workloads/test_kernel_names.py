@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.workloads.matmul.kernel_names import READERS, KernelName, parse, product_kernel
+from pyperf_suite.workloads.kernel_names import READERS, KernelName, parse, product_kernel
 
 HALF, BRAIN, SINGLE = "float16", "bfloat16", "float32"
 

@@ -10,7 +10,7 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads.attention.attention import Attention
-from pyperf_suite.workloads.attention.native_cpu import NativeCpuAttention, default_blocks
+from pyperf_suite.workloads.attention.native_cpu import NativeCpuAttention, default_native_blocks
 from pyperf_suite.workloads.attention.parameters import AttentionParameters
 from pyperf_suite.workloads.workload import Place
 
@@ -42,7 +42,7 @@ def test_the_record_says_which_blocks_slots_and_padding_there_were() -> None:
     launches = NativeCpuAttention().prepare(parameters, Attention().operands(parameters, seed=0), Place(CPU))
     details = launches.kernel.details
     assert launches.kernel.name == f"native_attention_{details['isa']}"
-    assert details["blocks"] == str(default_blocks(parameters))
+    assert details["blocks"] == str(default_native_blocks(parameters))
     assert details["slots"] == 1
     assert 40 <= details["padded_head_dim"] < 40 + 16
 

@@ -248,7 +248,7 @@ def _prepared_of_old(
 def _sets(footprint_bytes: int, device: Any) -> int:
     """How many operand sets to rotate through, so that no launch finds in cache what the last one left there."""
     if device.kind == "cuda":
-        from pyperf_suite.workloads.cuda import cuda_device
+        from pyperf_suite.workloads.backends import cuda_device
 
         cache_bytes = cuda_device(device.index).context.properties.l2_bytes
     else:

@@ -20,7 +20,7 @@ from pathlib import Path
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import why_not_private
 from pyperf_suite.history.pairs.checkout import Checkout, git, last_line
-from pyperf_suite.workloads.cuda import cache_folder
+from pyperf_suite.workloads.backends import cache_folder
 
 BUILD_DEADLINE_S = 1200.0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pyperf_suite.laws.attention.counted import Blocks, TiledAttention
 from pyperf_suite.laws.attention.law import FittedLaw
 from pyperf_suite.spec.rows import Row, grouped
-from pyperf_suite.workloads.attention.kernel_names import flash_kernel
+from pyperf_suite.workloads.kernel_names import flash_kernel
 
 # Our own kernels, whose blocks are asked for.
 OWN = ("native", "triton")

@@ -7,9 +7,8 @@ from functools import partial
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads.attention.parameters import AttentionParameters
-from pyperf_suite.workloads.cores import require_cores
+from pyperf_suite.workloads.backends import native_extension, require_cores
 from pyperf_suite.workloads.inputs import Operands
-from pyperf_suite.workloads.native import native_extension
 from pyperf_suite.workloads.operand_sets import Bound, HostArrays
 from pyperf_suite.workloads.operator import Launches, TimedImplementation, refusing
 from pyperf_suite.workloads.workload import Kernel, Place
@@ -43,7 +42,7 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
         """Allocate the workspace and the worker threads, and look up every address."""
         p = parameters
         with refusing(Unsupported):
-            blocks = p.blocks or default_blocks(p)
+            blocks = p.blocks or default_native_blocks(p)
             attention = native_extension().Attention(
                 p.batch,
                 p.heads,
@@ -73,7 +72,7 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
         return Launches(memory, bound, Kernel(f"native_attention_{attention.isa}", "packed", details))
 
 
-def default_blocks(parameters: AttentionParameters) -> Blocks:
+def default_native_blocks(parameters: AttentionParameters) -> Blocks:
     """The blocks that the native kernel takes where none are asked for. Raises ValueError where it has none."""
     p = parameters
     sizes = native_extension().default_blocks(p.batch, p.heads, p.seq_q, p.keys, p.head_dim, p.causal, p.workers)

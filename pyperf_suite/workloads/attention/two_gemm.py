@@ -16,7 +16,7 @@ from pyperf_suite.workloads.attention.torch_launches import (
     require_score_memory,
 )
 from pyperf_suite.workloads.dtypes import element_type
-from pyperf_suite.workloads.matmul.kernel_names import REDUCTION, parse
+from pyperf_suite.workloads.kernel_names import REDUCTION, parse
 from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
 from pyperf_suite.workloads.workload import Kernel
 

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.workloads.cores import require_cores
+from pyperf_suite.workloads.backends import require_cores
 from pyperf_suite.workloads.inputs import Operands
-from pyperf_suite.workloads.matmul.kernel_names import product_kernel
+from pyperf_suite.workloads.kernel_names import product_kernel
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters
 from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
 from pyperf_suite.workloads.operator import Launches, TimedImplementation

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.workloads.cores import require_cores
+from pyperf_suite.workloads.backends import native_extension, require_cores
 from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters
-from pyperf_suite.workloads.native import native_extension
 from pyperf_suite.workloads.operand_sets import Bound, HostArrays
 from pyperf_suite.workloads.operator import Launches, TimedImplementation, refusing
 from pyperf_suite.workloads.workload import Kernel, Place

@@ -9,18 +9,17 @@ from typing import Annotated, Any
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.limits import OneOf
+from pyperf_suite.workloads.backends import RESULT, ByTorch, Due, Passes, TorchDevice
 from pyperf_suite.workloads.dtypes import element_type
-from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training import layers
 from pyperf_suite.workloads.training.shape import TransformerShape, require_for_reference
-from pyperf_suite.workloads.training.torch_steps import RESULT, ByTorch, Due, Passes
 from pyperf_suite.workloads.workload import Kernel, Work, Workload, by_name
 
 # In the order of a block; "activation" is GELU, or SiLU times up where gated.
 BLOCK_PARTS = ("norm", "qkv", "scores", "projection", "up", "activation", "down", "residual")
 PART_DTYPES = ("float32", "bfloat16", "float16")
 
-Operands = tuple[list[Any], list[Any]]  # inputs and weights
+PartOperands = tuple[list[Any], list[Any]]  # inputs and weights
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class PartSteps(Passes):
         weights = [drawn(*shape) for shape in p.weights]
         super().__init__(where, Kernel(p.part, "torch", where.details()), [(inputs, weights)], [RESULT])
 
-    def _run(self, operands: Operands) -> tuple[Any, ...]:
+    def _run(self, operands: PartOperands) -> tuple[Any, ...]:
         with self._where.torch.no_grad():
             return (self._forward(*operands),)
 

@@ -10,12 +10,11 @@ from typing import Any
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
+from pyperf_suite.workloads.backends import RESULT, ByTorch, Due, Passes, TorchDevice, use_products_of
 from pyperf_suite.workloads.dtypes import torch_name
 from pyperf_suite.workloads.operator import sets_to_rotate
-from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training import layers
 from pyperf_suite.workloads.training.layers import LayerPassParameters
-from pyperf_suite.workloads.training.torch_steps import RESULT, ByTorch, Due, Passes, use_products_of
 from pyperf_suite.workloads.workload import Kernel, Observed, Work, Workload, by_name
 
 # An element may be off by so much of its own size and the tensor's root mean square together, the whole in norm by the
@@ -28,7 +27,7 @@ MOST_SETS = 8
 
 
 @dataclass(frozen=True)
-class Operands:
+class LayerOperands:
     """Of one pass: the result, with its graph, where a gradient of it is asked for."""
 
     inputs: tuple[Any, ...]
@@ -63,7 +62,7 @@ class LayerSteps(Passes):
             (RESULT,) if p.phase == "forward" else names,
         )
 
-    def _drawn(self, seed: int) -> Operands:
+    def _drawn(self, seed: int) -> LayerOperands:
         """Seeded standard normals, weights such that results are about as large as inputs."""
         p, torch = self._p, self._where.torch
         generator = torch.Generator().manual_seed(seed)
@@ -77,14 +76,14 @@ class LayerSteps(Passes):
         weights = tuple(torch.nn.Parameter(drawn(shape, math.prod(shape[1:]) ** -0.5)) for shape in p.weights)
         upstream = drawn(p.output)
         result = layers.apply(torch, p.layer, inputs, weights) if p.phase != "forward" else None
-        return Operands(inputs, weights, upstream, result)
+        return LayerOperands(inputs, weights, upstream, result)
 
-    def _run(self, operands: Operands) -> tuple[Any, ...]:
+    def _run(self, operands: LayerOperands) -> tuple[Any, ...]:
         if operands.result is None:
             return (layers.apply(self._where.torch, self._p.layer, operands.inputs, operands.weights),)
         return self._gradients(operands, again=True)
 
-    def _gradients(self, of: Operands, again: bool) -> tuple[Any, ...]:
+    def _gradients(self, of: LayerOperands, again: bool) -> tuple[Any, ...]:
         """Those that the pass is about; the graph stays where they are computed again."""
         wanted = self._p.of_phase(of.inputs, of.weights)
         found: tuple[Any, ...] = self._where.torch.autograd.grad(of.result, wanted, of.upstream, retain_graph=again)
@@ -101,7 +100,7 @@ class LayerSteps(Passes):
             tuple(each.detach().double().requires_grad_() for each in group) for group in (own.inputs, own.weights)
         )
         result = layers.written_out(torch, p.layer, inputs, weights)
-        wide = Operands(inputs, weights, own.upstream.double(), result)
+        wide = LayerOperands(inputs, weights, own.upstream.double(), result)
         found = (result.detach(),) if p.phase == "forward" else self._gradients(wide, again=False)
         exact = dict(zip(self._names, found, strict=True))
         share = ELEMENT_LIMIT[p.dtype]

@@ -17,7 +17,7 @@ Array = Any
 State = Mapping[str, Array]
 After = tuple[Array, dict[str, Array]]  # weight and state
 # weight, gradient, state before, the number of this step from 1, learning rate and decay, to what is there after.
-Update = Callable[[Array, Array, State, int, float, float], After]
+UpdateRule = Callable[[Array, Array, State, int, float, float], After]
 
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.1
@@ -69,7 +69,7 @@ class Rule:
     Learning rate and weight decay, which all have, are not among the settings.
     """
 
-    update: Update
+    update: UpdateRule
     states: int
     settings: Mapping[str, Any]
 

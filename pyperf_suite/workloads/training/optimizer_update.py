@@ -15,9 +15,8 @@ from typing import Annotated, Any
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.limits import OneOf
 from pyperf_suite.measure.stopwatch import Stopwatch
-from pyperf_suite.workloads.torch_device import TorchDevice
+from pyperf_suite.workloads.backends import ByTorch, TorchDevice
 from pyperf_suite.workloads.training import optimizer_reference as reference
-from pyperf_suite.workloads.training.torch_steps import ByTorch
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Prepared, Work, Workload, by_name, together
 
 OPTIMIZERS = tuple(reference.RULES)

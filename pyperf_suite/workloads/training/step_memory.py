@@ -19,10 +19,9 @@ from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.model_flops import PASSES
 from pyperf_suite.limits import Within
+from pyperf_suite.workloads.backends import ByTorch, TorchDevice, leave_nothing_behind
 from pyperf_suite.workloads.dtypes import torch_name
-from pyperf_suite.workloads.torch_device import TorchDevice, leave_nothing_behind
 from pyperf_suite.workloads.training.shape import Checkpointing, TrainedShape
-from pyperf_suite.workloads.training.torch_steps import ByTorch
 from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import (
     Checked,

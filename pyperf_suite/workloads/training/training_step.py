@@ -18,12 +18,11 @@ from pyperf_suite.laws.model_flops import PASSES
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.arrays import computed_anew
 from pyperf_suite.workloads import scratch
+from pyperf_suite.workloads.backends import RESULT, ByTorch, ComparedLaunches, Due, TorchDevice, use_products_of
 from pyperf_suite.workloads.dtypes import torch_name
-from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training import optimizer_reference as reference
 from pyperf_suite.workloads.training.gradients import fingerprint
 from pyperf_suite.workloads.training.shape import Checkpointing, TrainedShape, asked_flop
-from pyperf_suite.workloads.training.torch_steps import RESULT, ByTorch, ComparedLaunches, Due, use_products_of
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
 
 # Forward alone, with what backward needs being kept; with backward; with AdamW's update as well.

@@ -25,9 +25,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_cpu_list
 from pyperf_suite.limits import Within
 from pyperf_suite.measure.stopwatch import Stopwatch
-from pyperf_suite.workloads.cores import require_cores
+from pyperf_suite.workloads.backends import TorchDevice, require_cores
 from pyperf_suite.workloads.operator import sets_to_rotate
-from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.workload import (
     Checked,
     Implementation,

@@ -46,7 +46,7 @@ def most_saved(parts: Sequence[Any], iteration: Callable[[], None]) -> int:
     once and whole. Neither parameters nor their gathered copies are among it, nor what a part returns, unless it was
     saved. The tokens that embeddings save count, in a pipeline those of all its micro-batches, which lie together.
     """
-    watch = _Watch()
+    watch = _SavedWatch()
     for part in parts:
         watch.over(part)
     try:
@@ -69,7 +69,7 @@ class _Held:
         self._counts.subtract(self._keys)
 
 
-class _Watch(TorchDispatchMode):
+class _SavedWatch(TorchDispatchMode):
     """Remembers, without holding it, every storage that is saved or made in forward passes of parts."""
 
     def __init__(self) -> None:

@@ -30,6 +30,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from pyperf_suite.laws.attention.counted import Blocks
+
 REDUCTION = "split_k_reduction"
 LONGEST_NAME = 4096  # more than a templated kernel's; what is longer is cut
 
@@ -259,3 +261,26 @@ READERS: tuple[tuple[str, str, Reader | None], ...] = (
     (r"triton_(?:tem|mm|bmm)_\w+", "triton", None),
 )
 """Patterns in order of precedence. A Triton kernel bears its Python function's name, which tells no tile."""
+
+
+_FORWARD_TRAITS = re.compile(
+    r"flash_fwd_kernel_traits<" + ",".join([r"\s*(?:\(int\))?([1-9][0-9]{0,8})"] * 4), re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class FlashKernel:
+    """The bucket that head_dim was padded to, and the blocks of one program."""
+
+    padded_head_dim: int
+    blocks: Blocks
+
+
+def flash_kernel(names: Iterable[str]) -> FlashKernel | None:
+    """What the first forward kernel of FlashAttention-2 among these names tells; None where there is none."""
+    for name in names:
+        match = _FORWARD_TRAITS.search(name)
+        if match is not None:
+            head_dim, m, n, warps = (int(part) for part in match.groups())
+            return FlashKernel(head_dim, Blocks(m, n, warps=warps))
+    return None
