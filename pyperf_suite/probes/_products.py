@@ -14,7 +14,7 @@ from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.spec.rows import Row, Rows
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.dtypes import ELEMENT_TYPES
+from pyperf_suite.workloads.operands import ELEMENT_TYPES
 
 Pairs = TypeVar("Pairs", bound="Pair")
 

@@ -28,8 +28,7 @@ from pyperf_suite.runner.measuring import as_plain
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.timing import timed
 from pyperf_suite.workloads.backends import TorchDevice, leave_nothing_behind
-from pyperf_suite.workloads.operand_sets import same_bits
-from pyperf_suite.workloads.operator import sets_to_rotate
+from pyperf_suite.workloads.operator import same_bits, sets_to_rotate
 from pyperf_suite.workloads.workload import Kernel, Prepared, Work
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

@@ -30,7 +30,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.record import Metric
 from pyperf_suite.runner.timing import timed
-from pyperf_suite.workloads.collective.ranks import do_together
+from pyperf_suite.workloads.on_ranks import do_together
 from pyperf_suite.workloads.workload import Checked, Kernel, Place, Prepared, RankTimes, Transfers, Workload, together
 
 # At most this share of the time goes to looking at outputs of iterations that were timed.

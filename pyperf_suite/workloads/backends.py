@@ -25,7 +25,6 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
-from pyperf_suite.workloads.backends import cuda_device
 from pyperf_suite.workloads.scratch import KernelCache
 from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Prepared
 

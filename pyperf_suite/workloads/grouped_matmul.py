@@ -18,9 +18,8 @@ from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.arrays import Keep
 from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.workloads.backends import require_cores
-from pyperf_suite.workloads.inputs import Operand, Operands
-from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
-from pyperf_suite.workloads.operator import Launches, Operator, TimedImplementation
+from pyperf_suite.workloads.operands import Operand, Operands
+from pyperf_suite.workloads.operator import Bound, Launches, Operator, TimedImplementation, TorchTensors
 from pyperf_suite.workloads.workload import Kernel, Place, Work, by_name
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pyperf_suite.errors import Failed, Unsupported
 from pyperf_suite.kernel_arrays import POISON
 from pyperf_suite.workloads import kernel_process
-from pyperf_suite.workloads.dtypes import widen
+from pyperf_suite.workloads.operands import widen
 
 # How often a waiting judge looks at the memory that the process holds.
 WATCH_S = 0.05

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pyperf_suite.kernels import gemm_sm80
 from pyperf_suite.kernels.gemm_sm80 import Specialisation, default_set, in_layout, specialise
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
-from pyperf_suite.workloads.dtypes import round_to, widen
+from pyperf_suite.workloads.operands import round_to, widen
 
 pytestmark = pytest.mark.slow
 

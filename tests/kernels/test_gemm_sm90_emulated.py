@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pyperf_suite.kernels import gemm_sm90
 from pyperf_suite.kernels.gemm_sm90 import Specialisation, specialise
 from pyperf_suite.kernels.schedule import POLICIES, Schedule
-from pyperf_suite.workloads.dtypes import round_to
+from pyperf_suite.workloads.operands import round_to
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.measure import verify
 from pyperf_suite.measure.verify import Verification, verify_product
-from pyperf_suite.workloads.dtypes import round_to, widen
+from pyperf_suite.workloads.operands import round_to, widen
 
 
 def operands(m: int, n: int, k: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

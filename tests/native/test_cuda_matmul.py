@@ -13,8 +13,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.workloads.backends import CudaDevice
-from pyperf_suite.workloads.dtypes import widen
 from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, cuda_own
+from pyperf_suite.workloads.operands import widen
 from pyperf_suite.workloads.operator import Launches
 from pyperf_suite.workloads.workload import Place
 

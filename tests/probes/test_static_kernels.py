@@ -9,7 +9,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.discovery import all_probes, find_probe
 from pyperf_suite.spec.findings import Findings
-from pyperf_suite.workloads.compiled_kernel import CompiledKernelParameters
+from pyperf_suite.workloads.exact import CompiledKernelParameters
 
 SHOWN = ("registers", "local_memory", "dynamic_shared_memory", "resident_blocks", "code")
 

@@ -14,7 +14,7 @@ from pyperf_suite.probes.topology import PROBE
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.findings import Cell, Findings, Remark
-from pyperf_suite.workloads.training.topology import TopologyParameters
+from pyperf_suite.workloads.exact import TopologyParameters
 
 MATRICES = Path(__file__).parents[1] / "hardware" / "topologies"
 TWO_NODES = [

@@ -15,8 +15,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.workloads import find_workload, operator
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import Matmul, MatmulParameters
-from pyperf_suite.workloads.operand_sets import as_stored
-from pyperf_suite.workloads.operator import Judge, Launches
+from pyperf_suite.workloads.operator import Judge, Launches, as_stored
 from pyperf_suite.workloads.workload import Kernel
 
 torch = pytest.importorskip("torch")

@@ -19,7 +19,7 @@ from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads.attention import triton_own
 from pyperf_suite.workloads.attention.attention import Attention
 from pyperf_suite.workloads.attention.parameters import AttentionParameters
-from pyperf_suite.workloads.operand_sets import TorchTensors
+from pyperf_suite.workloads.operator import TorchTensors
 from pyperf_suite.workloads.workload import Place
 
 

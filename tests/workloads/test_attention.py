@@ -17,7 +17,7 @@ from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.attention import Attention, AttentionParameters
 from pyperf_suite.workloads.attention.flex import time_limit
 from pyperf_suite.workloads.attention.torch_sdpa import reason_of_refusal
-from pyperf_suite.workloads.dtypes import widen
+from pyperf_suite.workloads.operands import widen
 from pyperf_suite.workloads.workload import Kernel, Place
 
 CPU = resolve("cpu")

@@ -18,7 +18,7 @@ from pyperf_suite.workloads.collective import Collective, CollectiveParameters, 
 from pyperf_suite.workloads.collective.data import PERIOD, POISON_BYTE, RankData, relative_tolerance
 from pyperf_suite.workloads.collective.parameters import DTYPES, OPERATIONS, REDUCTIONS
 from pyperf_suite.workloads.collective.torch_distributed import TensorMemory
-from pyperf_suite.workloads.dtypes import element_type, round_to, widen
+from pyperf_suite.workloads.operands import element_type, round_to, widen
 
 REDUCE = {
     "sum": np.add,

@@ -9,12 +9,7 @@ from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.kernels import nvrtc
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.workloads.compiled_kernel import (
-    CompiledKernel,
-    CompiledKernelParameters,
-    cuda_kernels,
-    triton_kernels,
-)
+from pyperf_suite.workloads.exact import CompiledKernel, CompiledKernelParameters, cuda_kernels, triton_kernels
 from pyperf_suite.workloads.workload import Place
 
 KERNEL = "sm80_bf16_bf16_tn_64x64x64_s4_w2x2"

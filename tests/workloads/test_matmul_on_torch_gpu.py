@@ -15,8 +15,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import matmul as triton_matmul
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, libraries, triton_own
-from pyperf_suite.workloads.operand_sets import TorchTensors
-from pyperf_suite.workloads.operator import Launches
+from pyperf_suite.workloads.operator import Launches, TorchTensors
 from pyperf_suite.workloads.workload import Place
 
 TWO_ON_A_GPU = Place(Device("cuda"), sets=2)

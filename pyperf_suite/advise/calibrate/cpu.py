@@ -34,7 +34,7 @@ from pyperf_suite.laws.training.micro_batch import StepConstants, work_of_ends, 
 from pyperf_suite.laws.training.plan import MicroBatch, Plan
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.rows import Reading, readings
-from pyperf_suite.workloads.training.on_ranks import DTYPES
+from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.workloads.training.shape import TransformerShape
 

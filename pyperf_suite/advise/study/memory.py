@@ -10,7 +10,7 @@ from pyperf_suite.laws.training.engine_memory import BFLOAT16, FLOAT32, Engine, 
 from pyperf_suite.laws.training.gpt_weights import FIRST, LAST, Weight, rank_weights
 from pyperf_suite.laws.training.memory import MemoryNeed
 from pyperf_suite.laws.training.shared_cores import Action, interleaved, one_forward_one_backward
-from pyperf_suite.workloads.training.on_ranks import DTYPES
+from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 
 # From this stage of ZeRO on torch's engine is FSDP2, which keeps its shards in float32.

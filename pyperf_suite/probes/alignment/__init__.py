@@ -25,8 +25,8 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Shape, parsed
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import rows_of
-from pyperf_suite.workloads.dtypes import element_type
 from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.operands import element_type
 
 # The layout of the base's own part in a network.
 OWN_LAYOUT = "own"

@@ -14,7 +14,7 @@ from pyperf_suite.probes.alignment.sizes import TOP_CLASS, class_of, known_as
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.rows import Rows, grouped, is_settled, mean_speedup, wins
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.dtypes import element_type
+from pyperf_suite.workloads.operands import element_type
 
 # Lines of memory: of a CPU's caches, and the 128 bytes in which GPUs since A100 like their rows (NVIDIA, Linear/Fully-
 # Connected Layers User's Guide).

@@ -15,7 +15,7 @@ from pyperf_suite.probes.study.results import PARTS, Memory, Predictor, Result, 
 from pyperf_suite.spec.findings import Bar, Bars, Claim, Figure, Findings, Remark, Table, Verdict, findings, remark
 from pyperf_suite.spec.quantity import Quantity, quantity
 from pyperf_suite.spec.rows import Column, Rows, grouped, mean_speedup, table
-from pyperf_suite.workloads.training.on_ranks import MOST_RANKS
+from pyperf_suite.workloads.on_ranks import MOST_RANKS
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.workloads.training.shape import Checkpointing
 

@@ -21,7 +21,7 @@ from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Rows, grouped, table
 from pyperf_suite.spec.sources import TRANSFORMERS
-from pyperf_suite.workloads.training.topology import TopologyParameters
+from pyperf_suite.workloads.exact import TopologyParameters
 
 CHECKS = (
     Column("part", priority=2),

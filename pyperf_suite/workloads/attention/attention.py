@@ -15,7 +15,7 @@ from pyperf_suite.workloads.attention.parameters import INPUTS, AttentionParamet
 from pyperf_suite.workloads.attention.torch_sdpa import TorchSdpa
 from pyperf_suite.workloads.attention.triton_own import TritonAttention
 from pyperf_suite.workloads.attention.two_gemm import TwoGemm
-from pyperf_suite.workloads.inputs import Operand
+from pyperf_suite.workloads.operands import Operand
 from pyperf_suite.workloads.operator import Operator
 from pyperf_suite.workloads.workload import Work, by_name
 

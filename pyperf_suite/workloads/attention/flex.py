@@ -16,7 +16,7 @@ from typing import Any
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.workloads.attention.parameters import AttentionParameters
 from pyperf_suite.workloads.attention.torch_launches import Attend, TorchAttention, bind_attend
-from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
+from pyperf_suite.workloads.operator import Bound, TorchTensors
 from pyperf_suite.workloads.workload import Kernel
 
 COMPILE_BUDGET_S = 60.0

@@ -8,9 +8,8 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads.attention.parameters import AttentionParameters
 from pyperf_suite.workloads.backends import native_extension, require_cores
-from pyperf_suite.workloads.inputs import Operands
-from pyperf_suite.workloads.operand_sets import Bound, HostArrays
-from pyperf_suite.workloads.operator import Launches, TimedImplementation, refusing
+from pyperf_suite.workloads.operands import Operands
+from pyperf_suite.workloads.operator import Bound, HostArrays, Launches, TimedImplementation, refusing
 from pyperf_suite.workloads.workload import Kernel, Place
 
 

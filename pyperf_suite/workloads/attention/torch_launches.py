@@ -11,9 +11,8 @@ from typing import Any
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.workloads.attention.parameters import INPUTS, AttentionParameters
 from pyperf_suite.workloads.backends import require_cores
-from pyperf_suite.workloads.inputs import Operands
-from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
-from pyperf_suite.workloads.operator import Launches, TimedImplementation, free_bytes
+from pyperf_suite.workloads.operands import Operands
+from pyperf_suite.workloads.operator import Bound, Launches, TimedImplementation, TorchTensors, free_bytes
 from pyperf_suite.workloads.workload import Kernel, Place
 
 # Q, K and V to O.

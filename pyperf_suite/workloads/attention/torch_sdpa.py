@@ -20,7 +20,7 @@ from pyperf_suite.workloads.attention.torch_launches import (
     lower_right,
     require_score_memory,
 )
-from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
+from pyperf_suite.workloads.operator import Bound, TorchTensors
 from pyperf_suite.workloads.workload import Kernel
 
 # What torch.backends.cuda switches, and the words by which operators and warnings name each backend.

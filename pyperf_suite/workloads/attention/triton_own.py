@@ -17,9 +17,8 @@ from pyperf_suite.kernels.attention_defaults import default_configuration
 from pyperf_suite.kernels.occupancy import occupancy
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads.attention.parameters import GRADIENTS, AttentionParameters
-from pyperf_suite.workloads.inputs import Operands
-from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
-from pyperf_suite.workloads.operator import Launches, TimedImplementation, refusing
+from pyperf_suite.workloads.operands import Operands
+from pyperf_suite.workloads.operator import Bound, Launches, TimedImplementation, TorchTensors, refusing
 from pyperf_suite.workloads.workload import Kernel, Place
 
 # What parameters are checked for before the device is known: addresses take all that any target takes.

@@ -15,9 +15,9 @@ from pyperf_suite.workloads.attention.torch_launches import (
     lower_right,
     require_score_memory,
 )
-from pyperf_suite.workloads.dtypes import element_type
 from pyperf_suite.workloads.kernel_names import REDUCTION, parse
-from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
+from pyperf_suite.workloads.operands import element_type
+from pyperf_suite.workloads.operator import Bound, TorchTensors
 from pyperf_suite.workloads.workload import Kernel
 
 SINGLE_BYTES = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyperf_suite.hardware import nccl_log
 from pyperf_suite.workloads.collective.nccl import Nccl, NcclGraph
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
-from pyperf_suite.workloads.collective.ranks import OnRanks
 from pyperf_suite.workloads.collective.torch_distributed import C10dNccl, Gloo
+from pyperf_suite.workloads.on_ranks import OnRanks
 from pyperf_suite.workloads.workload import Work, by_name
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
-from pyperf_suite.workloads.dtypes import element_type, round_to, widen
+from pyperf_suite.workloads.operands import element_type, round_to, widen
 from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Transfers
 
 Stored = NDArray[Any]

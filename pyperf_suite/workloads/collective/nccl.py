@@ -24,8 +24,8 @@ from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.backends import cuda_device, native_extension
 from pyperf_suite.workloads.collective.data import POISON_BYTE, Exchange, Stored
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
-from pyperf_suite.workloads.collective.ranks import agree, do_together, require_started_so
-from pyperf_suite.workloads.dtypes import element_type
+from pyperf_suite.workloads.on_ranks import agree, do_together, require_started_so
+from pyperf_suite.workloads.operands import element_type
 from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, RankTimes, Transfers
 
 # Below site-packages: where the wheels of NVIDIA put it, of which torch brings one along.

@@ -13,7 +13,7 @@ from typing import Annotated
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.network.communication import element_count, message_bytes
 from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.workloads.dtypes import element_type
+from pyperf_suite.workloads.operands import element_type
 
 Pairs = tuple[tuple[int, int], ...]
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.workloads.collective import ranks
+from pyperf_suite.workloads import on_ranks
 from pyperf_suite.workloads.collective.data import POISON_BYTE, Exchange, Stored
 from pyperf_suite.workloads.collective.parameters import CollectiveParameters
-from pyperf_suite.workloads.dtypes import element_type
+from pyperf_suite.workloads.operands import element_type
 from pyperf_suite.workloads.workload import Implementation, Kernel, Place, RankTimes, Transfers
 
 # Of gloo.
@@ -45,7 +45,7 @@ class Gloo(Implementation[CollectiveParameters]):
     def validate(self, parameters: CollectiveParameters) -> None:
         if parameters.logged:
             raise UserError("The log of algorithms is NCCL's, but gloo was asked for: leave logged out.")
-        ranks.require_cores_for(parameters.ranks)
+        on_ranks.require_cores_for(parameters.ranks)
 
     def prepare(self, parameters: CollectiveParameters, place: Place) -> Transfers:
         p = parameters
@@ -57,8 +57,8 @@ class Gloo(Implementation[CollectiveParameters]):
             raise Unsupported("gloo does not let a rank send to itself: ask for at least 2 ranks.")
         if p.registered or not p.peer_to_peer:
             raise Unsupported("gloo moves data between CPUs over TCP: peer_to_peer and registered are NCCL's alone.")
-        joined = ranks.process_group(place, "gloo")
-        ranks.require_memory(place.ranks, p.footprint_bytes)
+        joined = on_ranks.process_group(place, "gloo")
+        on_ranks.require_memory(place.ranks, p.footprint_bytes)
         return TorchTransfers(p, place, joined, "gloo")
 
 
@@ -73,7 +73,7 @@ class C10dNccl(Implementation[CollectiveParameters]):
             raise Unsupported("torch.distributed registers no buffers that are handed to it: leave registered out.")
         if parameters.dtype.startswith("float8") and parameters.operation.reduces:
             raise Unsupported("Not every torch.distributed reduces float8: ask for bfloat16, or for nccl.")
-        joined = ranks.process_group(place, "nccl")
+        joined = on_ranks.process_group(place, "nccl")
         torch: Any = importlib.import_module("torch")
         try:
             return TorchTransfers(parameters, place, joined, "c10d nccl")
@@ -87,7 +87,7 @@ class TorchTransfers(Exchange):
     def __init__(self, parameters: CollectiveParameters, place: Place, process_group: Any, path: str) -> None:
         torch: Any = importlib.import_module("torch")
         self._distributed: Any = importlib.import_module("torch.distributed")
-        self._group, self._where = process_group, ranks.torch_place(place)
+        self._group, self._where = process_group, on_ranks.torch_place(place)
         dtype = getattr(torch, parameters.dtype)
 
         def allocated(count: int) -> TensorMemory:
@@ -107,7 +107,7 @@ class TorchTransfers(Exchange):
         def meet() -> None:
             self._distributed.barrier(self._group)
 
-        return ranks.timed_one_by_one(self.call, iterations if self.takes_part else 0, meet, self._where)
+        return on_ranks.timed_one_by_one(self.call, iterations if self.takes_part else 0, meet, self._where)
 
     def close(self) -> None:
         self.call, self._input, self._output = _closed, None, None

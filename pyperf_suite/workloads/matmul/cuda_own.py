@@ -14,10 +14,9 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.kernels import gemm_sm80, gemm_sm90
 from pyperf_suite.laws.matmul.tiling import Tile, cluster_count, visiting_group
 from pyperf_suite.workloads.backends import CudaDevice, cuda_device
-from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters
-from pyperf_suite.workloads.operand_sets import Bound, DeviceMemory
-from pyperf_suite.workloads.operator import Launches, TimedImplementation, refusing
+from pyperf_suite.workloads.operands import Operands
+from pyperf_suite.workloads.operator import Bound, DeviceMemory, Launches, TimedImplementation, refusing
 from pyperf_suite.workloads.workload import Kernel, Place
 
 # What the kernels call an element type; they refuse others by the name they have.

@@ -12,11 +12,10 @@ from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.workloads.backends import require_cores
-from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.kernel_names import product_kernel
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters
-from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
-from pyperf_suite.workloads.operator import Launches, TimedImplementation
+from pyperf_suite.workloads.operands import Operands
+from pyperf_suite.workloads.operator import Bound, Launches, TimedImplementation, TorchTensors
 from pyperf_suite.workloads.workload import Kernel, Place
 
 # By element type of the operands, where torch.mm of the same type is not the product: its function, its results.

@@ -6,10 +6,9 @@ from functools import partial
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.workloads.backends import native_extension, require_cores
-from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters
-from pyperf_suite.workloads.operand_sets import Bound, HostArrays
-from pyperf_suite.workloads.operator import Launches, TimedImplementation, refusing
+from pyperf_suite.workloads.operands import Operands
+from pyperf_suite.workloads.operator import Bound, HostArrays, Launches, TimedImplementation, refusing
 from pyperf_suite.workloads.workload import Kernel, Place
 
 POLICIES = ("data_parallel", "persistent", "split_k", "stream_k")

@@ -18,7 +18,7 @@ from typing import Annotated
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.workloads.dtypes import ELEMENT_TYPES, element_type
+from pyperf_suite.workloads.operands import ELEMENT_TYPES, element_type
 
 LAYOUTS = ("NN", "TN", "NT", "TT")
 

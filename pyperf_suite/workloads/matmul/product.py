@@ -7,12 +7,12 @@ from typing import Any
 
 from pyperf_suite.measure.arrays import Keep
 from pyperf_suite.measure.verify import Verification, verify_product
-from pyperf_suite.workloads.inputs import Operand
 from pyperf_suite.workloads.matmul.cuda_own import Sm80Matmul, Sm90Matmul
 from pyperf_suite.workloads.matmul.libraries import LibraryMatmul
 from pyperf_suite.workloads.matmul.native_cpu import NativeCpuMatmul
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters
 from pyperf_suite.workloads.matmul.triton_own import TritonMatmul
+from pyperf_suite.workloads.operands import Operand
 from pyperf_suite.workloads.operator import Operator
 from pyperf_suite.workloads.workload import Work, by_name
 

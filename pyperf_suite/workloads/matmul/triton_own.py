@@ -8,11 +8,10 @@ import itertools
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.kernels import matmul as triton_matmul
 from pyperf_suite.laws.matmul.tiling import visiting_group
-from pyperf_suite.workloads.inputs import Operands
 from pyperf_suite.workloads.matmul.cuda_own import require_no_cluster
 from pyperf_suite.workloads.matmul.parameters import MatmulParameters
-from pyperf_suite.workloads.operand_sets import Bound, TorchTensors
-from pyperf_suite.workloads.operator import Launches, TimedImplementation, refusing
+from pyperf_suite.workloads.operands import Operands
+from pyperf_suite.workloads.operator import Bound, Launches, TimedImplementation, TorchTensors, refusing
 from pyperf_suite.workloads.workload import Kernel, Place
 
 # Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.limits import OneOf
 from pyperf_suite.workloads.backends import RESULT, ByTorch, Due, Passes, TorchDevice
-from pyperf_suite.workloads.dtypes import element_type
+from pyperf_suite.workloads.operands import element_type
 from pyperf_suite.workloads.training import layers
 from pyperf_suite.workloads.training.shape import TransformerShape, require_for_reference
 from pyperf_suite.workloads.workload import Kernel, Work, Workload, by_name

@@ -17,16 +17,20 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.laws.network.communication import bus_factor
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
 from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.workloads.collective.ranks import OnRanks, torch_place
-from pyperf_suite.workloads.training.gradients import exchanged_limit, same_on_all, seed_of, summed
-from pyperf_suite.workloads.training.on_ranks import (
+from pyperf_suite.workloads.on_ranks import (
     DTYPES,
     MOST_RANKS,
+    OnRanks,
     OverGloo,
     OverNccl,
     RankSteps,
     average,
     distributed,
+    exchanged_limit,
+    same_on_all,
+    seed_of,
+    summed,
+    torch_place,
 )
 from pyperf_suite.workloads.training.shape import TransformerShape
 from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Transfers, Work, by_name

@@ -11,7 +11,7 @@ from typing import Any
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.workloads.backends import RESULT, ByTorch, Due, Passes, TorchDevice, use_products_of
-from pyperf_suite.workloads.dtypes import torch_name
+from pyperf_suite.workloads.operands import torch_name
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.training import layers
 from pyperf_suite.workloads.training.layers import LayerPassParameters

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
 from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.workloads.dtypes import element_type
+from pyperf_suite.workloads.operands import element_type
 from pyperf_suite.workloads.workload import Work
 
 PASSES = ("forward", "backward", "dgrad", "wgrad")

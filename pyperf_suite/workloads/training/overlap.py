@@ -22,8 +22,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.workloads import scratch
-from pyperf_suite.workloads.collective.ranks import OnRanks
-from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS, OverGloo, OverNccl, RankSteps
+from pyperf_suite.workloads.on_ranks import DTYPES, MOST_RANKS, OnRanks, OverGloo, OverNccl, RankSteps
 from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Kernel, RankTimes, Work, by_name
 
 # What is timed. "product_beside" times products while all_reduces go on throughout, "all_reduce_beside" the other way.

@@ -19,9 +19,9 @@ from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.arrays import computed_anew
 from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.backends import RESULT, ByTorch, ComparedLaunches, Due, TorchDevice, use_products_of
-from pyperf_suite.workloads.dtypes import torch_name
+from pyperf_suite.workloads.on_ranks import fingerprint
+from pyperf_suite.workloads.operands import torch_name
 from pyperf_suite.workloads.training import optimizer_reference as reference
-from pyperf_suite.workloads.training.gradients import fingerprint
 from pyperf_suite.workloads.training.shape import Checkpointing, TrainedShape, asked_flop
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
 

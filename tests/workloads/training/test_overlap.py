@@ -12,7 +12,7 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
-from pyperf_suite.workloads.collective import ranks
+from pyperf_suite.workloads import on_ranks
 from pyperf_suite.workloads.training import overlap
 from pyperf_suite.workloads.training.overlap import RUNS, OnCpu, OnGpu, Overlap, OverlapParameters, blocks_in_trace
 from pyperf_suite.workloads.workload import Place
@@ -146,20 +146,20 @@ def test_a_rank_counts_what_it_holds_and_what_it_compares_with():
 
 
 def test_ranks_that_do_not_fit_into_memory_together_are_refused(monkeypatch):
-    monkeypatch.setattr(ranks.memory, "available_bytes", lambda: 10**9)
+    monkeypatch.setattr(on_ranks.memory, "available_bytes", lambda: 10**9)
     need = "2 ranks on this machine need 1.2 GB, but 1.0 GB of memory are free: ask for fewer"
     with pytest.raises(Unsupported, match=need):
-        ranks.require_memory(TWO_HERE, 600_000_000)
-    ranks.require_memory(TWO_HERE, 400_000_000)
+        on_ranks.require_memory(TWO_HERE, 600_000_000)
+    on_ranks.require_memory(TWO_HERE, 400_000_000)
 
 
 def test_ranks_started_with_direct_copies_are_not_timed_as_if_without(monkeypatch):
     monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
-    ranks.require_started_so(peer_to_peer=True)
+    on_ranks.require_started_so(peer_to_peer=True)
     with pytest.raises(Unsupported, match="start them with NCCL_P2P_DISABLE=1"):
         Overlap().prepare(replace(SMALL, peer_to_peer=False), "nccl", Place(Device("cuda"), group=TWO_HERE))
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
-    ranks.require_started_so(peer_to_peer=False)
+    on_ranks.require_started_so(peer_to_peer=False)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from pyperf_suite.workloads.training.on_ranks import average, distributed
+from pyperf_suite.workloads.on_ranks import average, distributed
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 
 LEARNING_RATE = 1e-4

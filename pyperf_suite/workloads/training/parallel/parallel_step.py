@@ -16,9 +16,20 @@ from dataclasses import replace
 from typing import Any
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.workloads.collective.ranks import OnRanks, agree, do_together, torch_place
-from pyperf_suite.workloads.training.gradients import exchanged_limit, same_on_all, seed_of, summed
-from pyperf_suite.workloads.training.on_ranks import DTYPES, OverGloo, OverNccl, RankSteps
+from pyperf_suite.workloads.on_ranks import (
+    DTYPES,
+    OnRanks,
+    OverGloo,
+    OverNccl,
+    RankSteps,
+    agree,
+    do_together,
+    exchanged_limit,
+    same_on_all,
+    seed_of,
+    summed,
+    torch_place,
+)
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.workloads.training.shape import Checkpointing
 from pyperf_suite.workloads.workload import Checked, Kernel, Place, Transfers, Work, by_name

@@ -8,7 +8,7 @@ from typing import Annotated
 from pyperf_suite.errors import UserError
 from pyperf_suite.laws.training.memory import LAST_STAGE
 from pyperf_suite.limits import OneOf, Within, check_limits
-from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS
+from pyperf_suite.workloads.on_ranks import DTYPES, MOST_RANKS
 from pyperf_suite.workloads.training.shape import TransformerShape
 
 MOST_MICRO_BATCHES = 1 << 12
