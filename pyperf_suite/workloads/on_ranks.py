@@ -21,7 +21,6 @@ from pyperf_suite.measure.tolerance import element_limit, operation_unit
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.ranks.group import Group, RanksMissing
 from pyperf_suite.ranks.store import connect
-from pyperf_suite.workloads import on_ranks
 from pyperf_suite.workloads.workload import (
     Checked,
     Implementation,
@@ -126,7 +125,7 @@ def process_group(place: Place, backend: str) -> Any:
 class OnRanks(Workload[Parameters]):
     """A workload whose parameters say how many ranks, how many bytes on each, and whether GPUs copy directly."""
 
-    def on_ranks(self, parameters: Any) -> int:
+    def ranks(self, parameters: Any) -> int:
         return int(parameters.ranks)
 
     def environment(self, parameters: Any) -> dict[str, str]:
@@ -150,10 +149,10 @@ def require_started_so(peer_to_peer: bool) -> None:
         )
 
 
-def require_cores_for(on_ranks: int) -> None:
+def require_cores_for(ranks: int) -> None:
     """Raise UserError for more ranks than this machine's cores can keep alive, unless they run on several machines."""
     cores = cpu.detect().usable_cores
-    if not rank_environment().launched and on_ranks > RANKS_A_CORE * cores:
+    if not rank_environment().launched and ranks > RANKS_A_CORE * cores:
         raise UserError(
             f"{ranks} ranks were asked for on {cores} cores, where they would spend their time waiting for each other: "
             f"ask for at most {RANKS_A_CORE * cores}, or launch them on several machines."
@@ -235,11 +234,11 @@ class OverGloo(OverTorch):
         super().validate(parameters)
         if not parameters.peer_to_peer:
             raise UserError("gloo moves data between CPUs over TCP: peer_to_peer is NCCL's alone.")
-        on_ranks.require_cores_for(parameters.ranks)
+        require_cores_for(parameters.ranks)
 
     def prepare(self, parameters: Any, place: Place) -> Transfers:
-        joined = on_ranks.process_group(place, self.name)
-        on_ranks.require_memory(place.ranks, parameters.footprint_bytes)
+        joined = process_group(place, self.name)
+        require_memory(place.ranks, parameters.footprint_bytes)
         return self._steps(parameters, place, joined)
 
 
@@ -250,8 +249,8 @@ class OverNccl(OverTorch):
     device_kind = "cuda"
 
     def prepare(self, parameters: Any, place: Place) -> Transfers:
-        on_ranks.require_started_so(parameters.peer_to_peer)
-        return self._steps(parameters, place, on_ranks.process_group(place, self.name))
+        require_started_so(parameters.peer_to_peer)
+        return self._steps(parameters, place, process_group(place, self.name))
 
 
 class RankSteps(Transfers):
@@ -265,7 +264,7 @@ class RankSteps(Transfers):
     @classmethod
     def of(cls, parameters: Any, place: Place, joined: Any) -> Transfers:
         """As implementations make them."""
-        return cls(parameters, place.ranks.rank, joined, on_ranks.torch_place(place))
+        return cls(parameters, place.ranks.rank, joined, torch_place(place))
 
     @property
     def is_gpu(self) -> bool:
@@ -281,7 +280,7 @@ class RankSteps(Transfers):
         self.torch.distributed.barrier(self._group)
 
     def time(self, iterations: int, deadline_s: float) -> RankTimes:
-        return on_ranks.timed_one_by_one(self.step, iterations, self.meet, self._where)
+        return timed_one_by_one(self.step, iterations, self.meet, self._where)
 
     def verdict(self, found: dict[str, Any], exact: dict[str, Any], limits: dict[str, Any], *wrong: str) -> Checked:
         """Each element of what was found against what it must be, and what else is wrong in words."""

@@ -35,7 +35,7 @@ import sys
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.workloads.collective import Collective, CollectiveParameters
-from pyperf_suite.workloads.collective.parameters import DTYPES, OPERATIONS, REDUCTIONS
+from pyperf_suite.workloads.collective import DTYPES, OPERATIONS, REDUCTIONS
 from pyperf_suite.workloads.workload import Place
 from pyperf_suite.ranks.group import Group
 

@@ -16,9 +16,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.attention.counted import Blocks
-from pyperf_suite.workloads.attention import triton_own
-from pyperf_suite.workloads.attention.attention import Attention
-from pyperf_suite.workloads.attention.parameters import AttentionParameters
+from pyperf_suite.workloads.attention import AttentionParameters, operator
+from pyperf_suite.workloads.attention.operator import Attention
 from pyperf_suite.workloads.operator import TorchTensors
 from pyperf_suite.workloads.workload import Place
 
@@ -32,10 +31,10 @@ class HostTensors(TorchTensors):
 
 def answer(target: str, blocks: str, **named: Any) -> dict[str, Any]:
     """Two operand sets, each poisoned and launched."""
-    triton_own.TorchTensors = HostTensors
-    triton_own.gpu_of = lambda tensors: (target, 3)
+    operator.TorchTensors = HostTensors
+    operator.gpu_of = lambda tensors: (target, 3)
     parameters = AttentionParameters(**named, blocks=Blocks.parse(blocks) if blocks else None)
-    operator, implementation = Attention(), triton_own.TritonAttention()
+    operator, implementation = Attention(), operator.TritonAttention()
     operator.validate(parameters)
     implementation.validate(parameters)
     operands = operator.operands(parameters, seed=1)

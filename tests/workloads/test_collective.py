@@ -14,10 +14,18 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.worker_pool import WorkerPool
-from pyperf_suite.workloads.collective import Collective, CollectiveParameters, torch_distributed
-from pyperf_suite.workloads.collective.data import PERIOD, POISON_BYTE, RankData, relative_tolerance
-from pyperf_suite.workloads.collective.parameters import DTYPES, OPERATIONS, REDUCTIONS
-from pyperf_suite.workloads.collective.torch_distributed import TensorMemory
+from pyperf_suite.workloads.collective import (
+    DTYPES,
+    OPERATIONS,
+    PERIOD,
+    POISON_BYTE,
+    REDUCTIONS,
+    CollectiveParameters,
+    RankData,
+    operator,
+    relative_tolerance,
+)
+from pyperf_suite.workloads.collective.operator import Collective, TensorMemory
 from pyperf_suite.workloads.operands import element_type, round_to, widen
 
 REDUCE = {
@@ -225,8 +233,8 @@ def test_a_tensor_repeats_values_and_one_wrong_element_anywhere_is_found(
 ) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(TensorMemory, "is_on_host", by_numpy)
-    monkeypatch.setattr(torch_distributed, "CHUNK", PERIOD)
-    monkeypatch.setattr(torch_distributed, "HOST_CHUNK", PERIOD)
+    monkeypatch.setattr(operator, "CHUNK", PERIOD)
+    monkeypatch.setattr(operator, "HOST_CHUNK", PERIOD)
     storage = element_type(dtype).storage
     period = rounded(np.arange(PERIOD) % 16, dtype)
     memory = TensorMemory(torch.empty(count + 6, dtype=getattr(torch, dtype)), dtype)

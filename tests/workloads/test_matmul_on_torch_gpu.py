@@ -14,7 +14,8 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels import matmul as triton_matmul
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, libraries, triton_own
+from pyperf_suite.workloads.matmul import MatmulParameters, libraries, operator
+from pyperf_suite.workloads.matmul.operator import Matmul
 from pyperf_suite.workloads.operator import Launches, TorchTensors
 from pyperf_suite.workloads.workload import Place
 
@@ -124,7 +125,7 @@ def prepare_triton(monkeypatch: pytest.MonkeyPatch):
         torch = pytest.importorskip("torch")
         pytest.importorskip("triton")
         monkeypatch.setattr(triton_matmul, "Product", Product)
-        monkeypatch.setattr(triton_own, "TorchTensors", HostTensors)
+        monkeypatch.setattr(operator, "TorchTensors", HostTensors)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
         operator = Matmul()
         return operator.implementation("triton").prepare(parameters, operator.operands(parameters, 1), TWO_ON_A_GPU)

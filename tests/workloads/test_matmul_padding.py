@@ -10,7 +10,8 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.workloads.matmul import LAYOUTS, Matmul, MatmulParameters
+from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters
+from pyperf_suite.workloads.matmul.operator import Matmul
 from pyperf_suite.workloads.operator import Launches
 from pyperf_suite.workloads.workload import Place
 

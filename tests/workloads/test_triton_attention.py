@@ -14,8 +14,9 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.attention.counted import Blocks
-from pyperf_suite.workloads.attention import Attention, AttentionParameters
-from pyperf_suite.workloads.attention.triton_own import (
+from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.attention.operator import (
+    Attention,
     TritonAttention,
     configuration_of,
     costs_of,

@@ -26,8 +26,7 @@ from pyperf_suite.spec.axes import NO, YES, Flag, Sizes, every_size, sizes
 from pyperf_suite.spec.findings import Findings, findings
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import Rows, rows_of
-from pyperf_suite.workloads.collective import CollectiveParameters
-from pyperf_suite.workloads.collective.parameters import OPERATIONS
+from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
 # What the ways of training in parallel send (see laws/network/traffic.py), the most common first.
 TRAINING = ("all_reduce", "all_gather", "reduce_scatter")

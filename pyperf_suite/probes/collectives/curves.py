@@ -19,8 +19,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Row, Rows, grouped
-from pyperf_suite.workloads.collective import CollectiveParameters
-from pyperf_suite.workloads.collective.parameters import OPERATIONS
+from pyperf_suite.workloads.collective import OPERATIONS, CollectiveParameters
 
 # Our own path first: the others are compared with it.
 IMPLEMENTATIONS = ("nccl", "nccl_graph", "c10d_nccl", "gloo")

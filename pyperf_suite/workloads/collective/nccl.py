@@ -22,8 +22,7 @@ from pyperf_suite.hardware import nccl_log
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.backends import cuda_device, native_extension
-from pyperf_suite.workloads.collective.data import POISON_BYTE, Exchange, Stored
-from pyperf_suite.workloads.collective.parameters import CollectiveParameters
+from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters, Exchange, Stored
 from pyperf_suite.workloads.on_ranks import agree, do_together, require_started_so
 from pyperf_suite.workloads.operands import element_type
 from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, RankTimes, Transfers

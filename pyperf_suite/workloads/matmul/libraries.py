@@ -13,7 +13,7 @@ from typing import Any
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.workloads.backends import require_cores
 from pyperf_suite.workloads.kernel_names import product_kernel
-from pyperf_suite.workloads.matmul.parameters import MatmulParameters
+from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.operands import Operands
 from pyperf_suite.workloads.operator import Bound, Launches, TimedImplementation, TorchTensors
 from pyperf_suite.workloads.workload import Kernel, Place

@@ -1,13 +1,12 @@
-"""The suite's own attention on a GPU: Triton's kernels with explicit blocks, forward and backward, any head_dim.
-
-The kernel's details say what the law needs: blocks, the padded head_dim, and the slots that programs share.
-"""
+"""Attention as an operator: its implementations, its float64 reference, its FLOPs and bytes, forward and backward."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
@@ -15,11 +14,24 @@ from pyperf_suite.kernels.attention import Attention, Configuration, Shape
 from pyperf_suite.kernels.attention_backward import Gradients
 from pyperf_suite.kernels.attention_defaults import default_configuration
 from pyperf_suite.kernels.occupancy import occupancy
-from pyperf_suite.laws.attention.counted import Blocks
-from pyperf_suite.workloads.attention.parameters import GRADIENTS, AttentionParameters
-from pyperf_suite.workloads.operands import Operands
-from pyperf_suite.workloads.operator import Bound, Launches, TimedImplementation, TorchTensors, refusing
-from pyperf_suite.workloads.workload import Kernel, Place
+from pyperf_suite.laws.attention.counted import Blocks, attention_flop
+from pyperf_suite.measure.arrays import Keep
+from pyperf_suite.measure.verify import Verification
+from pyperf_suite.measure.verify_attention import verify_attention
+from pyperf_suite.workloads.attention import GRADIENTS, INPUTS, AttentionParameters
+from pyperf_suite.workloads.attention.by_torch import FlexAttention, TorchSdpa, TwoGemm
+from pyperf_suite.workloads.backends import native_extension, require_cores
+from pyperf_suite.workloads.operands import Operand, Operands
+from pyperf_suite.workloads.operator import (
+    Bound,
+    HostArrays,
+    Launches,
+    Operator,
+    TimedImplementation,
+    TorchTensors,
+    refusing,
+)
+from pyperf_suite.workloads.workload import Kernel, Place, Work, by_name
 
 # What parameters are checked for before the device is known: addresses take all that any target takes.
 ANY_TARGET = "sm_80"
@@ -147,3 +159,105 @@ def costs_of(compiled: Any, target: str, multiprocessors: int) -> dict[str, int 
         "resident": resident,
         "slots": None if resident is None else resident * multiprocessors,
     }
+
+
+class NativeCpuAttention(TimedImplementation[AttentionParameters]):
+    """`csrc/cpu`: the GEMM's packing and micro-kernels with the online softmax between them, forward only."""
+
+    name = "native"
+    device_kind = "cpu"
+
+    def validate(self, parameters: AttentionParameters) -> None:
+        """Raise UserError for the backward pass, for blocks that the kernel does not have, or too many workers."""
+        if parameters.backward:
+            raise UserError(
+                "The native attention computes the forward pass only, but the backward pass was asked of it: "
+                "ask a library for that."
+            )
+        require_cores(parameters.workers)
+        blocks = parameters.blocks
+        if blocks is not None:
+            if blocks.stages != 1 or blocks.warps != 1:
+                raise UserError(
+                    f"Blocks {blocks} name stages or warps, which a CPU kernel does not have: "
+                    f"ask for {blocks.m}x{blocks.n}."
+                )
+            with refusing(UserError):
+                native_extension().check_blocks(blocks.m, blocks.n)
+
+    def prepare(self, parameters: AttentionParameters, operands: Operands, place: Place) -> Launches:
+        """Allocate the workspace and the worker threads, and look up every address."""
+        p = parameters
+        with refusing(Unsupported):
+            blocks = p.blocks or default_native_blocks(p)
+            attention = native_extension().Attention(
+                p.batch,
+                p.heads,
+                p.key_heads,
+                p.seq_q,
+                p.keys,
+                p.head_dim,
+                p.dtype,
+                p.causal,
+                blocks=(blocks.m, blocks.n),
+                workers=p.workers,
+            )
+        memory = HostArrays(operands, place)
+        bound = [
+            Bound.into(partial(attention.run, *(each[name].ctypes.data for name in "qkvo")), o=each["o"])
+            for each in memory.sets
+        ]
+        details = {
+            "blocks": str(blocks),
+            "isa": attention.isa,
+            "micro_tile": "x".join(map(str, attention.micro_tile)),
+            "padded_head_dim": attention.padded_head_dim,
+            "slots": attention.workers,
+            "pinned": attention.pinned,
+            "workspace_bytes": attention.workspace_bytes,
+        }
+        return Launches(memory, bound, Kernel(f"native_attention_{attention.isa}", "packed", details))
+
+
+def default_native_blocks(parameters: AttentionParameters) -> Blocks:
+    """The blocks that the native kernel takes where none are asked for. Raises ValueError where it has none."""
+    p = parameters
+    sizes = native_extension().default_blocks(p.batch, p.heads, p.seq_q, p.keys, p.head_dim, p.causal, p.workers)
+    return Blocks(*sizes)
+
+
+class Attention(Operator[AttentionParameters]):
+    """O = softmax(Q·Kᵀ/√d)·V, or its gradients dQ, dK, dV for a given dO, of which the forward pass is no part."""
+
+    name = "attention"
+    parameters_type = AttentionParameters
+    implementations = by_name(
+        NativeCpuAttention(),
+        TritonAttention(),
+        *map(TorchSdpa, ("default", "flash", "cudnn", "efficient", "math")),
+        FlexAttention(),
+        TwoGemm("two_gemm"),
+        TwoGemm("two_gemm_products", products_alone=True),
+    )
+
+    def work(self, parameters: AttentionParameters) -> Work:
+        """4·b·h·d·Σᵢ visible(i) FLOP, backward 2.5 times that; Q, K, V, O once, backward dO, dQ, dK, dV as well."""
+        p = parameters
+        flop = attention_flop(p.batch, p.heads, p.head_dim, p.pairs, p.backward)
+        return Work(int(flop), self.footprint_bytes(parameters))
+
+    def described(self, parameters: AttentionParameters) -> dict[str, Operand]:
+        """Standard normal Q, K, V and dO, rounded to dtype, so that scores are near standard normal too."""
+        streams = {"q": 0, "k": 1, "v": 2, "do": 3}
+        return {name: Operand(shape, parameters.dtype, streams.get(name)) for name, shape in parameters.shapes.items()}
+
+    def compare(self, parameters: AttentionParameters, values: Mapping[str, Any], keep: Keep) -> Verification:
+        """Against float64 attention of the rounded inputs (see measure.verify_attention)."""
+        outputs = {name: values[name] for name in parameters.results}
+        q, k, v = (values[name] for name in INPUTS)
+        return verify_attention(outputs, q, k, v, values.get("do"), parameters.causal, parameters.dtype, keep=keep)
+
+    def reference_key(self, parameters: AttentionParameters) -> str:
+        """Shapes, element type, mask and direction; who computes, in which blocks, is of no matter."""
+        shapes = f"{parameters.q_shape} {parameters.k_shape} {parameters.dtype}"
+        return f"{shapes} causal={parameters.causal} backward={parameters.backward}"

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.hardware import nccl_log
 from pyperf_suite.workloads import on_ranks
-from pyperf_suite.workloads.collective.data import POISON_BYTE, Exchange, Stored
-from pyperf_suite.workloads.collective.parameters import CollectiveParameters
+from pyperf_suite.workloads.collective import POISON_BYTE, CollectiveParameters, Exchange, Stored
+from pyperf_suite.workloads.collective.nccl import Nccl, NcclGraph
+from pyperf_suite.workloads.on_ranks import OnRanks
 from pyperf_suite.workloads.operands import element_type
-from pyperf_suite.workloads.workload import Implementation, Kernel, Place, RankTimes, Transfers
+from pyperf_suite.workloads.workload import Implementation, Kernel, Place, RankTimes, Transfers, Work, by_name
 
 # Of gloo.
 DTYPES = ("float32", "float16", "bfloat16", "int32", "int8")
@@ -263,3 +265,18 @@ def _nothing() -> None:
 
 def _closed() -> None:
     raise RuntimeError("These transfers are closed.")
+
+
+class Collective(OnRanks[CollectiveParameters]):
+    """One collective operation among ranks; its output is compared with what it must be on every rank, exactly."""
+
+    name = "collective"
+    parameters_type = CollectiveParameters
+    implementations = by_name(Gloo(), Nccl(), NcclGraph(), C10dNccl())
+
+    def environment(self, parameters: CollectiveParameters) -> dict[str, str]:
+        return super().environment(parameters) | (nccl_log.environment() if parameters.logged else {})
+
+    def work(self, parameters: CollectiveParameters) -> Work:
+        """The size of nccl-tests, in whole elements."""
+        return Work(bytes=parameters.message_bytes)

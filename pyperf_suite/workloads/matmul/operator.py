@@ -1,0 +1,391 @@
+"""The matrix product as an operator: its implementations, its float64 reference, its FLOPs and bytes."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any, ClassVar
+
+from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.kernels import gemm_sm80, gemm_sm90
+from pyperf_suite.kernels import matmul as triton_matmul
+from pyperf_suite.laws.matmul.tiling import Tile, cluster_count, visiting_group
+from pyperf_suite.measure.arrays import Keep
+from pyperf_suite.measure.verify import Verification, verify_product
+from pyperf_suite.workloads.backends import CudaDevice, cuda_device, native_extension, require_cores
+from pyperf_suite.workloads.matmul import MatmulParameters
+from pyperf_suite.workloads.matmul.libraries import LibraryMatmul
+from pyperf_suite.workloads.operands import Operand, Operands
+from pyperf_suite.workloads.operator import (
+    Bound,
+    DeviceMemory,
+    HostArrays,
+    Launches,
+    Operator,
+    TimedImplementation,
+    TorchTensors,
+    refusing,
+)
+from pyperf_suite.workloads.workload import Kernel, Place, Work, by_name
+
+# Fewer warps leave tensor cores idle, more leave too few registers: as in kernels.matmul.default_set.
+MANY_WARPS_FROM_TILE = 128 * 128
+# Where the tile leaves the depth of the pipeline open; each where those before do not fit.
+USUAL_STAGES = (4, 3, 2)
+
+
+class TritonMatmul(TimedImplementation[MatmulParameters]):
+    """`kernels/matmul.py`: through tensor descriptors where the device and the shapes allow, else through addresses.
+
+    Where neither fits the device's shared memory and the tile leaves the stages open, the same with fewer stages.
+    """
+
+    name = "triton"
+    device_kind = "cuda"
+
+    def validate(self, parameters: MatmulParameters) -> None:
+        """Raise UserError for a tile, schedule or type that the Triton kernel does not have."""
+        parameters.require_own_schedule(self.name)
+        with refusing(UserError):
+            configuration_of(parameters, "addresses", stages_of(parameters)[0])
+
+    def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
+        """Compile for the device through Triton and bind a launch to each operand set."""
+        if importlib.util.find_spec("triton") is None:
+            raise Unsupported("triton is not installed.")
+        memory = TorchTensors(operands, place)
+        hopper = memory.torch.cuda.get_device_capability(place.device.index) >= (9, 0)
+        paths = ("descriptors", "addresses") if hopper else ("addresses",)
+        for stages, path in itertools.product(stages_of(parameters), paths):
+            try:
+                configuration = configuration_of(parameters, path, stages)
+                product = triton_matmul.Product(configuration, parameters.m, parameters.n, parameters.k, memory.device)
+                bound = [Bound.into(product.bind(s["a"], s["b"], s["c"]), c=s["c"]) for s in memory.sets]
+                launches = Launches(memory, bound)
+                # How much shared memory a kernel takes is known once it is compiled, which the first launch does.
+                compiled = launches.launch(0)
+                break
+            except ValueError as error:
+                refusal = error
+        else:
+            raise Unsupported(str(refusal))
+        memory.synchronize()
+        details = {
+            "schedule": str(parameters.schedule),
+            "tile": str(parameters.tile),
+            "stages": configuration.stages,
+            "warps": configuration.warps,
+            "group": configuration.group,
+            "registers": getattr(compiled, "n_regs", None),
+            "spills": getattr(compiled, "n_spills", None),
+        }
+        launches.kernel = Kernel(getattr(compiled, "name", "matmul"), path, details)
+        return launches
+
+
+def stages_of(parameters: MatmulParameters) -> tuple[int, ...]:
+    """The depths of the pipeline to try in turn: the one asked for, or what Triton's kernels usually take."""
+    asked = 1 if parameters.tile is None else parameters.tile.stages
+    return (asked,) if asked > 1 else USUAL_STAGES
+
+
+def configuration_of(parameters: MatmulParameters, operands: str, stages: int) -> triton_matmul.Configuration:
+    """The Triton configuration for a case. Raises ValueError where there is none."""
+    tile, schedule = parameters.tile, parameters.schedule
+    if tile is None:
+        raise ValueError("Triton's matmul needs a tile: name one, as in 128x128x64:s3.")
+    require_no_cluster("triton", tile)
+    return triton_matmul.Configuration(
+        (tile.m, tile.n, tile.k),
+        parameters.dtype,
+        parameters.output_dtype,
+        parameters.layout,
+        stages=stages,
+        warps=8 if tile.m * tile.n >= MANY_WARPS_FROM_TILE else 4,
+        policy=schedule.policy,
+        splits=schedule.splits,
+        workers=schedule.workers,
+        group=visiting_group(parameters.m, parameters.n, tile, schedule.workers, schedule.splits),
+        operands=operands,
+    )
+
+
+# What the kernels call an element type; they refuse others by the name they have.
+KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}
+
+Addresses = tuple[int, int, int]
+"""Of A, B and C in the device's memory."""
+
+
+class CudaMatmul(TimedImplementation[MatmulParameters]):
+    """What the two kernels share: operands on the device, a specialisation, launches on the stopwatch's stream."""
+
+    device_kind = "cuda"
+    kernel: ClassVar[ModuleType]
+
+    def validate(self, parameters: MatmulParameters) -> None:
+        """Raise UserError for a schedule or a tile that the kernel can never follow."""
+        parameters.require_own_schedule(self.name)
+        with refusing(UserError):
+            self.specialise(parameters, (0, 0, 0))
+
+    @abstractmethod
+    def tile(self, parameters: MatmulParameters) -> Tile:
+        """The tile asked for, or the one that the kernel begins with."""
+
+    @abstractmethod
+    def specialise(self, parameters: MatmulParameters, addresses: Addresses) -> Any:
+        """The instance of the kernel for these parameters. Raises ValueError where there is none."""
+
+    @abstractmethod
+    def arguments(self, gpu: CudaDevice, instance: Any, parameters: MatmulParameters, addresses: Addresses) -> Any:
+        """A launch's packed parameters as a function of schedule, workspace address and flags address."""
+
+    def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
+        """Compile for the device, place the operand sets in its memory, encode every launch."""
+        gpu = cuda_device(place.device.index)
+        memory = DeviceMemory(operands, place, gpu)
+        with refusing(Unsupported):
+            return self._bound(parameters, gpu, memory)
+
+    def _bound(self, parameters: MatmulParameters, gpu: CudaDevice, memory: DeviceMemory) -> Launches:
+        """Raises ValueError for what the kernel cannot do on this device."""
+        addresses = [(each["a"].address, each["b"].address, each["c"].address) for each in memory.sets]
+        instance = self.specialise(parameters, addresses[0])
+        instance.check_device(".".join(map(str, gpu.context.properties.compute_capability)))
+        asked, tile = parameters.schedule, self.tile(parameters)
+        source, headers = self.kernel.sources()
+        cubin = gpu.compile(self.kernel.SOURCE, source, headers, instance.options())
+        loaded = gpu.kernel(cubin, self.kernel.ENTRY)
+        slots = self._slots(gpu, loaded, instance, tile)
+        # Workers that stay are as many as run at once: some multiprocessors have no neighbour to make a cluster with.
+        workers = min(asked.workers, slots)
+        at_once = slots if asked.policy in ("data_parallel", "split_k") else workers
+        group = visiting_group(parameters.m, parameters.n, tile, at_once, asked.splits)
+        sizes = (parameters.m, parameters.n, parameters.k)
+        schedule = instance.schedule(*sizes, asked.policy, asked.splits, max(1, workers // tile.ctas), group)
+        workspace, flags = (
+            gpu.native.DeviceMemory(gpu.context, max(16, size))
+            for size in (instance.workspace_bytes(schedule), instance.flags_bytes(schedule))
+        )
+        # Zero before the first launch, and each launch leaves them so.
+        flags.fill(0)
+        grid = instance.grid(schedule)
+        bound = []
+        for each, there in zip(memory.sets, addresses, strict=True):
+            launch = gpu.native.Launch(
+                loaded,
+                (grid, 1, 1),
+                (instance.threads, 1, 1),
+                self.arguments(gpu, instance, parameters, there)(schedule, workspace.address, flags.address),
+                cluster=(tile.ctas, 1, 1),
+                dynamic_shared_bytes=instance.smem_bytes,
+            )
+            bound.append(Bound.into(partial(launch.run, memory.stopwatch.stream), c=each["c"]))
+        memory.beside = (workspace, flags)
+        details = {
+            "schedule": str(asked),
+            "tile": str(tile),
+            "stages": instance.stages,
+            "store_buffers": getattr(instance, "store_buffers", None),
+            "group": schedule.group,
+            "registers": loaded.registers,
+            "local_bytes": loaded.local_bytes,
+            "shared_bytes": instance.smem_bytes,
+            "slots": slots,
+            "grid": grid,
+        }
+        return Launches(memory, bound, Kernel(instance.name, getattr(instance, "path", "tma"), details))
+
+    def _slots(self, gpu: CudaDevice, loaded: Any, instance: Any, tile: Tile) -> int:
+        """How many blocks run at once. Raises ValueError where not one cluster fits."""
+        if tile.ctas == 1:
+            blocks = loaded.max_active_blocks(instance.threads, instance.smem_bytes)
+            return int(gpu.context.properties.multiprocessors * blocks)
+        slots = tile.ctas * loaded.max_active_clusters(instance.threads, tile.ctas, instance.smem_bytes)
+        if slots == 0:
+            raise ValueError(
+                f"{instance.name} takes clusters of {tile.ctas} blocks, of which this device holds none at once: take "
+                "a tile without a cluster."
+            )
+        return int(slots)
+
+
+class Sm90Matmul(CudaMatmul):
+    """`kernels/cuda/gemm_sm90.cu`: TMA, wgmma, warp-specialised; compute capability 9.0 alone."""
+
+    name = "cuda_sm90"
+    kernel = gemm_sm90
+
+    def tile(self, parameters: MatmulParameters) -> Tile:
+        """By default a pair of the largest tiles, which reads the least, where there is one for each two workers."""
+        pair = Tile(128, 256, 64, cluster=2)
+        pairs = int(cluster_count(parameters.m, parameters.n, pair))
+        enough = pairs * pair.ctas >= parameters.schedule.workers
+        return parameters.tile or (pair if enough else Tile(128, 128, 64))
+
+    def specialise(self, parameters: MatmulParameters, addresses: Addresses) -> gemm_sm90.Specialisation:
+        tile = self.tile(parameters)
+        return gemm_sm90.specialise(
+            *_sizes(tile),
+            cluster_m=tile.cluster,
+            cluster_n=tile.cluster_n,
+            **_types(parameters),
+            shared_tiles=parameters.schedule.policy in ("split_k", "stream_k"),
+        )
+
+    def arguments(self, gpu: CudaDevice, instance: Any, parameters: MatmulParameters, addresses: Addresses) -> Any:
+        sizes = (parameters.m, parameters.n, parameters.k)
+        maps = instance.tensor_maps(*addresses, parameters.leading_dimensions, sizes)
+        return partial(instance.arguments, tuple(gpu.native.tensor_map_2d(gpu.context, **vars(each)) for each in maps))
+
+
+class Sm80Matmul(CudaMatmul):
+    """`kernels/cuda/gemm_sm80.cu`: cp.async, ldmatrix, mma.sync; any shape, and it tells how it reached memory."""
+
+    name = "cuda_sm80"
+    kernel = gemm_sm80
+
+    def tile(self, parameters: MatmulParameters) -> Tile:
+        """By default one whose steps are not too deep for two blocks of a multiprocessor to have the registers."""
+        return parameters.tile or Tile(128, 128, 32)
+
+    def specialise(self, parameters: MatmulParameters, addresses: Addresses) -> gemm_sm80.Specialisation:
+        tile, leading = self.tile(parameters), parameters.leading_dimensions
+        require_no_cluster(self.name, tile)
+        return gemm_sm80.specialise(
+            *_sizes(tile), **_types(parameters), addresses=addresses, leading_dimensions=leading
+        )
+
+    def arguments(self, gpu: CudaDevice, instance: Any, parameters: MatmulParameters, addresses: Addresses) -> Any:
+        sizes = (parameters.m, parameters.n, parameters.k)
+        return partial(instance.arguments, *addresses, parameters.leading_dimensions, sizes)
+
+
+def _sizes(tile: Tile) -> tuple[int, int, int, int | None]:
+    """M, N, K and stages, None for as many as the kernel likes."""
+    return tile.m, tile.n, tile.k, tile.stages if tile.stages > 1 else None
+
+
+def _types(parameters: MatmulParameters) -> dict[str, Any]:
+    """Element types, those included that the kernels do not take, and layout."""
+    return {
+        "in_type": KERNEL_TYPES.get(parameters.dtype, parameters.dtype),
+        "out_type": KERNEL_TYPES.get(parameters.output_dtype, parameters.output_dtype),
+        "a_transposed": parameters.a_transposed,
+        "b_transposed": parameters.b_transposed,
+    }
+
+
+def require_no_cluster(implementation: str, tile: Tile) -> None:
+    """Raise ValueError where a kernel that has no clusters is asked for one."""
+    if tile.ctas > 1:
+        raise ValueError(f"{implementation} launches no clusters, but tile {tile} was asked for: cuda_sm90 does.")
+
+
+POLICIES = ("data_parallel", "persistent", "split_k", "stream_k")
+
+
+class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
+    """`csrc/cpu`: packed panels, a register micro-kernel for the processor's ISA, one schedule header."""
+
+    name = "native"
+    device_kind = "cpu"
+
+    def validate(self, parameters: MatmulParameters) -> None:
+        """Raise UserError for a tile the kernel does not have, a schedule it cannot follow, or too many workers."""
+        parameters.require_padding(self.name, pads=False)
+        schedule, tile = parameters.schedule, parameters.tile
+        if schedule.policy not in POLICIES:
+            raise UserError(
+                f"The native matmul does not know the schedule {schedule}: choose from {', '.join(POLICIES)}."
+            )
+        require_cores(schedule.workers)
+        if tile is not None:
+            if tile.stages != 1 or tile.ctas != 1:
+                raise UserError(f"Tile {tile} names stages or clusters, which a CPU kernel does not have.")
+            with refusing(UserError):
+                native_extension().check_tile(tile.m, tile.n, tile.k)
+
+    def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
+        """Allocate the workspace and the worker threads, and look up every address."""
+        native, schedule = native_extension(), parameters.schedule
+        m, n, k, tile = parameters.m, parameters.n, parameters.k, parameters.tile
+        with refusing(Unsupported):
+            if tile is not None:
+                sizes = (tile.m, tile.n, tile.k)
+            else:
+                sizes = native.default_tile(m, n, k, parameters.dtype, schedule.workers)
+            gemm = native.Gemm(
+                m,
+                n,
+                k,
+                dtype=parameters.dtype,
+                out_dtype=parameters.output_dtype,
+                a_transposed=parameters.a_transposed,
+                b_transposed=parameters.b_transposed,
+                tile=sizes,
+                schedule=schedule.policy,
+                splits=schedule.splits,
+                workers=schedule.workers,
+            )
+        memory = HostArrays(operands, place)
+        leading_a, leading_b, leading_c = parameters.leading_dimensions
+        bound = []
+        for each in memory.sets:
+            a, b, c = (each[name].ctypes.data for name in "abc")
+            launch = partial(gemm.run, a, leading_a, b, leading_b, c, leading_c)
+            bound.append(Bound.into(launch, c=each["c"]))
+        details = {
+            "tile": "x".join(map(str, sizes)),
+            "schedule": str(schedule),
+            "isa": gemm.isa,
+            "micro_tile": "x".join(map(str, gemm.micro_tile)),
+            "pinned": gemm.pinned,
+            "workspace_bytes": gemm.workspace_bytes,
+        }
+        return Launches(memory, bound, Kernel(f"native_gemm_{gemm.isa}", "packed", details))
+
+
+class Matmul(Operator[MatmulParameters]):
+    """C = A·B; 2·M·N·K FLOP; each operand moved once is M·K + K·N + M·N elements."""
+
+    name = "matmul"
+    parameters_type = MatmulParameters
+    implementations = by_name(
+        NativeCpuMatmul(),
+        LibraryMatmul("torch", "cpu"),
+        LibraryMatmul("torch_padded", "cpu", pads=True),
+        Sm90Matmul(),
+        Sm80Matmul(),
+        TritonMatmul(),
+        LibraryMatmul("cublas", "cuda"),
+        LibraryMatmul("cublas_padded", "cuda", pads=True),
+    )
+
+    def work(self, parameters: MatmulParameters) -> Work:
+        """2·M·N·K FLOP (a multiply and an add), and the footprint as bytes."""
+        return Work(2 * parameters.m * parameters.n * parameters.k, self.footprint_bytes(parameters))
+
+    def described(self, parameters: MatmulParameters) -> dict[str, Operand]:
+        """Normal A and B, rounded to dtype: values move a processor's power, and zeros run faster."""
+        return {
+            "a": Operand(parameters.a_shape, parameters.dtype, stream=0),
+            "b": Operand(parameters.b_shape, parameters.dtype, stream=1),
+            "c": Operand((parameters.m, parameters.n), parameters.output_dtype),
+        }
+
+    def compare(self, parameters: MatmulParameters, values: Mapping[str, Any], keep: Keep) -> Verification:
+        """Against the float64 product of the rounded inputs (see measure.verify)."""
+        a = values["a"].T if parameters.a_transposed else values["a"]
+        b = values["b"].T if parameters.b_transposed else values["b"]
+        return verify_product(values["c"], a, b, parameters.dtype, parameters.output_dtype, keep=keep)
+
+    def reference_key(self, parameters: MatmulParameters) -> str:
+        """Sizes, element types and layout; who multiplies, in which tiles, is of no matter."""
+        sizes = f"{parameters.m}x{parameters.n}x{parameters.k}"
+        return f"{sizes} {parameters.dtype} {parameters.output_dtype} {parameters.layout}"
