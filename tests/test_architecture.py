@@ -78,10 +78,10 @@ ONLY_INSIDE_FUNCTIONS = {
 # Modules of torch's own classes: whoever prepares a case imports them, inside a function; they may import each other.
 OF_TORCH = {
     "pyperf_suite.workloads.training.gpt",
-    "pyperf_suite.workloads.training.parallel.allocations",
     "pyperf_suite.workloads.training.held_bytes",
-    "pyperf_suite.workloads.training.parallel.cuts",
-    "pyperf_suite.workloads.training.rounding",
+    "pyperf_suite.workloads.training.held_bytes",
+    "pyperf_suite.workloads.training.cuts",
+    "pyperf_suite.workloads.training.gpt",
 }
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))

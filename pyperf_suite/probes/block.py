@@ -23,14 +23,8 @@ from pyperf_suite.spec.quantity import Quantity, quantity
 from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.spec.sources import BIGSCIENCE
 from pyperf_suite.workloads.matmul import MatmulParameters
-from pyperf_suite.workloads.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
-from pyperf_suite.workloads.training.shape import (
-    Checkpointing,
-    TransformerShape,
-    asked_flop,
-    computed_flop,
-    guides_flop,
-)
+from pyperf_suite.workloads.training import Checkpointing, TransformerShape, asked_flop, computed_flop, guides_flop
+from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
 FORMULA = Claim("parameters x {3|4} x 2 x seq x batch are a step's FLOPs", BIGSCIENCE, 0.9, 1.1)

@@ -21,8 +21,7 @@ from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series
 from pyperf_suite.spec.sources import TRANSFORMERS
-from pyperf_suite.workloads.training.data_files import KINDS
-from pyperf_suite.workloads.training.input_pipeline import MODELS, MOST_LOADERS, STARTS, InputPipelineParameters
+from pyperf_suite.workloads.training.input_pipeline import KINDS, MODELS, MOST_LOADERS, STARTS, InputPipelineParameters
 
 WORKERS_HELP = Claim("workers that pre-load the data relieve the bottleneck of a single process", TRANSFORMERS, WORTH)
 # "Does not necessarily lead to better performance" is said of many: then more of them gain nothing.

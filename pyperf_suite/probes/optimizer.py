@@ -15,12 +15,7 @@ from pyperf_suite.spec.findings import Claim, Findings, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.spec.sources import BEKMAN, TRANSFORMERS
-from pyperf_suite.workloads.training.optimizer_update import (
-    OPTIMIZERS,
-    OptimizerUpdate,
-    OptimizerUpdateParameters,
-    TensorSet,
-)
+from pyperf_suite.workloads.training.optimizer import OPTIMIZERS, OptimizerUpdate, OptimizerUpdateParameters, TensorSet
 
 WAYS = ("loop", "foreach", "fused", "bitsandbytes_8bit", "torchao_8bit")
 LOW_MEMORY = WAYS[3:]

@@ -21,7 +21,7 @@ from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, series_by, table
 from pyperf_suite.spec.sources import TRANSFORMERS
-from pyperf_suite.workloads.training.shape import MOMENTS, PRECISIONS
+from pyperf_suite.workloads.training import MOMENTS, PRECISIONS
 from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStepParameters
 
 BASE = "float32"

@@ -269,7 +269,7 @@ class ComparedLaunches(Prepared):
         """What it must leave, computed once."""
 
     def left(self, index: int) -> Checked:
-        from pyperf_suite.workloads.training.rounding import compared
+        from pyperf_suite.workloads.training.gpt import compared
 
         return compared(self.results(index), *self.due())
 

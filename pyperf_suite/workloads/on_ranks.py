@@ -284,7 +284,7 @@ class RankSteps(Transfers):
 
     def verdict(self, found: dict[str, Any], exact: dict[str, Any], limits: dict[str, Any], *wrong: str) -> Checked:
         """Each element of what was found against what it must be, and what else is wrong in words."""
-        from pyperf_suite.workloads.training.rounding import compared
+        from pyperf_suite.workloads.training.gpt import compared
 
         return together([compared(found, exact, limits), Checked(len(wrong), 1, wrong[0] if wrong else "")])
 
@@ -349,7 +349,7 @@ def exchanged_limit(due: Any, dtype: str, terms: int) -> Any:
     Sums are rounded in their type each time, at random: as measure.tolerance.element_limit has it, but relative to
     what elements of this row and column are usually as large as, for an element's own terms may cancel.
     """
-    from pyperf_suite.workloads.training.rounding import spread
+    from pyperf_suite.workloads.training.gpt import spread
 
     return element_limit(dtype, dtype, terms).smallest + (
         EXCHANGED * math.sqrt(terms) * operation_unit(dtype, 1) * (due.abs() + spread(due))

@@ -36,8 +36,8 @@ from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.spec.axes import Flag, Shape, Sizes
 from pyperf_suite.workloads import kernel_names
 from pyperf_suite.workloads.kernel_names import flash_kernel
-from pyperf_suite.workloads.training.optimizer_update import TensorSet
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
+from pyperf_suite.workloads.training.optimizer import TensorSet
 
 SEEDS = st.integers(0, 2**32)
 # A hundred inputs an example: few examples do, unless a profile asks for other ones in each run.

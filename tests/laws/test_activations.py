@@ -11,7 +11,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes, working_bytes
 from pyperf_suite.laws.training.memory import activation_bytes
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 
 BASE = TrainingMemoryParameters(hidden=32, heads=4, layers=3, seq=12, batch=2, vocab=37)

@@ -7,7 +7,7 @@ import pytest
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
 from pyperf_suite.laws.training.engine_activations import saved_bytes
 from pyperf_suite.laws.training.shared_cores import interleaved, one_forward_one_backward
-from pyperf_suite.workloads.training.shape import TransformerShape
+from pyperf_suite.workloads.training import TransformerShape
 
 MODEL = TransformerShape(hidden=128, heads=4, layers=4, seq=128, vocab=512, tied=False).dimensions
 KEEPINGS = [

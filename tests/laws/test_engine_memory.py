@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyperf_suite.laws.training.engine_memory import FLOAT32, MIXED, Held, held_by_rank
 from pyperf_suite.laws.training.gpt_weights import Weight, gpt_weights
 from pyperf_suite.laws.training.memory import training_memory
-from pyperf_suite.workloads.training.shape import TransformerShape
+from pyperf_suite.workloads.training import TransformerShape
 
 # Nothing in it divides by 2 or 3 throughout.
 SHAPES = {

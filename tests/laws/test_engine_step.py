@@ -20,7 +20,7 @@ from pyperf_suite.laws.training.cpu_prices import (
 )
 from pyperf_suite.laws.training.engine_step import EngineConstants, engine_step, pack_engine, unpack_engine
 from pyperf_suite.laws.training.plan import Plan
-from pyperf_suite.workloads.training.shape import TransformerShape
+from pyperf_suite.workloads.training import TransformerShape
 
 MODEL = TransformerShape(hidden=64, heads=4, layers=4, seq=32, vocab=128, tied=False).dimensions
 LINES = dict.fromkeys(KERNELS, (1e-06, 1e-11, 1e-10)) | dict.fromkeys(("pass", "copy", "update"), (1e-06, 1e-10))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyperf_suite.laws.training.gpt_weights import gpt_weights, rank_weights
-from pyperf_suite.workloads.training.shape import TransformerShape
+from pyperf_suite.workloads.training import TransformerShape
 
 SMALL = {"hidden": 32, "heads": 4, "layers": 3, "seq": 7, "vocab": 101}
 

@@ -12,7 +12,7 @@ from pyperf_suite.probes.block import FORMULA, PROBE
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Findings
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.training.shape import asked_flop
+from pyperf_suite.workloads.training import asked_flop
 
 CPU, GPU = Device("cpu"), Device("cuda")
 

@@ -16,7 +16,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Findings, Remark, Table
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
 
 CPU = resolve("cpu")
 AXES: CheckpointingAxes = replace(PROBE.axes("standard", CPU), workers=(1,), budget_mb=(100,))

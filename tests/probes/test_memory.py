@@ -16,7 +16,7 @@ from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Claim, Findings, Verdict
 from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemory, TrainingMemoryParameters
 from pyperf_suite.workloads.workload import Place
 

@@ -12,7 +12,7 @@ from pyperf_suite.probes.optimizer import ADAMW_STATE, MANY_SMALL, PROBE
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Findings, Remark
-from pyperf_suite.workloads.training.optimizer_update import TensorSet
+from pyperf_suite.workloads.training.optimizer import TensorSet
 
 CPU = resolve("cpu")
 SMALL, LARGE = TensorSet(400, 64, 64), TensorSet(4, 640, 640)

@@ -35,8 +35,8 @@ from pyperf_suite.laws.training.plan import MicroBatch, Plan
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.rows import Reading, readings
 from pyperf_suite.workloads.on_ranks import DTYPES
-from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.workloads.training.shape import TransformerShape
+from pyperf_suite.workloads.training import TransformerShape
+from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
 
 KERNEL_BLOCK, COLLECTIVE_BLOCK = "cpu_kernels", "cpu_collectives"
 PROBE = "step_calibration"

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.kernels.attention import Attention, Configuration, Shape
+from pyperf_suite.kernels.attention import Attention as ForwardKernel
+from pyperf_suite.kernels.attention import Configuration, Shape
 from pyperf_suite.kernels.attention_backward import Gradients
 from pyperf_suite.kernels.attention_defaults import default_configuration
 from pyperf_suite.kernels.occupancy import occupancy
@@ -66,7 +67,7 @@ def _bound(parameters: AttentionParameters, tensors: TorchTensors, target: str, 
     configuration, shape = configuration_of(parameters, target), shape_of(parameters)
     # Its own blocks are asked of the backward pass alone.
     own = replace(parameters, blocks=None) if parameters.backward else parameters
-    forward = Attention(configuration_of(replace(own, backward=False), target), shape, tensors.device)
+    forward = ForwardKernel(configuration_of(replace(own, backward=False), target), shape, tensors.device)
     bound = []
     for each in tensors.sets:
         lse = tensors.torch.empty(shape.lse, dtype=tensors.torch.float32, device=tensors.device)

@@ -32,7 +32,7 @@ from pyperf_suite.workloads.on_ranks import (
     summed,
     torch_place,
 )
-from pyperf_suite.workloads.training.shape import TransformerShape
+from pyperf_suite.workloads.training import TransformerShape
 from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Transfers, Work, by_name
 
 # "ddp" exchanges buckets while backward goes on; "after" all gradients at once when it is over; "none" not at all, so

@@ -6,8 +6,10 @@ counts peaks for itself. Imported where a case is prepared and nowhere else, for
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
+
+from pyperf_suite.workloads.training.cuts import DataCut
 
 
 @dataclass(frozen=True)
@@ -160,3 +164,143 @@ class _Peak(_Watch):
 
 def _addresses(values: Any) -> set[int]:
     return {storage._cdata for storage in storages(values)}
+
+
+# AdamW counts its steps in a number of four bytes a parameter.
+COUNTER = "step"
+
+
+def allocated(data: DataCut) -> dict[str, int]:
+    """Bytes that lie on this rank after an iteration; each storage counts once and whole, padding included.
+
+    `parameter_bytes` of parameters, or of their shards; `gradient_bytes` likewise, of which `bucket_bytes` are in DDP's
+    buckets, whose views they are; `optimizer_bytes` of both moments, `counter_bytes` of AdamW's counts of steps.
+    """
+    states = list(data.moments())
+    return {
+        "parameter_bytes": bytes_of(data.weights),
+        "gradient_bytes": bytes_of([each.grad for each in data.weights]),
+        "bucket_bytes": data.buckets(),
+        "optimizer_bytes": bytes_of([each for name, each in states if name != COUNTER]),
+        "counter_bytes": bytes_of([each for name, each in states if name == COUNTER]),
+    }
+
+
+def most_saved(parts: Sequence[Any], iteration: Callable[[], None]) -> int:
+    """The most bytes that autograd keeps for backward at the end of any forward pass of a part during `iteration()`.
+
+    What was saved, and, where checkpointing hides it, what was made under autograd and lives on; each storage counts
+    once and whole. Neither parameters nor their gathered copies are among it, nor what a part returns, unless it was
+    saved. The tokens that embeddings save count, in a pipeline those of all its micro-batches, which lie together.
+    """
+    watch = _SavedWatch()
+    for part in parts:
+        watch.over(part)
+    try:
+        iteration()
+    finally:
+        for hook in watch.hooks:
+            hook.remove()
+    return watch.most
+
+
+class _Held:
+    """A saved tensor for as long as autograd has it; whoever `held` it counts one less when this dies."""
+
+    def __init__(self, tensor: Tensor, held: Counter[int]) -> None:
+        self.tensor, self._counts = tensor, held
+        self._keys = [storage._cdata for storage in _storages(tensor)]
+        held.update(self._keys)
+
+    def __del__(self) -> None:
+        self._counts.subtract(self._keys)
+
+
+class _SavedWatch(TorchDispatchMode):
+    """Remembers, without holding it, every storage that is saved or made in forward passes of parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self.hooks: list[Any] = []
+        # By address, which nothing else takes while there is a reference to it, however weak.
+        self._seen: dict[int, StorageWeakRef] = {}
+        self._held: Counter[int] = Counter()
+        self._made: set[int] = set()
+        self._weights: set[int] = set()
+        self._entered: list[Any] = []
+
+    def over(self, part: Any) -> None:
+        """Watch each forward pass of a part, until `hooks` are removed."""
+        self.hooks += [part.register_forward_pre_hook(self._begin), part.register_forward_hook(self._end)]
+        # These run behind the hooks by which FSDP gathers parameters: before, they are not what forward uses.
+        self.hooks += [module.register_forward_pre_hook(self._note_weights) for module in part.modules()]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        # FSDP gathers without autograd.
+        if torch.is_grad_enabled():
+            given = {storage._cdata for storage in _storages((args, kwargs))}
+            self._made.update(key for key in self._remember(result) if key not in given)
+        return result
+
+    def _begin(self, _part: Any, inputs: Any) -> None:
+        # What another stage sent is kept by the first group of blocks, where they are checkpointed, until its gradient
+        # is there; the schedule has buffers for it all the time.
+        for each in inputs:
+            if each.requires_grad:
+                keys = set(self._remember(each))
+                self._made |= keys
+                self.hooks.append(each.register_hook(functools.partial(self._forget, keys)))
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._save, _give_back)
+        self._entered = [hooks, self]
+        for each in self._entered:
+            each.__enter__()
+
+    def _end(self, _part: Any, _inputs: Any, result: Any) -> None:
+        for each in reversed(self._entered):
+            each.__exit__(None, None, None)
+        # A schedule holds what is returned until its backward.
+        self._made.difference_update(storage._cdata for storage in _storages(result))
+        sizes = {key: size for key, reference in self._seen.items() if (size := _size(reference)) is not None}
+        self._seen = {key: self._seen[key] for key in sizes}
+        self._made &= sizes.keys()
+        kept = {key for key in sizes if key in self._made or self._held[key] > 0} - self._weights
+        self.most = max(self.most, sum(sizes[key] for key in kept))
+
+    def _forget(self, keys: set[int], _gradient: Tensor) -> None:
+        self._made -= keys
+
+    def _note_weights(self, module: Any, _inputs: Any) -> None:
+        owned = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        self._weights.update(storage._cdata for storage in _storages(owned))
+
+    def _save(self, tensor: Tensor) -> _Held:
+        self._remember(tensor)
+        return _Held(tensor, self._held)
+
+    def _remember(self, tensors: Any) -> list[int]:
+        found = list(_storages(tensors))
+        for storage in found:
+            if storage._cdata not in self._seen:
+                self._seen[storage._cdata] = StorageWeakRef(storage)
+        return [storage._cdata for storage in found]
+
+
+def _size(reference: StorageWeakRef) -> int | None:
+    """Bytes of a storage that lives; None of one that does not."""
+    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    return None if storage is None else int(storage.nbytes())
+
+
+def _storages(values: Any) -> Iterable[Any]:
+    return (
+        plain.untyped_storage()
+        for each in tree_leaves(values)
+        if isinstance(each, Tensor)
+        for plain in plain_tensors(each)
+    )
+
+
+def _give_back(held: _Held) -> Tensor:
+    return held.tensor

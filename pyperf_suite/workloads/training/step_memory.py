@@ -21,7 +21,7 @@ from pyperf_suite.laws.model_flops import PASSES
 from pyperf_suite.limits import Within
 from pyperf_suite.workloads.backends import ByTorch, TorchDevice, leave_nothing_behind
 from pyperf_suite.workloads.operands import torch_name
-from pyperf_suite.workloads.training.shape import Checkpointing, TrainedShape
+from pyperf_suite.workloads.training import Checkpointing, TrainedShape
 from pyperf_suite.workloads.training.training_step import TorchSteps, TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import (
     Checked,

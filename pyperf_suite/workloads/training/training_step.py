@@ -21,8 +21,8 @@ from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.backends import RESULT, ByTorch, ComparedLaunches, Due, TorchDevice, use_products_of
 from pyperf_suite.workloads.on_ranks import fingerprint
 from pyperf_suite.workloads.operands import torch_name
-from pyperf_suite.workloads.training import optimizer_reference as reference
-from pyperf_suite.workloads.training.shape import Checkpointing, TrainedShape, asked_flop
+from pyperf_suite.workloads.training import Checkpointing, TrainedShape, asked_flop
+from pyperf_suite.workloads.training import optimizer as reference
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
 
 # Forward alone, with what backward needs being kept; with backward; with AdamW's update as well.
@@ -206,7 +206,7 @@ class TorchSteps(ComparedLaunches):
         return dict(self._where_there_is_room(self._computed_on))
 
     def _computed_on(self, device: Any) -> dict[str, Any]:
-        from pyperf_suite.workloads.training.rounding import RoundedOperations, Rounding, exact_and_limits
+        from pyperf_suite.workloads.training.gpt import RoundedOperations, Rounding, exact_and_limits
 
         p, wide = self._p, self._where.torch.float64
         if str(device) == "cpu":

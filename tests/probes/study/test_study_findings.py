@@ -22,8 +22,8 @@ from pyperf_suite.probes.study.results import Prediction, Result, results_of
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Bars, Findings, Remark, Table
-from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
+from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
 
 Layout = Callable[..., Case]
 Visits = Callable[..., list[Record]]

@@ -18,7 +18,7 @@ from pyperf_suite.probes.study.grid import (
     worlds_of,
 )
 from pyperf_suite.spec.discovery import find_probe
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
 
 CPU = Device("cpu")
 

@@ -9,8 +9,8 @@ import pytest
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.workloads.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
-from pyperf_suite.workloads.training.shape import TransformerShape, asked_flop
+from pyperf_suite.workloads.training import TransformerShape, asked_flop
+from pyperf_suite.workloads.training.layers import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")

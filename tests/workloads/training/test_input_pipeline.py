@@ -12,9 +12,15 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.workloads.training import data_files
-from pyperf_suite.workloads.training.data_files import KINDS, PictureFiles, TextFiles, wrong_samples
-from pyperf_suite.workloads.training.input_pipeline import InputPipeline, InputPipelineParameters
+from pyperf_suite.workloads.training import input_pipeline
+from pyperf_suite.workloads.training.input_pipeline import (
+    KINDS,
+    InputPipeline,
+    InputPipelineParameters,
+    PictureFiles,
+    TextFiles,
+    wrong_samples,
+)
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
@@ -60,7 +66,9 @@ def test_every_sample_decodes_to_what_was_written_and_to_no_other(kind, tmp_path
 
 
 def test_words_of_the_vocabulary_are_all_different():
-    assert len({data_files._word(number) for number in range(data_files.VOCABULARY)}) == data_files.VOCABULARY
+    assert (
+        len({input_pipeline._word(number) for number in range(input_pipeline.VOCABULARY)}) == input_pipeline.VOCABULARY
+    )
 
 
 def test_a_picture_of_another_shape_or_type_is_wrong(tmp_path):
@@ -98,7 +106,7 @@ def test_a_sample_under_another_number_is_found(tmp_path):
 
 
 def test_without_pillow_pictures_are_unsupported_and_say_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_files.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(input_pipeline.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unsupported, match="Pillow"):
         PictureFiles(tmp_path, 1, seed=0)
     assert list(tmp_path.iterdir()) == []
@@ -164,7 +172,7 @@ def test_files_are_gone_when_a_case_is_over(prepare):
 
 def test_files_are_gone_where_a_case_cannot_be_prepared(prepare, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(data_files.importlib.util, "find_spec", lambda name: None if name == "PIL" else object())
+    monkeypatch.setattr(input_pipeline.importlib.util, "find_spec", lambda name: None if name == "PIL" else object())
     with pytest.raises(Unsupported, match="Pillow"):
         prepare(replace(SMALL, data="jpeg"))
     assert list(Path(tmp_path).iterdir()) == []

@@ -10,9 +10,8 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.workloads.training import layer_pass, layers
-from pyperf_suite.workloads.training.layer_pass import LayerPass
-from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, passes_of
+from pyperf_suite.workloads.training import layers
+from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPass, LayerPassParameters, passes_of
 from pyperf_suite.workloads.workload import Place
 
 torch = pytest.importorskip("torch")
@@ -81,12 +80,12 @@ def test_the_largest_element_with_the_wrong_sign_is_found_in_any_operand_set(pha
 
 
 def test_a_pass_that_is_wrong_on_one_operand_set_alone_is_found(monkeypatch):
-    run = layer_pass.LayerSteps._run
+    run = layers.LayerSteps._run
 
     def wrong_on_the_third(steps, own):
         return tuple(each * (2 if own is steps._sets[2] else 1) for each in run(steps, own))
 
-    monkeypatch.setattr(layer_pass.LayerSteps, "_run", wrong_on_the_third)
+    monkeypatch.setattr(layers.LayerSteps, "_run", wrong_on_the_third)
     answer = measure_case(Case("layer_pass", replace(SMALL, layer="gelu"), "torch"), None, CPU)
     assert answer["outcome"] == "failed"
 

@@ -21,8 +21,8 @@ from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.worker_pool import WorkerPool
-from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training import Checkpointing
+from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 
 pytestmark = pytest.mark.slow
@@ -233,7 +233,7 @@ def environ_of(process: psutil.Process) -> dict[str, str]:
 
 
 def test_what_torch_cannot_do_names_the_nearest_that_works():
-    from pyperf_suite.workloads.training.parallel.parallel_step import require_possible
+    from pyperf_suite.workloads.training.parallel_step import require_possible
 
     with pytest.raises(Unsupported, match="ask for micro_batches=4"):
         require_possible(replace(SMALL, pipeline=4, micro_batches=2), "cpu")

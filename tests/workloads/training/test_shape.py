@@ -15,16 +15,9 @@ from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.training.block_part import BlockPartParameters
-from pyperf_suite.workloads.training.layers import LayerPassParameters
-from pyperf_suite.workloads.training.optimizer_update import OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.shape import (
-    Checkpointing,
-    TransformerShape,
-    asked_flop,
-    computed_flop,
-    guides_flop,
-)
+from pyperf_suite.workloads.training import Checkpointing, TransformerShape, asked_flop, computed_flop, guides_flop
+from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
+from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.training.step_memory import (
     CheckpointedStepParameters,
     TrainingMemory,

@@ -11,8 +11,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.workloads.training import step_memory
-from pyperf_suite.workloads.training.shape import Checkpointing
+from pyperf_suite.workloads.training import Checkpointing, step_memory
 from pyperf_suite.workloads.training.step_memory import CheckpointedStep, CheckpointedStepParameters
 from pyperf_suite.workloads.workload import Place
 

@@ -14,8 +14,7 @@ from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.workloads.training import training_step
-from pyperf_suite.workloads.training.shape import PRECISIONS, Checkpointing, TransformerShape
+from pyperf_suite.workloads.training import PRECISIONS, Checkpointing, TransformerShape, training_step
 from pyperf_suite.workloads.training.training_step import TrainingStep, TrainingStepParameters
 from pyperf_suite.workloads.workload import Place
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from pyperf_suite.workloads.on_ranks import average, distributed
-from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
 
 LEARNING_RATE = 1e-4
 # Of attention's first matrix, of queries, keys and values.
