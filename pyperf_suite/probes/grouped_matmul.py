@@ -25,7 +25,7 @@ from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, f
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by
-from pyperf_suite.workloads.grouped_matmul import DTYPES, GroupedMatmulParameters
+from pyperf_suite.workloads.matmul.libraries import DTYPES, GroupedMatmulParameters
 
 WAYS = ("loop", "padded", "grouped_mm", "triton")
 IN_ONE_LAUNCH = ("grouped_mm", "triton")

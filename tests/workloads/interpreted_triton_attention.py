@@ -34,7 +34,7 @@ def answer(target: str, blocks: str, **named: Any) -> dict[str, Any]:
     operator.TorchTensors = HostTensors
     operator.gpu_of = lambda tensors: (target, 3)
     parameters = AttentionParameters(**named, blocks=Blocks.parse(blocks) if blocks else None)
-    operator, implementation = Attention(), operator.TritonAttention()
+    workload, implementation = Attention(), operator.TritonAttention()
     operator.validate(parameters)
     implementation.validate(parameters)
     operands = operator.operands(parameters, seed=1)

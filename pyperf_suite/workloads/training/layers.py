@@ -16,7 +16,7 @@ from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.workloads.backends import RESULT, ByTorch, Due, Passes, TorchDevice, use_products_of
 from pyperf_suite.workloads.operands import element_type, torch_name
 from pyperf_suite.workloads.operator import sets_to_rotate
-from pyperf_suite.workloads.training import TransformerShape, layers, require_for_reference
+from pyperf_suite.workloads.training import TransformerShape, require_for_reference
 from pyperf_suite.workloads.workload import Kernel, Observed, Work, Workload, by_name
 
 PASSES = ("forward", "backward", "dgrad", "wgrad")
@@ -267,12 +267,12 @@ class LayerSteps(Passes):
         inputs = tuple(drawn(shape).requires_grad_() for shape in p.inputs)
         weights = tuple(torch.nn.Parameter(drawn(shape, math.prod(shape[1:]) ** -0.5)) for shape in p.weights)
         upstream = drawn(p.output)
-        result = layers.apply(torch, p.layer, inputs, weights) if p.phase != "forward" else None
+        result = apply(torch, p.layer, inputs, weights) if p.phase != "forward" else None
         return LayerOperands(inputs, weights, upstream, result)
 
     def _run(self, operands: LayerOperands) -> tuple[Any, ...]:
         if operands.result is None:
-            return (layers.apply(self._where.torch, self._p.layer, operands.inputs, operands.weights),)
+            return (apply(self._where.torch, self._p.layer, operands.inputs, operands.weights),)
         return self._gradients(operands, again=True)
 
     def _gradients(self, of: LayerOperands, again: bool) -> tuple[Any, ...]:
@@ -291,7 +291,7 @@ class LayerSteps(Passes):
         inputs, weights = (
             tuple(each.detach().double().requires_grad_() for each in group) for group in (own.inputs, own.weights)
         )
-        result = layers.written_out(torch, p.layer, inputs, weights)
+        result = written_out(torch, p.layer, inputs, weights)
         wide = LayerOperands(inputs, weights, own.upstream.double(), result)
         found = (result.detach(),) if p.phase == "forward" else self._gradients(wide, again=False)
         exact = dict(zip(self._names, found, strict=True))
@@ -319,7 +319,7 @@ class LayerSteps(Passes):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(saw, lambda tensor: tensor):
-            result = layers.apply(torch, self._p.layer, own.inputs, own.weights)
+            result = apply(torch, self._p.layer, own.inputs, own.weights)
         for weight in own.weights:
             kept.pop(weight.untyped_storage()._cdata, None)
         del result  # which has held what was saved, so that no address was taken twice
@@ -337,7 +337,7 @@ class LayerPass(Workload[LayerPassParameters]):
         return parameters.elements * parameters.element_bytes * (1 if parameters.phase == "forward" else 2)
 
     def work(self, parameters: LayerPassParameters) -> Work:
-        return layers.work(parameters)
+        return work(parameters)
 
 
 # In the order of a block; "activation" is GELU, or SiLU times up where gated.
@@ -357,7 +357,7 @@ class BlockPartParameters(TransformerShape):
 
     @property
     def layer(self) -> str:
-        """Which of layers.apply the part is."""
+        """Which of apply the part is."""
         others = {
             "norm": "rms_norm" if self.gated else "layer_norm",
             "scores": "attention",
@@ -441,7 +441,7 @@ class PartSteps(Passes):
 
     def _forward(self, inputs: list[Any], weights: list[Any]) -> Any:
         operands = self._heads(inputs) if self._p.part == "scores" else inputs
-        return layers.apply(self._where.torch, self._layer, operands, weights)
+        return apply(self._where.torch, self._layer, operands, weights)
 
     def _attention_written_out(self, inputs: list[Any], _weights: list[Any]) -> Any:
         p, device = self._p, inputs[0].device

@@ -17,7 +17,6 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.limits import OneOf
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.backends import ByTorch, TorchDevice
-from pyperf_suite.workloads.training import optimizer as reference
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Prepared, Work, Workload, by_name, together
 
 # Of float64, torch's or numpy's.
@@ -98,12 +97,12 @@ class Standing:
     state: State
 
 
-def states(state: Mapping[str, Any]) -> dict[str, Any]:
+def tensor_states(state: Mapping[str, Any]) -> dict[str, Any]:
     """What grows with the tensor, as the count of steps does not."""
     return {name: value for name, value in state.items() if hasattr(value, "numel") and value.ndim > 0}
 
 
-def compared(
+def compared_update(
     optimizer: str,
     before: Standing,
     after: Standing,
@@ -143,7 +142,7 @@ def _root_mean_square(values: Array) -> Array:
     return (values**2).mean(axis=tuple(range(max(-2, -values.ndim), 0)), keepdims=True) ** 0.5
 
 
-OPTIMIZERS = tuple(reference.RULES)
+OPTIMIZERS = tuple(RULES)
 # Bytes of an element.
 DTYPES = {"float32": 4, "bfloat16": 2}
 WEIGHT_SCALE = 0.02
@@ -194,7 +193,7 @@ class OptimizerUpdateParameters:
     @property
     def states(self) -> int:
         """That are as large as the weight."""
-        return reference.RULES[self.optimizer].states
+        return RULES[self.optimizer].states
 
     @property
     def tensor_bytes(self) -> int:
@@ -251,7 +250,7 @@ class UpdateSteps(Prepared):
         for start, group in zip(before, self._groups(after), strict=True):
             end, with_state = self._standing(group), not self._low_memory
             checks.append(
-                reference.compared(p.optimizer, start, end, step, p.dtype, with_state=with_state, first_number=number)
+                compared_update(p.optimizer, start, end, step, p.dtype, with_state=with_state, first_number=number)
             )
             number += len(group)
         return together(checks)
@@ -260,7 +259,7 @@ class UpdateSteps(Prepared):
         """Bytes: `state` that stays, and `passing`, the most an update takes beside it, where that can be watched."""
         from pyperf_suite.workloads.training.held_bytes import bytes_of, peak_bytes
 
-        kept = [reference.states(self.optimizer.state[each]) for each in self.tensors]
+        kept = [tensor_states(self.optimizer.state[each]) for each in self.tensors]
         found = {"state": float(bytes_of(kept))}
         if self._where.is_gpu or not self._low_memory:
             found["passing"] = float(peak_bytes(lambda: self.launch(0), self._where.device))
@@ -271,12 +270,12 @@ class UpdateSteps(Prepared):
         count = max(1, COMPARED_ELEMENTS // self._p.tensors.elements_each)
         return [tensors[first : first + count] for first in range(0, len(tensors), count)]
 
-    def _standing(self, group: list[Any]) -> reference.Standing:
+    def _standing(self, group: list[Any]) -> Standing:
         """Copies of weights, gradients and states, stacked; without the states that only their makers know."""
         stack = self._where.torch.stack
-        states = [] if self._low_memory else [reference.states(self.optimizer.state[each]) for each in group]
+        states = [] if self._low_memory else [tensor_states(self.optimizer.state[each]) for each in group]
         state = {name: stack([each[name] for each in states]) for name in (states[0] if states else ())}
-        return reference.Standing(stack([each.detach() for each in group]), stack([each.grad for each in group]), state)
+        return Standing(stack([each.detach() for each in group]), stack([each.grad for each in group]), state)
 
     def _drawn(self, generator: Any) -> Any:
         torch, shape = self._where.torch, self._p.tensors
@@ -330,8 +329,8 @@ class Update(ByTorch):
 
 def settings(optimizer: str) -> dict[str, Any]:
     """Those of the reference, as torch.optim and those who follow it name them."""
-    own = reference.RULES[optimizer].settings
-    return {"lr": reference.LEARNING_RATE, "weight_decay": reference.WEIGHT_DECAY, **own}
+    own = RULES[optimizer].settings
+    return {"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, **own}
 
 
 class OptimizerUpdate(Workload[OptimizerUpdateParameters]):

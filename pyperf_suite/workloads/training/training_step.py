@@ -22,7 +22,7 @@ from pyperf_suite.workloads.backends import RESULT, ByTorch, ComparedLaunches, D
 from pyperf_suite.workloads.on_ranks import fingerprint
 from pyperf_suite.workloads.operands import torch_name
 from pyperf_suite.workloads.training import Checkpointing, TrainedShape, asked_flop
-from pyperf_suite.workloads.training import optimizer as reference
+from pyperf_suite.workloads.training.optimizer import Standing, compared_update, tensor_states
 from pyperf_suite.workloads.workload import Checked, Kernel, Observed, Work, Workload, by_name, together
 
 # Forward alone, with what backward needs being kept; with backward; with AdamW's update as well.
@@ -260,9 +260,9 @@ class TorchSteps(ComparedLaunches):
         assert self._optimizer is not None
         seeded, checks = dict(self._seeded().named_parameters()), []
         for name, weight in self.model.named_parameters():
-            before = reference.Standing(seeded[name].detach().to(weight.device), weight.grad, {})
-            after = reference.Standing(weight.detach(), None, reference.states(self._optimizer.state[weight]))
-            found = reference.compared("AdamW", before, after, 1, self._p.weights, LEARNING_RATE, DECAY)
+            before = Standing(seeded[name].detach().to(weight.device), weight.grad, {})
+            after = Standing(weight.detach(), None, tensor_states(self._optimizer.state[weight]))
+            found = compared_update("AdamW", before, after, 1, self._p.weights, LEARNING_RATE, DECAY)
             checks.append(replace(found, first=found.first and f"{name}: {found.first}"))
         return together(checks)
 
