@@ -18,7 +18,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import STANDARD, Effort
 from pyperf_suite.workloads.matmul import MatmulParameters
-from pyperf_suite.workloads.matmul.operator import NativeCpuMatmul
+from pyperf_suite.workloads.matmul.matmul import NativeCpuMatmul
 from pyperf_suite.workloads.operator import Launches
 
 # Whether the launch of that number on that set goes wrong.

@@ -11,10 +11,10 @@ from pyperf_suite.workloads.workload import Workload
 
 # The module and class of each, imported when it is asked for.
 OPERATORS = {
-    "matmul": "matmul.operator:Matmul",
+    "matmul": "matmul.matmul:Matmul",
     "grouped_matmul": "matmul.libraries:GroupedMatmul",
-    "attention": "attention.operator:Attention",
-    "collective": "collective.operator:Collective",
+    "attention": "attention.attention:Attention",
+    "collective": "collective.collective:Collective",
     "compiled_kernel": "exact:CompiledKernel",
     "topology": "exact:Topology",
     "training_step": "training.training_step:TrainingStep",

@@ -10,7 +10,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads.attention import AttentionParameters
-from pyperf_suite.workloads.attention.operator import Attention, TritonAttention
+from pyperf_suite.workloads.attention.attention import Attention, TritonAttention
 from pyperf_suite.workloads.workload import Place
 
 pytestmark = pytest.mark.gpu

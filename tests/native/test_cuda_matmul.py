@@ -13,8 +13,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.workloads.backends import CudaDevice
-from pyperf_suite.workloads.matmul import MatmulParameters, operator
-from pyperf_suite.workloads.matmul.operator import Matmul
+from pyperf_suite.workloads.matmul import MatmulParameters, matmul
+from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operands import widen
 from pyperf_suite.workloads.operator import Launches
 from pyperf_suite.workloads.workload import Place
@@ -29,13 +29,13 @@ def prepare(cuda, fake, nvrtc, tmp_path_factory, monkeypatch: pytest.MonkeyPatch
     """Make launches of an implementation on the double, which is a Hopper."""
     monkeypatch.setenv("PYPERF_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "kernels"))
     # Made when a case is prepared: a test may change the double before.
-    monkeypatch.setattr(operator, "cuda_device", CudaDevice)
+    monkeypatch.setattr(matmul, "cuda_device", CudaDevice)
 
     def made(name: str, parameters: MatmulParameters, sets: int = 2) -> Launches:
-        operator = Matmul()
-        implementation = operator.implementation(name)
+        matmul = Matmul()
+        implementation = matmul.implementation(name)
         implementation.validate(parameters)
-        return implementation.prepare(parameters, operator.operands(parameters, 0), Place(GPU, sets=sets))
+        return implementation.prepare(parameters, matmul.operands(parameters, 0), Place(GPU, sets=sets))
 
     return made
 
@@ -99,7 +99,7 @@ def test_a_multiprocessor_without_a_neighbour_gets_no_worker_of_a_pair(prepare, 
 )
 def test_a_pair_of_the_largest_tiles_is_the_default_where_every_worker_gets_one(m: int, n: int, tile: str) -> None:
     asked = MatmulParameters(m, n, 4096, Schedule("persistent", 132), dtype="bfloat16", layout="TN")
-    assert str(operator.Sm90Matmul().tile(asked)) == tile
+    assert str(matmul.Sm90Matmul().tile(asked)) == tile
 
 
 @pytest.mark.parametrize("name", ["cuda_sm80", "triton"])

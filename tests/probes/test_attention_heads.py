@@ -21,7 +21,7 @@ from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Findings, Remark
 from pyperf_suite.workloads.attention import AttentionParameters
-from pyperf_suite.workloads.attention.operator import Attention
+from pyperf_suite.workloads.attention.attention import Attention
 
 CPU = resolve("cpu")
 # Products at 1 TFLOP/s on each slot; a score costs as much as 16 head dimensions.

@@ -15,7 +15,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.workloads import find_workload, operator
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
-from pyperf_suite.workloads.matmul.operator import Matmul
+from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operator import Judge, Launches, as_stored
 from pyperf_suite.workloads.workload import Kernel
 

@@ -15,8 +15,8 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.attention import AttentionParameters
+from pyperf_suite.workloads.attention.attention import Attention
 from pyperf_suite.workloads.attention.by_torch import reason_of_refusal, time_limit
-from pyperf_suite.workloads.attention.operator import Attention
 from pyperf_suite.workloads.operands import widen
 from pyperf_suite.workloads.workload import Kernel, Place
 

@@ -22,10 +22,10 @@ from pyperf_suite.workloads.collective import (
     REDUCTIONS,
     CollectiveParameters,
     RankData,
-    operator,
+    collective,
     relative_tolerance,
 )
-from pyperf_suite.workloads.collective.operator import Collective, TensorMemory
+from pyperf_suite.workloads.collective.collective import Collective, TensorMemory
 from pyperf_suite.workloads.operands import element_type, round_to, widen
 
 REDUCE = {
@@ -233,8 +233,8 @@ def test_a_tensor_repeats_values_and_one_wrong_element_anywhere_is_found(
 ) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(TensorMemory, "is_on_host", by_numpy)
-    monkeypatch.setattr(operator, "CHUNK", PERIOD)
-    monkeypatch.setattr(operator, "HOST_CHUNK", PERIOD)
+    monkeypatch.setattr(collective, "CHUNK", PERIOD)
+    monkeypatch.setattr(collective, "HOST_CHUNK", PERIOD)
     storage = element_type(dtype).storage
     period = rounded(np.arange(PERIOD) % 16, dtype)
     memory = TensorMemory(torch.empty(count + 6, dtype=getattr(torch, dtype)), dtype)

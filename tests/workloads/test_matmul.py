@@ -12,7 +12,7 @@ from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters
-from pyperf_suite.workloads.matmul.operator import Matmul
+from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operands import ELEMENT_TYPES, aligned_empty, not_a_number, round_to, widen
 from pyperf_suite.workloads.workload import Place
 

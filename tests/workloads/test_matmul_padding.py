@@ -11,7 +11,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.workloads.matmul import LAYOUTS, MatmulParameters
-from pyperf_suite.workloads.matmul.operator import Matmul
+from pyperf_suite.workloads.matmul.matmul import Matmul
 from pyperf_suite.workloads.operator import Launches
 from pyperf_suite.workloads.workload import Place
 

@@ -10,7 +10,7 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads.attention import AttentionParameters
-from pyperf_suite.workloads.attention.operator import Attention, NativeCpuAttention, default_native_blocks
+from pyperf_suite.workloads.attention.attention import Attention, NativeCpuAttention, default_native_blocks
 from pyperf_suite.workloads.workload import Place
 
 CPU = resolve("cpu")

@@ -15,7 +15,7 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.workloads.attention import AttentionParameters
-from pyperf_suite.workloads.attention.operator import (
+from pyperf_suite.workloads.attention.attention import (
     Attention,
     TritonAttention,
     configuration_of,
