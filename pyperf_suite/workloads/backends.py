@@ -77,7 +77,6 @@ class CudaDevice:
         return bytes(compiled.cubin)
 
     def kernel(self, cubin: bytes, name: str) -> Any:
-        """The kernel of that name, loaded: a `_native.cuda.Kernel`."""
         with self.translated():
             return self.native.Kernel(self.native.Module(self.context, cubin), name)
 
@@ -169,16 +168,13 @@ class TorchDevice:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is one, which computes while the host goes on."""
         return self.device.type == "cuda"
 
     def synchronize(self) -> None:
-        """Wait until all that was launched is done."""
         if self.is_gpu:
             self.torch.cuda.synchronize(self.device)
 
     def details(self) -> dict[str, Any]:
-        """What a record says of where torch computed."""
         if self.is_gpu:
             return {"gpu": self.torch.cuda.get_device_name(self.device)}
         return {
@@ -225,7 +221,6 @@ class ByTorch(Implementation[Any]):
         require_cores(parameters.workers)
 
     def prepare(self, parameters: Any, place: Place) -> Prepared:
-        """Make what is launched. Raises Unsupported where torch is absent or cannot do it there."""
         where = TorchDevice(place.device, parameters.workers, self._queueing)
         return self._launches(parameters, place.seed, where)
 

@@ -57,7 +57,6 @@ class CompiledKernelParameters:
     target: Annotated[str, OneOf(TARGETS)]
 
     def validate(self) -> None:
-        """Raise UserError for a kernel that the target does not have."""
         known = {**cuda_kernels(self.target), **triton_kernels(self.target)}
         if self.kernel not in known:
             raise UserError(
@@ -72,7 +71,6 @@ class Compiled(Implementation[CompiledKernelParameters]):
         self.name, self._read = name, read  # type: ignore[misc]
 
     def prepare(self, parameters: CompiledKernelParameters, place: Place) -> Exact:
-        """Compile and read. Raises Unsupported where a compiler or a disassembler is missing, with what brings it."""
         try:
             found = self._read(parameters)
         except (ImportError, nvrtc.NoCompiler, disassembly.NoDisassembler) as reason:
@@ -172,7 +170,6 @@ class System(Implementation[TopologyParameters]):
     name = "system"
 
     def prepare(self, parameters: TopologyParameters, place: Place) -> Exact:
-        """Read it. Raises Unsupported where there is no GPU to ask about."""
         files = KernelFiles()
         details = host_details(files) if parameters.part == "host" else gpu_details(files)
         counts: dict[str, int] = {name: len(details[name]) for name in ("nodes", "pcie", "gpus") if name in details}
@@ -252,7 +249,6 @@ def _placement(layout: CpuLayout) -> dict[str, Any]:
 
 
 def _gpu(gpu: Gpu, manager: Nvml | Unavailable, files: KernelFiles) -> dict[str, Any]:
-    """One GPU by CUDA's number; NVML's word on its link before the kernel's."""
     told: dict[str, Any] = {"index": gpu.index, "name": gpu.name}
     told |= {"compute_capability": list(gpu.compute_capability)}
     if isinstance(manager, Unavailable):
@@ -281,7 +277,6 @@ def _gpu(gpu: Gpu, manager: Nvml | Unavailable, files: KernelFiles) -> dict[str,
 
 
 def _link_now(gpu: Gpu, manager: Nvml) -> tuple[PcieLink | None, bool]:
-    """The GPU's link, and whether it was seen at its best or at work: an idle one may have slowed down."""
 
     def ask() -> PcieLink | None:
         return _link(manager.pcie(gpu.uuid), "generation", "width")
@@ -295,7 +290,6 @@ def _link_now(gpu: Gpu, manager: Nvml) -> tuple[PcieLink | None, bool]:
 
 
 def _at_work(index: int, ask: Callable[[], PcieLink | None]) -> PcieLink | None:
-    """The best link while bytes are copied to that GPU; None where torch cannot copy."""
     if importlib.util.find_spec("torch") is None:
         return None
     import torch

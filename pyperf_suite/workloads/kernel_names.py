@@ -79,7 +79,6 @@ class KernelName:
 
     @property
     def told(self) -> dict[str, object]:
-        """By field what the name tells."""
         return {field: value for field, value in vars(self).items() if value is not None}
 
 

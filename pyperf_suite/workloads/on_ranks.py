@@ -263,12 +263,10 @@ class RankSteps(Transfers):
 
     @classmethod
     def of(cls, parameters: Any, place: Place, joined: Any) -> Transfers:
-        """As implementations make them."""
         return cls(parameters, place.ranks.rank, joined, torch_place(place))
 
     @property
     def is_gpu(self) -> bool:
-        """Whether this rank computes on one."""
         return self._where != "cpu"
 
     @abstractmethod
@@ -289,7 +287,6 @@ class RankSteps(Transfers):
         return together([compared(found, exact, limits), Checked(len(wrong), 1, wrong[0] if wrong else "")])
 
     def _torch_details(self) -> dict[str, Any]:
-        """What a record says of torch."""
         threads = {} if self.is_gpu else {"threads": self.torch.get_num_threads()}
         return {"torch": self.torch.__version__, **threads}
 

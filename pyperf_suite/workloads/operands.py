@@ -174,12 +174,10 @@ class Operand:
 
     @property
     def count(self) -> int:
-        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes as stored."""
         return self.count * element_type(self.dtype).size_bytes
 
 
@@ -205,7 +203,6 @@ class Operands(Mapping[str, Array]):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of those that launches read."""
         return tuple(name for name, operand in self.described.items() if operand.stream is not None)
 
     def __iter__(self) -> Iterator[str]:
@@ -260,7 +257,6 @@ def _quantiles() -> NDArray[np.float32]:
 
 
 def _key(seed: int, stream: int) -> int:
-    """Philox's key of 128 bits: the seed's 64, and the operand's stream."""
     return (seed & ((1 << _WORD_BITS) - 1)) | (stream << _WORD_BITS)
 
 

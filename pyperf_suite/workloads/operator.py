@@ -52,7 +52,6 @@ class Bound:
 
     @classmethod
     def into(cls, launch: Callable[[], Any], **results: Any) -> Bound:
-        """One that writes these and nothing else."""
         return cls(launch, lambda: results, results.values)
 
 
@@ -67,7 +66,6 @@ class OperandSets(ABC):
         self.place, self.count = place, place.sets or 1
 
     def synchronize(self) -> None:
-        """Wait until all that was launched is done."""
         return
 
     def seen(self, name: str, held: Any) -> Any:
@@ -83,7 +81,6 @@ class HostArrays(OperandSets):
     """numpy arrays, each elsewhere in memory."""
 
     def __init__(self, operands: Operands, place: Place, names: Iterable[str] = ()) -> None:
-        """All operands, or those that are named."""
         super().__init__(operands, place)
         self.stopwatch = CpuStopwatch()
         first = {name: operands[name] for name in names or operands}
@@ -131,7 +128,6 @@ class TorchTensors(OperandSets):
         return tensor
 
     def dtype(self, name: str) -> Any:
-        """What torch calls an operand's type."""
         return getattr(self.torch, torch_name(self.described[name].dtype))
 
     def synchronize(self) -> None:
@@ -246,7 +242,6 @@ def same_bits(left: Any, right: Any) -> bool:
 
 
 def _bits(values: Any) -> Any:
-    """The elements as integers of their size."""
     if isinstance(values, np.ndarray):
         return values.view(np.dtype(f"u{values.dtype.itemsize}"))
     import torch
@@ -297,13 +292,11 @@ class Launches(Prepared):
         self._memory.synchronize()
 
     def results(self, index: int) -> dict[str, Any]:
-        """What the last launch on that set left, by name: as torch tensors, or as arrays in storage form."""
         self._memory.synchronize()
         found = self._bound[index % self.sets].results()
         return {name: self._memory.seen(name, held) for name, held in found.items()}
 
     def outputs(self, index: int) -> dict[str, Array]:
-        """The same in storage form, in the host's memory."""
         described = self._memory.described
         return {name: as_stored(found, described[name].dtype) for name, found in self.results(index).items()}
 
@@ -368,7 +361,6 @@ class Operator(Workload[Parameters]):
         """What the reference depends on beside the seed: cases that agree in it share one."""
 
     def operands(self, parameters: Parameters, seed: int) -> Operands:
-        """Seeded inputs and room for results, made when they are asked for."""
         return Operands(self.described(parameters), seed)
 
     def footprint_bytes(self, parameters: Parameters) -> int:

@@ -80,7 +80,6 @@ class PartChecks:
         return verdict
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
-        """The stopwatch, some of whose parts end with a launch that is looked at."""
         return _CheckedParts(self, stopwatch)
 
     def time(self, first: int, samples: int, batch: int) -> list[float]:
@@ -110,7 +109,6 @@ class PartChecks:
                 break
 
     def report(self) -> dict[str, Any]:
-        """What a record says of it."""
         checked = self._before + self._checked
         return {
             "sets": self._launches.sets,

@@ -73,7 +73,6 @@ class SharedArrays:
         return arrays
 
     def _make_room(self, size_bytes: int) -> bool:
-        """Remove what was read least recently until so many bytes fit; whether they do."""
         with os.scandir(self._folder) as entries:
             held = sorted(((each.stat(), each.path) for each in entries), key=lambda file: file[0].st_mtime_ns)
         held_bytes = sum(status.st_size for status, _ in held)

@@ -176,7 +176,6 @@ class UserKernel(Workload[Any]):
         self.name = name
 
     def type_for(self, data: Mapping[str, Any]) -> type:
-        """Parameters have the fields that a case's JSON holds: reports import no user's code."""
         return parameters_of(tuple(data))
 
     def validate(self, parameters: Any) -> None:
@@ -242,7 +241,6 @@ class UserLaunches(Prepared):
         }
 
     def _require_same_inputs(self, mine: Mapping[str, Any]) -> None:
-        """Raise Failed where the two processes were given inputs of other shapes."""
         ours, theirs = (
             [{name: value for name, value in leaf.items() if name != "offset"} for leaf in built["leaves"]]
             for built in (self._built, mine)
@@ -288,21 +286,17 @@ class UserLaunches(Prepared):
 
     @property
     def stopwatch(self) -> Stopwatch:
-        """The kernel process's clock."""
         return PartStopwatch(self)
 
     @property
     def clock(self) -> tuple[str, float]:
-        """Its name and resolution in seconds."""
         return self._clock_name, self._resolution_s
 
     @property
     def pid(self) -> int:
-        """Of the process that launches."""
         return self._process.pid
 
     def launch(self, index: int) -> None:
-        """Once, untimed."""
         self.time(index, 1, 1)
 
     def time(self, first: int, samples: int, batch: int) -> tuple[list[float], float]:
@@ -319,7 +313,6 @@ class UserLaunches(Prepared):
         return seconds, wall_s
 
     def cpu_seconds(self) -> float:
-        """CPU time that the kernel process and its children have used."""
         return self._process.cpu_seconds()
 
     def _require_left_alone(self, told: Mapping[str, Any]) -> None:
@@ -342,7 +335,6 @@ class UserLaunches(Prepared):
         return time.perf_counter() - begin
 
     def observed(self) -> dict[str, Observed]:
-        """The clock of a GPU's multiprocessors while it was timed."""
         return {"sm_clock": Observed("Hz", self._clocks_hz)} if self._clocks_hz else {}
 
     def refresh(self, index: int) -> None:
@@ -368,7 +360,6 @@ class UserLaunches(Prepared):
             self._process.ask("load", sets=[[index, index % (len(self._slots) - 1)]])
 
     def _drawn(self) -> int:
-        """The seed of inputs that are timed."""
         return _seed() if self._given is None else self._given.getrandbits(63)
 
     def left(self, index: int) -> Verification:
@@ -400,7 +391,6 @@ class UserLaunches(Prepared):
         return verdict if verdict.passed else replace(verdict, message=f"{self.where}: {verdict.message}")
 
     def _narrowed(self, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Verification | None:
-        """A verdict where a result is of a narrower type than both the reference's and any input."""
         if found["kind"] in ("tuple", "dict"):
             keys = range(len(found["items"])) if found["kind"] == "tuple" else found["items"]
             pairs = ((found["items"][key], wanted["items"][key]) for key in keys)
@@ -418,7 +408,6 @@ class UserLaunches(Prepared):
         )
 
     def _changed_late(self, told: Mapping[str, Any]) -> Verification | None:
-        """A verdict where the result changed after the clock had stopped."""
         if not told.get("changed"):
             return None
         return refused("late work", "its result was written after the launch had returned and the clock had stopped")
@@ -443,7 +432,6 @@ class UserLaunches(Prepared):
         return verdict
 
     def _unchanged(self, fetched: Mapping[str, Any]) -> Verification | None:
-        """A verdict where inputs were modified that the launch does not say it modifies."""
         for number, leaf in enumerate(self._built["leaves"]):
             if leaf["kind"] != "array" or leaf["role"] != "input":
                 continue
@@ -517,7 +505,6 @@ class UserLaunches(Prepared):
         return self._process.cpu_seconds() + self._reference.cpu_seconds()
 
     def references(self) -> dict[str, Any]:
-        """Who judged."""
         if self._built["has_reference"]:
             return {"references": ["the file's reference"]}
         if self._built["has_check"]:
@@ -545,11 +532,9 @@ class ReferenceProcess:
             raise
 
     def build(self, asked: Mapping[str, Any], end_s: float) -> dict[str, Any]:
-        """What the case launches."""
         return self.ask("build", end_s, **asked, seed=_seed(), library=self.library)
 
     def make(self, slot: str, end_s: float, seed: int | None = None) -> dict[str, Any]:
-        """Inputs under a seed that is drawn now, or under one that was, written to a slot."""
         seed = _seed() if seed is None else seed
         return {**self.ask("make", end_s, seed=seed, slot=slot), "seed": seed}
 
@@ -571,7 +556,6 @@ class ReferenceProcess:
             self._process.pause(True)
 
     def cpu_seconds(self) -> float:
-        """What it has used so far."""
         return self._process.cpu_seconds()
 
     def close(self) -> None:
@@ -583,7 +567,6 @@ _kept: dict[tuple[str, ...], ReferenceProcess] = {}
 
 
 def _reference_process(name: str, device: str, end_s: float) -> ReferenceProcess:
-    """The one that is kept, where it has the same code; else a new one."""
     key = (_split(name)[0], device, _python(), os.environ.get(PATH_VARIABLE, ""), str(root()))
     if key not in _kept:
         forget_reference()
@@ -604,7 +587,6 @@ def _start(name: str, device: str) -> dict[str, Any]:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """FILE or module, and the kernel in it."""
     if name.endswith(".py") or ":" not in name:
         return name, ""
     source, _, function = name.rpartition(":")
@@ -618,13 +600,11 @@ def _python() -> str:
 
 
 def _seed() -> int:
-    """63 secret bits."""
     return secrets.randbits(63)
 
 
 @functools.cache
 def _source(top: str, file: str) -> dict[str, Any]:
-    """The commit of the user's repository, where it tracks the file."""
     path = Path(top) / file
     return source_of(path.parent, path.name) if file else {}
 

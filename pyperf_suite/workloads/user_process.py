@@ -102,7 +102,6 @@ class UserProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process itself."""
         return self._process.pid
 
     def about(self, built: Mapping[str, Any]) -> None:
@@ -110,7 +109,6 @@ class UserProcess:
         self._where = f"{built['file']}:{built['line']}" if built["file"] else ""
 
     def deadline_in(self, seconds: float) -> None:
-        """How long all that is asked from now on may take together."""
         self._end_s, self._deadline_s = time.monotonic() + seconds, seconds
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
@@ -118,7 +116,6 @@ class UserProcess:
         return self.finish(self.begin(what, **arguments))
 
     def begin(self, what: str, **arguments: Any) -> str:
-        """Send a request; `finish` waits for its answer."""
         if what == "start":
             self._where = arguments["target"].rpartition(":")[0] or arguments["target"]
         self._token = secrets.token_hex(8)
@@ -132,7 +129,6 @@ class UserProcess:
         return what
 
     def finish(self, what: str) -> dict[str, Any]:
-        """The answer to what was begun. Raises as `ask` does."""
         answer, *others = map(_parsed, [self._read_line(what), *self._unread.splitlines()])
         # The copy may come to speak when the next request is under way.
         if any(each.get("forked") and each.get("token") in self._tokens for each in (answer, *others)):
@@ -161,12 +157,10 @@ class UserProcess:
         return total
 
     def last_words(self) -> str:
-        """The last line that it printed."""
         lines = b"".join(self._log).decode(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else ""
 
     def close(self) -> None:
-        """End it and all that it started; a second call does nothing."""
         if self._to < 0:
             return
         family = self._family()
@@ -216,7 +210,6 @@ class UserProcess:
             return []
 
     def _hung(self, what: str) -> Failed:
-        """Ask it where it is, then end it."""
         place = ""
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.SIGUSR2)
@@ -283,7 +276,6 @@ class UserProcess:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """An answer; an empty one where the line is none."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):
@@ -292,7 +284,6 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _short(file: str) -> str:
-    """A path relative to this folder, where it lies below."""
     with contextlib.suppress(ValueError):
         return Path(file).relative_to(Path.cwd()).as_posix()
     return file

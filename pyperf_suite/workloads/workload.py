@@ -68,7 +68,6 @@ class Place:
 
     @property
     def ranks(self) -> Group:
-        """The group that this process is a rank of."""
         assert self.group is not None
         return self.group
 
@@ -83,18 +82,15 @@ class Checked:
 
     @property
     def passed(self) -> bool:
-        """Whether something was compared and nothing was wrong."""
         return self.wrong == 0 and self.compared > 0
 
     @property
     def message(self) -> str:
-        """One sentence for people."""
         if self.passed:
             return f"correct: {self.compared} values compared"
         return f"{self.wrong} of {self.compared} values are wrong: {self.first or 'nothing was compared'}"
 
     def to_json(self) -> dict[str, Any]:
-        """As a record keeps it."""
         return {"passed": self.passed, "method": "own", **asdict(self), "message": self.message}
 
 
@@ -229,7 +225,6 @@ class Transfers(Prepared):
         """Compare the output of what ran last after `poison`, exactly."""
 
     def launch(self, index: int) -> None:
-        """One iteration."""
         self.time(1, self.deadline_s)
 
 
@@ -278,7 +273,6 @@ class Workload(ABC, Generic[Parameters]):
             own()
 
     def type_for(self, data: Mapping[str, Any]) -> type:
-        """The class of parameters that plain JSON holds."""
         return self.parameters_type
 
     def footprint_bytes(self, parameters: Parameters) -> int:
@@ -298,7 +292,6 @@ class Workload(ABC, Generic[Parameters]):
         return {}
 
     def implementation(self, name: str) -> Any:
-        """The implementation of that name. Raises UserError that names those there are."""
         if name not in self.implementations:
             raise UserError(
                 f"{self.name} has no implementation {name!r}: choose from {', '.join(sorted(self.implementations))}."

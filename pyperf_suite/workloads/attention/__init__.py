@@ -42,7 +42,6 @@ class AttentionParameters:
 
     @property
     def keys(self) -> int:
-        """The number of keys."""
         return self.seq_k or self.seq_q
 
     @property
@@ -57,27 +56,22 @@ class AttentionParameters:
 
     @property
     def hidden(self) -> int:
-        """The model dimension that the heads share: heads times head_dim."""
         return self.heads * self.head_dim
 
     @property
     def q_shape(self) -> tuple[int, int, int, int]:
-        """Shape of Q, O and their gradients."""
         return (self.batch, self.heads, self.seq_q, self.head_dim)
 
     @property
     def k_shape(self) -> tuple[int, int, int, int]:
-        """Shape of K, V and their gradients."""
         return (self.batch, self.key_heads, self.keys, self.head_dim)
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by before the softmax."""
         return 1 / math.sqrt(self.head_dim)
 
     @property
     def pairs(self) -> int:
-        """Pairs of query and key that one head computes."""
         return int(visible_pairs(self.seq_q, self.keys, self.causal))
 
     @property
@@ -95,11 +89,9 @@ class AttentionParameters:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the operands that a launch writes."""
         return GRADIENTS if self.backward else ("o",)
 
     def validate(self) -> None:
-        """Raise UserError for a number of key heads, or a causal mask, that cannot be."""
         heads, key_heads = self.heads, self.key_heads
         if heads % key_heads:
             allowed = ", ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)

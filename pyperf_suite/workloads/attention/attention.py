@@ -45,13 +45,11 @@ class TritonAttention(TimedImplementation[AttentionParameters]):
     device_kind = "cuda"
 
     def validate(self, parameters: AttentionParameters) -> None:
-        """Raise UserError for blocks, sizes or a dtype that the Triton kernels do not have."""
         with refusing(UserError):
             configuration_of(parameters, ANY_TARGET)
             shape_of(parameters)
 
     def prepare(self, parameters: AttentionParameters, operands: Operands, place: Place) -> Launches:
-        """Compile for the device through Triton and bind a launch to each operand set, the forward pass done before."""
         if importlib.util.find_spec("triton") is None:
             raise Unsupported("triton is not installed.")
         tensors = TorchTensors(operands, place)
@@ -169,7 +167,6 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
     device_kind = "cpu"
 
     def validate(self, parameters: AttentionParameters) -> None:
-        """Raise UserError for the backward pass, for blocks that the kernel does not have, or too many workers."""
         if parameters.backward:
             raise UserError(
                 "The native attention computes the forward pass only, but the backward pass was asked of it: "
@@ -187,7 +184,6 @@ class NativeCpuAttention(TimedImplementation[AttentionParameters]):
                 native_extension().check_blocks(blocks.m, blocks.n)
 
     def prepare(self, parameters: AttentionParameters, operands: Operands, place: Place) -> Launches:
-        """Allocate the workspace and the worker threads, and look up every address."""
         p = parameters
         with refusing(Unsupported):
             blocks = p.blocks or default_native_blocks(p)
@@ -248,17 +244,14 @@ class Attention(Operator[AttentionParameters]):
         return Work(int(flop), self.footprint_bytes(parameters))
 
     def described(self, parameters: AttentionParameters) -> dict[str, Operand]:
-        """Standard normal Q, K, V and dO, rounded to dtype, so that scores are near standard normal too."""
         streams = {"q": 0, "k": 1, "v": 2, "do": 3}
         return {name: Operand(shape, parameters.dtype, streams.get(name)) for name, shape in parameters.shapes.items()}
 
     def compare(self, parameters: AttentionParameters, values: Mapping[str, Any], keep: Keep) -> Verification:
-        """Against float64 attention of the rounded inputs (see measure.verify_attention)."""
         outputs = {name: values[name] for name in parameters.results}
         q, k, v = (values[name] for name in INPUTS)
         return verify_attention(outputs, q, k, v, values.get("do"), parameters.causal, parameters.dtype, keep=keep)
 
     def reference_key(self, parameters: AttentionParameters) -> str:
-        """Shapes, element type, mask and direction; who computes, in which blocks, is of no matter."""
         shapes = f"{parameters.q_shape} {parameters.k_shape} {parameters.dtype}"
         return f"{shapes} causal={parameters.causal} backward={parameters.backward}"

@@ -36,7 +36,6 @@ class TorchAttention(TimedImplementation[AttentionParameters]):
     needs_torch = True
 
     def validate(self, parameters: AttentionParameters) -> None:
-        """Raise UserError for blocks of ours, or more workers than cores."""
         if parameters.blocks is not None:
             raise UserError(
                 f"{self.called} chooses its blocks itself, but {parameters.blocks} was asked of it: leave it out."
@@ -44,7 +43,6 @@ class TorchAttention(TimedImplementation[AttentionParameters]):
         require_cores(parameters.workers)
 
     def prepare(self, parameters: AttentionParameters, operands: Operands, place: Place) -> Launches:
-        """Make the inputs tensors, bind a launch to each set, and on a GPU ask which kernels run."""
         tensors = TorchTensors(operands, place, parameters.workers, operands.inputs)
         bound, kernel = self.bind(parameters, tensors)
         launches = Launches(tensors, bound)
@@ -58,7 +56,6 @@ class TorchAttention(TimedImplementation[AttentionParameters]):
         raise NotImplementedError
 
     def described(self, kernel: Kernel, launched: Sequence[str], where: Mapping[str, Any]) -> Kernel:
-        """The kernel, given the names of those that were launched: the first of them, where there are any."""
         return Kernel(launched[0] if launched else kernel.name, kernel.path, {**kernel.details, **where})
 
 
@@ -259,7 +256,6 @@ class FlexAttention(TorchAttention):
     called = "torch's flex_attention"
 
     def bind(self, parameters: AttentionParameters, tensors: TorchTensors) -> tuple[list[Bound], Kernel]:
-        """Compile by launching once, within the budget."""
         if parameters.backward and not tensors.where.is_gpu:
             raise Unsupported("torch's flex_attention has no backward pass on CPUs.")
         torch = tensors.torch
@@ -352,7 +348,6 @@ class TwoGemm(TorchAttention):
         return bound, Kernel("torch.bmm", "products" if self._products_alone else "products and softmax")
 
     def described(self, kernel: Kernel, launched: Sequence[str], where: Mapping[str, Any]) -> Kernel:
-        """The products, each with what its kernel's name tells."""
         found = [each for each in map(parse, launched) if each is not None]
         told = [each.told for each in found if each.family != REDUCTION]
         return Kernel(kernel.name, kernel.path, {"products": told, **where})
@@ -382,15 +377,12 @@ class BatchedProducts:
         return tensor.reshape(self._batches, -1, tensor.shape[-1])
 
     def scores(self, q: Any, k: Any) -> Any:
-        """Scale·Q·Kᵀ, −∞ where a key is hidden, in the operands' dtype."""
         return self._torch.baddbmm(self._bias, q, k.transpose(1, 2), beta=self._beta, alpha=self._scale)
 
     def probabilities(self, scores: Any) -> Any:
-        """Softmax over keys, in fp32, rounded back."""
         return self._torch.softmax(scores, dim=-1, dtype=self._torch.float32).to(scores.dtype)
 
     def attend(self, q: Any, k: Any, v: Any) -> Any:
-        """The whole: two products and what is between them."""
         q, k, v = (self._stacked(each) for each in (q, k, v))
         return self._torch.bmm(self.probabilities(self.scores(q, k)), v).view(self._shapes[0])
 

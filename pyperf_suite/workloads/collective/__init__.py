@@ -79,13 +79,11 @@ class CollectiveParameters:
 
     @property
     def operation(self) -> Operation:
-        """What its operation takes. Raises UserError where there is none of that name."""
         OneOf(OPERATIONS).check("op", self.op)
         return OPERATIONS[self.op]
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element."""
         return element_type(self.dtype).size_bytes
 
     @cached_property
@@ -121,13 +119,11 @@ class CollectiveParameters:
         return not (self.in_place and self.operation.reduces)
 
     def takes_part(self, rank: int) -> bool:
-        """Whether that rank sends or receives anything."""
         if self.op != "bisection" and not self.operation.by_pairs:
             return True
         return any(rank in pair for pair in self.pairs)
 
     def send_count(self, rank: int) -> int:
-        """Elements of that rank's send buffer; 0 where it sends nothing."""
         if self.op in ("broadcast", "scatter") and rank != self.root:
             return 0
         if self.op == "ping_pong":
@@ -137,7 +133,6 @@ class CollectiveParameters:
         return self.count * (self.ranks if self.op in ("reduce_scatter", "all_to_all", "scatter") else 1)
 
     def receive_count(self, rank: int) -> int:
-        """Elements of that rank's receive buffer; 0 where it receives nothing."""
         if self.op in ("reduce", "gather") and rank != self.root:
             return 0
         if self.op == "ping_pong":
@@ -148,13 +143,11 @@ class CollectiveParameters:
 
     @property
     def footprint_bytes(self) -> int:
-        """Bytes of the buffers of the rank that has the largest."""
         ranks = {0, self.root, *(rank for pair in self.pairs for rank in pair)}
         both = max if self.in_place else lambda send, receive: send + receive
         return max(both(self.send_count(rank), self.receive_count(rank)) for rank in ranks) * self.element_bytes
 
     def validate(self) -> None:
-        """Raise UserError for what cannot be, whoever implements it."""
         operation = self.operation
         if not 0 <= self.root < self.ranks:
             raise UserError(f"Root {self.root} was asked for among {self.ranks} ranks: they count from 0.")
@@ -246,7 +239,6 @@ class RankData:
         self.output_at = rank * self.outputs if in_place and self.outputs < self.inputs else 0
 
     def fill(self, send: Memory | None, receive: Memory | None) -> None:
-        """Poison both buffers and write the input."""
         for memory in (send, receive):
             if memory is not None:
                 memory.poison()
@@ -295,7 +287,6 @@ class Exchange(Transfers):
     """One rank's buffers: filled before what is checked, and compared after it."""
 
     def __init__(self, parameters: CollectiveParameters, rank: int, allocated: Callable[[int], Any]) -> None:
-        """`allocated` makes a Memory of so many elements."""
         self.data = RankData(parameters, rank)
         self.takes_part = parameters.takes_part(rank)
         self.unchecked = "" if parameters.repeatable else BUILD_ON_EACH_OTHER
@@ -372,7 +363,6 @@ def _inputs(parameters: CollectiveParameters, rank: int) -> Stored:
 
 @functools.lru_cache(maxsize=16)
 def _reduced(parameters: CollectiveParameters) -> Stored:
-    """One period of what the reduction of all ranks' inputs is."""
     height, n = _height(parameters), parameters.ranks
     factor, step = {"sum": (n, 1), "avg": (1, _step(parameters) / n), "min": (1, 0)}.get(parameters.reduction, (1, 1))
     return _stored(factor * height + step, parameters.dtype)

@@ -116,7 +116,6 @@ class TorchTransfers(Exchange):
         super().close()
 
     def _bound(self) -> Named:
-        """The call for this case."""
         p, sent, received = self.data.parameters, self._input, self._output
         if p.operation.counted_as == "send_receive":
             return self._transfers()
@@ -135,7 +134,6 @@ class TorchTransfers(Exchange):
         return calls[p.op]()
 
     def _plain(self, function: str, *tensors: Any, **options: Any) -> Named:
-        """A function that takes an input and an output."""
         if not hasattr(self._distributed, function):
             function = OLDER_NAMES[function]
         if self._group is not None:
@@ -155,12 +153,10 @@ class TorchTransfers(Exchange):
         return _in_turn(functools.partial(target.copy_, sent), collective), f"copy, {name}"
 
     def _parts(self, tensor: Any) -> list[Any] | None:
-        """The root's tensor as one part a rank; None elsewhere."""
         p = self.data.parameters
         return list(tensor.split(p.count)) if self.data.rank == p.root else None
 
     def _transfers(self) -> Named:
-        """Sends to and receives from single ranks."""
         p, rank, distributed = self.data.parameters, self.data.rank, self._distributed
         if p.op == "ping_pong":
             return self._ping_pong(), "send, recv"
@@ -203,7 +199,6 @@ class TensorMemory:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the host's cores are those that compare."""
         return bool(self.tensor.device.type == "cpu")
 
     def poison(self) -> None:
@@ -278,5 +273,4 @@ class Collective(OnRanks[CollectiveParameters]):
         return super().environment(parameters) | (nccl_log.environment() if parameters.logged else {})
 
     def work(self, parameters: CollectiveParameters) -> Work:
-        """The size of nccl-tests, in whole elements."""
         return Work(bytes=parameters.message_bytes)

@@ -91,7 +91,6 @@ _CONNECTIONS: dict[str, Connection] = {}
 
 
 def _connection(group: Group, device: Device, deadline_s: float) -> Connection:
-    """This process's connection on that device, made when first asked for; all ranks call it together."""
     if device.kind in _CONNECTIONS:
         return _CONNECTIONS[device.kind]
     nccl, library, memory, unique_id = agree(group, "look for NCCL", lambda: _open(group, device), deadline_s)
@@ -118,7 +117,6 @@ def _connection(group: Group, device: Device, deadline_s: float) -> Connection:
 
 
 def _open(group: Group, device: Device) -> tuple[ModuleType, Any, Any, bytes]:
-    """(the extension's nccl, the library, the memory it works in, a unique id on rank 0)."""
     if device.kind != "cuda" and not os.environ.get(OVERRIDE):
         raise Unsupported("NCCL needs GPUs, and the device asked for is the CPU: ask for gloo.")
     nccl = native_extension().nccl
@@ -142,7 +140,6 @@ def wheels() -> Iterator[str]:
 
 @contextmanager
 def _translated(nccl: ModuleType) -> Iterator[None]:
-    """Turn the extension's NotAvailable, and a device's memory that is used up, into Unsupported."""
     try:
         yield
     except (nccl.NotAvailable, native_extension().cuda.OutOfMemory) as reason:
@@ -239,7 +236,6 @@ class NcclTransfers(Exchange):
         super().close()
 
     def _keep_choice(self) -> None:
-        """The algorithm and protocol of the run that just ended, from what NCCL wrote down."""
         parameters, path = self.data.parameters, nccl_log.own_file()
         text = path.read_text("utf-8", "replace") if path is not None and path.exists() else ""
         found = nccl_log.parse(text).choice(parameters.operation.counted_as, parameters.message_bytes, parameters.ranks)

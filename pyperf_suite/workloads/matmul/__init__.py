@@ -39,27 +39,22 @@ class MatmulParameters:
 
     @property
     def output_dtype(self) -> str:
-        """The element type of C."""
         return self.out_dtype or RESULTS.get(self.dtype, self.dtype)
 
     @property
     def a_transposed(self) -> bool:
-        """Whether A is stored [K, M]."""
         return self.layout[1] == "T"
 
     @property
     def b_transposed(self) -> bool:
-        """Whether B is stored [N, K]."""
         return self.layout[0] == "T"
 
     @property
     def a_shape(self) -> tuple[int, int]:
-        """Shape of A as stored."""
         return (self.k, self.m) if self.a_transposed else (self.m, self.k)
 
     @property
     def b_shape(self) -> tuple[int, int]:
-        """Shape of B as stored."""
         return (self.n, self.k) if self.b_transposed else (self.k, self.n)
 
     @property
@@ -69,12 +64,10 @@ class MatmulParameters:
 
     @property
     def padded(self) -> MatmulParameters:
-        """The product of the dimensions as padded, in which nothing is left to pad."""
         m, n, k = (-(-size // self.pad_to) * self.pad_to for size in (self.m, self.n, self.k))
         return replace(self, m=m, n=n, k=k, pad_to=1)
 
     def validate(self) -> None:
-        """Raise UserError for operands or a result of a type that products do not have."""
         dtype, result = self.dtype, self.output_dtype
         element_type(result)
         if dtype == "int32":
@@ -90,13 +83,11 @@ class MatmulParameters:
             )
 
     def require_own_schedule(self, implementation: str) -> None:
-        """Raise UserError where a kernel of ours is asked to leave the schedule to a library, or to pad."""
         self.require_padding(implementation, pads=False)
         if self.schedule.policy == "library":
             raise UserError(f"{implementation} is a kernel of ours and needs a schedule of ours, not {self.schedule}.")
 
     def require_library_schedule(self, library: str) -> None:
-        """Raise UserError where a library, which chooses tile and order itself, is asked for ours."""
         if self.tile is not None or self.schedule.policy != "library":
             raise UserError(
                 f"{library} chooses tile and order itself, but {self.schedule} was asked of it: "
@@ -104,7 +95,6 @@ class MatmulParameters:
             )
 
     def require_padding(self, implementation: str, pads: bool) -> None:
-        """Raise UserError where what takes dimensions as they are is asked to pad, or what pads not told to what."""
         if pads and self.pad_to == 1:
             raise UserError(
                 f"{implementation} pads dimensions, but pad_to = 1 leaves them as they are: name a multiple."

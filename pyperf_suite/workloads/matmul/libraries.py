@@ -45,7 +45,6 @@ class LibraryMatmul(TimedImplementation[MatmulParameters]):
         self.name, self.device_kind, self._pads = name, device_kind, pads  # type: ignore[misc]
 
     def validate(self, parameters: MatmulParameters) -> None:
-        """Raise UserError for a tile or schedule of ours, since a library chooses its own, or a result it never has."""
         parameters.require_padding(self.name, self._pads)
         parameters.require_library_schedule("cuBLAS" if self.device_kind == "cuda" else "torch")
         if self.device_kind == "cpu":
@@ -58,7 +57,6 @@ class LibraryMatmul(TimedImplementation[MatmulParameters]):
             )
 
     def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
-        """Make the operand sets tensors, see that torch takes the case, and on a GPU ask which kernels run."""
         if parameters.dtype == "tfloat32" and place.device.kind == "cpu":
             raise Unsupported("tfloat32 is arithmetic of GPUs, and no CPU has it: ask for float32 or bfloat16.")
         memory = TorchTensors(operands, place, parameters.schedule.workers)
@@ -234,7 +232,6 @@ class GroupedMatmulParameters:
 
     @property
     def slices(self) -> list[tuple[int, slice]]:
-        """Of each expert that has rows its number, and where they are."""
         ends = list(itertools.accumulate(self.rows_of_experts))
         starts = [0, *ends]
         return [(e, slice(starts[e], end)) for e, end in enumerate(ends) if end > starts[e]]
@@ -326,14 +323,12 @@ class GroupedMatmul(Operator[GroupedMatmulParameters]):
     implementations = by_name(*map(Way, (loop, padded, grouped_mm, triton)))
 
     def work(self, parameters: GroupedMatmulParameters) -> Work:
-        """2·rows·N·K FLOP, whatever is padded; experts without a row are not read."""
         p = parameters
         unread = p.experts - len(p.slices)
         of_one_expert = Operand((p.k, p.n), p.dtype).size_bytes
         return Work(2 * p.rows * p.n * p.k, self.footprint_bytes(p) - unread * of_one_expert)
 
     def described(self, parameters: GroupedMatmulParameters) -> dict[str, Operand]:
-        """A's rows one expert after the other, a B for each, and C's rows."""
         p = parameters
         return {
             "a": Operand((p.rows, p.k), p.dtype, stream=0),
@@ -342,7 +337,6 @@ class GroupedMatmul(Operator[GroupedMatmulParameters]):
         }
 
     def compare(self, parameters: GroupedMatmulParameters, values: Mapping[str, Any], keep: Keep) -> Verification:
-        """Each expert's rows against their float64 product; the verdict on the expert that is worst."""
         p, found = parameters, []
         for expert, rows in p.slices:
             a, b, c = values["a"][rows], values["b"][expert], values["c"][rows]
@@ -356,6 +350,5 @@ class GroupedMatmul(Operator[GroupedMatmulParameters]):
         return max(found, key=lambda verdict: (not verdict.passed, verdict.worst_element_ratio))
 
     def reference_key(self, parameters: GroupedMatmulParameters) -> str:
-        """Sizes, how rows are spread, and element type."""
         p = parameters
         return f"{p.rows_of_experts} {p.n} {p.k} {p.dtype}"

@@ -48,13 +48,11 @@ class TritonMatmul(TimedImplementation[MatmulParameters]):
     device_kind = "cuda"
 
     def validate(self, parameters: MatmulParameters) -> None:
-        """Raise UserError for a tile, schedule or type that the Triton kernel does not have."""
         parameters.require_own_schedule(self.name)
         with refusing(UserError):
             configuration_of(parameters, "addresses", stages_of(parameters)[0])
 
     def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
-        """Compile for the device through Triton and bind a launch to each operand set."""
         if importlib.util.find_spec("triton") is None:
             raise Unsupported("triton is not installed.")
         memory = TorchTensors(operands, place)
@@ -153,7 +151,6 @@ class CudaMatmul(TimedImplementation[MatmulParameters]):
             return self._bound(parameters, gpu, memory)
 
     def _bound(self, parameters: MatmulParameters, gpu: CudaDevice, memory: DeviceMemory) -> Launches:
-        """Raises ValueError for what the kernel cannot do on this device."""
         addresses = [(each["a"].address, each["b"].address, each["c"].address) for each in memory.sets]
         instance = self.specialise(parameters, addresses[0])
         instance.check_device(".".join(map(str, gpu.context.properties.compute_capability)))
@@ -272,7 +269,6 @@ def _sizes(tile: Tile) -> tuple[int, int, int, int | None]:
 
 
 def _types(parameters: MatmulParameters) -> dict[str, Any]:
-    """Element types, those included that the kernels do not take, and layout."""
     return {
         "in_type": KERNEL_TYPES.get(parameters.dtype, parameters.dtype),
         "out_type": KERNEL_TYPES.get(parameters.output_dtype, parameters.output_dtype),
@@ -297,7 +293,6 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
     device_kind = "cpu"
 
     def validate(self, parameters: MatmulParameters) -> None:
-        """Raise UserError for a tile the kernel does not have, a schedule it cannot follow, or too many workers."""
         parameters.require_padding(self.name, pads=False)
         schedule, tile = parameters.schedule, parameters.tile
         if schedule.policy not in POLICIES:
@@ -312,7 +307,6 @@ class NativeCpuMatmul(TimedImplementation[MatmulParameters]):
                 native_extension().check_tile(tile.m, tile.n, tile.k)
 
     def prepare(self, parameters: MatmulParameters, operands: Operands, place: Place) -> Launches:
-        """Allocate the workspace and the worker threads, and look up every address."""
         native, schedule = native_extension(), parameters.schedule
         m, n, k, tile = parameters.m, parameters.n, parameters.k, parameters.tile
         with refusing(Unsupported):
@@ -368,11 +362,9 @@ class Matmul(Operator[MatmulParameters]):
     )
 
     def work(self, parameters: MatmulParameters) -> Work:
-        """2·M·N·K FLOP (a multiply and an add), and the footprint as bytes."""
         return Work(2 * parameters.m * parameters.n * parameters.k, self.footprint_bytes(parameters))
 
     def described(self, parameters: MatmulParameters) -> dict[str, Operand]:
-        """Normal A and B, rounded to dtype: values move a processor's power, and zeros run faster."""
         return {
             "a": Operand(parameters.a_shape, parameters.dtype, stream=0),
             "b": Operand(parameters.b_shape, parameters.dtype, stream=1),
@@ -380,12 +372,10 @@ class Matmul(Operator[MatmulParameters]):
         }
 
     def compare(self, parameters: MatmulParameters, values: Mapping[str, Any], keep: Keep) -> Verification:
-        """Against the float64 product of the rounded inputs (see measure.verify)."""
         a = values["a"].T if parameters.a_transposed else values["a"]
         b = values["b"].T if parameters.b_transposed else values["b"]
         return verify_product(values["c"], a, b, parameters.dtype, parameters.output_dtype, keep=keep)
 
     def reference_key(self, parameters: MatmulParameters) -> str:
-        """Sizes, element types and layout; who multiplies, in which tiles, is of no matter."""
         sizes = f"{parameters.m}x{parameters.n}x{parameters.k}"
         return f"{sizes} {parameters.dtype} {parameters.output_dtype} {parameters.layout}"

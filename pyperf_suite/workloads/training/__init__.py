@@ -69,7 +69,6 @@ class Checkpointing:
 
     @classmethod
     def parse(cls, text: str) -> Checkpointing:
-        """Read what a user wrote. Raises UserError that names the forms there are."""
         if text in ("none", "selective"):
             return cls(text)
         match = re.fullmatch(r"every(?::([1-9][0-9]{0,3}))?", text)
@@ -104,7 +103,6 @@ class TransformerShape:
 
     @property
     def key_value_heads(self) -> int:
-        """Heads of keys and values, which groups of query heads share."""
         return self.kv_heads or self.heads
 
     @property
@@ -119,7 +117,6 @@ class TransformerShape:
 
     @property
     def width(self) -> int:
-        """Of the hidden layer of the MLP."""
         if self.ffn:
             return self.ffn
         return -(-8 * self.hidden // (3 * 64)) * 64 if self.gated else 4 * self.hidden
@@ -164,17 +161,14 @@ class TrainedShape(TransformerShape):
 
     @property
     def is_autocast(self) -> bool:
-        """Whether weights are cast where they are used."""
         return self.precision.startswith("autocast_")
 
     @property
     def element(self) -> str:
-        """The type that products are computed in."""
         return self.precision.removeprefix("autocast_")
 
     @property
     def weights(self) -> str:
-        """The type that weights are kept in."""
         return self.precision if self.precision in ("bfloat16", "float16") else "float32"
 
     def keeping(self, device: str) -> Keeping:
@@ -191,7 +185,6 @@ class TrainedShape(TransformerShape):
         )
 
     def state_bytes(self, updated: bool) -> int:
-        """Of weights and gradients, and of AdamW's moments where they are `updated`."""
         each = FLOAT if self.weights == "float32" else HALF
         return int(self.dimensions.parameters) * each * (2 + (MOMENTS if updated else 0))
 

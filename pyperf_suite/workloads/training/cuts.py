@@ -66,7 +66,6 @@ class Part(nn.Module):
         return torch.stack((loss.to_local() if isinstance(loss, DTensor) else loss,))
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters by the names that they have in the whole GPT."""
         for name, weight in self.named_parameters():
             yield _BLOCK.sub(lambda number: str(int(number[0]) + self.first), name), weight
 
@@ -95,14 +94,12 @@ class Pipeline:
         self._leave_out = {"return_outputs": False} if "return_outputs" in names else {}
 
     def run(self, tokens: Tensor, targets: Tensor) -> None:
-        """Forward and backward of all micro-batches, which lie one after the other along the first axis."""
         inputs = (tokens,) if self.is_first else ()
         wanted = {"target": targets, "targets": targets} if self.is_last else {}
         self._schedule.step(*inputs, **wanted, **self._leave_out)
 
 
 def _shapes(p: ParallelStepParameters, number: int, count: int) -> tuple[Any, Any]:
-    """What a stage takes and returns of one micro-batch, without data."""
     tokens = torch.empty(p.batch, p.seq, dtype=torch.int64, device="meta")
     # What needs a gradient is sent one back.
     between: Any = {"device": "meta", "requires_grad": True}
@@ -200,7 +197,6 @@ class DataCut:
 
     @property
     def weights(self) -> list[Any]:
-        """Parameters of all parts."""
         return [each for part in self.parts for each in part.parameters()]
 
     def clear(self) -> None:
@@ -217,13 +213,11 @@ class DataCut:
         self.optimizer.step()
 
     def moments(self) -> Iterator[tuple[str, Any]]:
-        """Tensors of the optimizer's state on this rank, by what AdamW calls them."""
         owner = getattr(self.optimizer, "optim", self.optimizer)
         for state in owner.state.values():
             yield from ((name, local(each)) for name, each in state.items() if torch.is_tensor(each))
 
     def buckets(self) -> int:
-        """Bytes of DDP's buckets, in which gradients lie."""
         return 0
 
     def _update(self, weights: Sequence[Any]) -> str:

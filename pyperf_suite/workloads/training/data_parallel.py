@@ -67,14 +67,12 @@ class DataParallelParameters(TransformerShape):
 
     @property
     def gradient_bytes(self) -> int:
-        """Of one rank's gradients."""
         counted = self.dimensions.parameters
         # The laws' model always has an embedding and a last norm: a stack of blocks has neither.
         return DTYPES[self.dtype] * (counted if self.vocab else counted - self.dimensions.outer_parameters)
 
     @property
     def footprint_bytes(self) -> int:
-        """Of one rank: weights, gradients and the single process's to compare them with, and what forward keeps."""
         width = DTYPES[self.dtype]
         kind, every = self.checkpointing.kind, self.checkpointing.every
         keeping = Keeping(width, width, checkpointing=kind, every=every, ends=bool(self.vocab))
@@ -83,11 +81,9 @@ class DataParallelParameters(TransformerShape):
 
     @property
     def exchanges(self) -> int:
-        """How many times a step all gradients are exchanged."""
         return 0 if self.exchange == "none" else 1 if self.no_sync or self.exchange != "ddp" else self.accumulate
 
     def validate(self) -> None:
-        """Raise UserError for what cannot be, whoever implements it."""
         super().validate()
         if self.dropout:
             raise UserError("Gradients of a step with dropout cannot be compared with a single process's: leave it 0.")
@@ -121,11 +117,9 @@ class Replica(RankSteps):
         self.call = self._wrapped(self.model)
 
     def poison(self, index: int | None = None) -> None:
-        """Gradients are made anew in each step; one that nobody makes is missed."""
         self.model.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        """Forward and backward of every micro-batch, with the exchange that was asked for."""
         self._run(self.call)
         if self._parameters.exchange == "after":
             average([each.grad for each in self.model.parameters()], self._parameters.ranks, self._group)
@@ -135,7 +129,6 @@ class Replica(RankSteps):
             super().meet()
 
     def left(self, index: int = 0) -> Checked:
-        """Each element of gradients against the single process's, and a digest of all against the other ranks'."""
         p = self._parameters
         names = [f"the gradient of {name}" for name, _ in self.model.named_parameters()]
         self._due = self._due or self._single_process()
@@ -205,7 +198,6 @@ class Replica(RankSteps):
         return [] if timed == counted else [f"buckets of {timed} bytes are timed, and {counted} were counted"]
 
     def _wrapped(self, model: Any) -> Any:
-        """What is called: DDP around the model, DataParallel, or the model itself."""
         p = self._parameters
         if p.exchange == "dp":
             return self.torch.nn.DataParallel(model, device_ids=list(range(p.ranks)))
@@ -215,7 +207,6 @@ class Replica(RankSteps):
         return distributed(model, self._group, bucket_cap_mb=bucket_cap_mb, static_graph=p.static_graph)
 
     def _run(self, call: Any) -> None:
-        """All micro-batches; the weights' gradients are what they add up to."""
         call.zero_grad(set_to_none=True)
         last = len(self._batches) - 1
         for index, (inputs, upstream) in enumerate(self._batches):
@@ -294,9 +285,7 @@ class DataParallel(OnRanks[DataParallelParameters]):
     implementations = by_name(OverGloo(Replica.of, _refuse_dp), OverNccl(Replica.of, _refuse_dp), InThreads())
 
     def ranks(self, parameters: DataParallelParameters) -> int:
-        """DataParallel is one."""
         return 1 if parameters.exchange == "dp" else parameters.ranks
 
     def work(self, parameters: DataParallelParameters) -> Work:
-        """Bytes of gradients that one rank hands over in a step."""
         return Work(bytes=parameters.exchanges * parameters.gradient_bytes)

@@ -243,11 +243,9 @@ class Rounding:
 
     @classmethod
     def of(cls, dtype: str, inner: int) -> Rounding:
-        """The table's. Raises ValueError for a dtype that is not in it."""
         return cls(operation_unit(dtype, inner), TABLE[dtype].rounding, TABLE[dtype].smallest)
 
     def applied(self, values: Tensor, generator: torch.Generator) -> Tensor:
-        """Each value off by up to a unit roundoff, uniformly; infinities stay."""
         share = torch.rand(values.shape, generator=generator, device=values.device, dtype=values.dtype).mul_(2).sub_(1)
         return values * (1 + self.unit * share) + self.smallest * share
 
@@ -378,7 +376,6 @@ def compared(
 
 
 def _smoothed(values: Tensor) -> Tensor:
-    """The mean over neighbours of each element of a vector."""
     row = values.reshape(1, 1, -1)
     mean = torch.nn.functional.avg_pool1d(row, _WINDOW, 1, _WINDOW // 2, count_include_pad=False)
     return mean.reshape(values.shape)

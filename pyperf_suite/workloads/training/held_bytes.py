@@ -137,7 +137,6 @@ class _Watch(TorchDispatchMode):
         return result
 
     def remember(self, tensors: Any) -> list[int]:
-        """Addresses of their storages, which are seen from now on."""
         found = list(storages(tensors))
         for storage in found:
             if storage._cdata not in self._seen:
@@ -145,7 +144,6 @@ class _Watch(TorchDispatchMode):
         return [storage._cdata for storage in found]
 
     def living(self) -> Iterator[tuple[int, int]]:
-        """Address and bytes of each storage that somebody holds."""
         return ((address, size) for address, (seen, size) in self._seen.items() if not seen.expired())
 
 
@@ -231,7 +229,6 @@ class _SavedWatch(TorchDispatchMode):
         self._entered: list[Any] = []
 
     def over(self, part: Any) -> None:
-        """Watch each forward pass of a part, until `hooks` are removed."""
         self.hooks += [part.register_forward_pre_hook(self._begin), part.register_forward_hook(self._end)]
         # These run behind the hooks by which FSDP gathers parameters: before, they are not what forward uses.
         self.hooks += [module.register_forward_pre_hook(self._note_weights) for module in part.modules()]

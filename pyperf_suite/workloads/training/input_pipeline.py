@@ -59,7 +59,6 @@ class DataFiles(ABC):
     suffix: str
 
     def __init__(self, folder: Path, count: int, seed: int) -> None:
-        """Write the files. Raises Unsupported where the decoder is not installed."""
         self._folder, self._count, self._seed = folder, count, seed
         for index in range(count):
             self._write(self.path(index), self.expected(index))
@@ -68,20 +67,16 @@ class DataFiles(ABC):
         return self._count
 
     def __getitem__(self, index: int) -> tuple[int, Sample]:
-        """The sample's number and what its file decodes to."""
         return index, self._read(self.path(index))
 
     def path(self, index: int) -> Path:
-        """The sample's file."""
         return self._folder / f"{index:06d}{self.suffix}"
 
     @property
     def bytes_a_file(self) -> float:
-        """The mean over the files."""
         return sum(self.path(index).stat().st_size for index in range(self._count)) / self._count
 
     def wrong(self, numbers: Any, samples: Any) -> list[str]:
-        """Which samples of a batch of tensors are not as written, in words."""
         pairs = zip(numbers.tolist(), samples.cpu().numpy(), strict=True)
         return [f"sample {number} is not what was written" for number, each in pairs if not self.is_right(number, each)]
 
@@ -109,7 +104,6 @@ class TextFiles(DataFiles):
     suffix = ".txt"
 
     def __init__(self, folder: Path, count: int, seed: int, length: int = 1024) -> None:
-        """`length` tokens a file."""
         self._length = length
         self._number = {_word(number): number for number in range(VOCABULARY)}
         super().__init__(folder, count, seed)
@@ -223,7 +217,6 @@ class InputPipelineParameters:
     iterations: Annotated[int, Within(1, MOST_ITERATIONS)] = 4
 
     def validate(self) -> None:
-        """Raise UserError for an epoch without a batch."""
         if self.files < self.batch:
             raise UserError(f"{self.files} files do not fill a batch of {self.batch}: ask for more files.")
 
@@ -234,7 +227,6 @@ class TorchLoader(Implementation[InputPipelineParameters]):
     name = "torch"
 
     def prepare(self, parameters: InputPipelineParameters, place: Place) -> Prepared:
-        """Write the files. Raises Unsupported for a decoder, a way to start processes or a GPU that is not there."""
         if parameters.start not in multiprocessing.get_all_start_methods():
             raise Unsupported(f"This system starts no process by {parameters.start}.")
         if parameters.pinned and place.device.kind == "cpu":
@@ -288,16 +280,13 @@ class LoaderSteps(Prepared):
         self._told.append((waited, modelled))
 
     def untimed(self, index: int) -> None:
-        """A step whose times are not told of."""
         self.launch(index)
         self._told.pop()
 
     def poison(self, index: int | None = None) -> None:
-        """No batch: one that no step hands out is missed."""
         self._last = None
 
     def left(self, index: int) -> Checked:
-        """Each sample of the last batch, as it was written."""
         if self._last is None:
             return Checked(1, 1, "no batch came")
         wrong = self._files.wrong(*self._last)
@@ -336,7 +325,6 @@ class LoaderSteps(Prepared):
         self._held.close()
 
     def _iterate(self) -> tuple[float, float]:
-        """Seconds of waiting for a batch and having it where the model is, and of the model's step."""
         assert self._batches is not None
         begin = time.perf_counter()
         numbers, samples = next(self._batches)
@@ -359,7 +347,6 @@ class LoaderSteps(Prepared):
         )
 
     def _on_host(self, batches: Any) -> Iterator[Any]:
-        """Batches as they come back from where the model is."""
         return ((numbers, self._moved(samples).cpu()) for numbers, samples in batches)
 
     def _moved(self, samples: Any) -> Any:
@@ -391,7 +378,6 @@ class Model:
         self.products = 0 if self._sleeps else self._calibrated(seconds)
 
     def step(self) -> None:
-        """Do it, and wait until it is done."""
         if self._sleeps:
             time.sleep(self._seconds)
         else:
@@ -404,7 +390,6 @@ class Model:
         self._where.synchronize()
 
     def _calibrated(self, seconds: float) -> int:
-        """How many products take that long where nothing else runs."""
         tried = 16
         self._multiply(tried)
         spent = []

@@ -62,7 +62,6 @@ class LayerPassParameters:
 
     @property
     def features(self) -> int:
-        """Of the result."""
         return self.out or self.hidden
 
     @property
@@ -71,7 +70,6 @@ class LayerPassParameters:
 
     @property
     def inputs(self) -> tuple[Shape, ...]:
-        """Shapes of what comes in: x, or Q, K and V."""
         if self.layer == "conv":
             return ((self.batch, self.hidden, self.side, self.side),)
         if self.layer == "attention":
@@ -93,7 +91,6 @@ class LayerPassParameters:
 
     @property
     def elements(self) -> int:
-        """Of what comes in, weights and result."""
         return sum(math.prod(shape) for shape in (*self.inputs, *self.weights, self.output))
 
     @property
@@ -255,7 +252,6 @@ class LayerSteps(Passes):
         )
 
     def _drawn(self, seed: int) -> LayerOperands:
-        """Seeded standard normals, weights such that results are about as large as inputs."""
         p, torch = self._p, self._where.torch
         generator = torch.Generator().manual_seed(seed)
         dtype = getattr(torch, torch_name(p.dtype))
@@ -276,13 +272,11 @@ class LayerSteps(Passes):
         return self._gradients(operands, again=True)
 
     def _gradients(self, of: LayerOperands, again: bool) -> tuple[Any, ...]:
-        """Those that the pass is about; the graph stays where they are computed again."""
         wanted = self._p.of_phase(of.inputs, of.weights)
         found: tuple[Any, ...] = self._where.torch.autograd.grad(of.result, wanted, of.upstream, retain_graph=again)
         return found
 
     def due(self) -> Due:
-        """What the pass must compute of the operands, in float64, where they are."""
         return self._due
 
     @functools.cached_property
@@ -300,7 +294,6 @@ class LayerSteps(Passes):
         return Due(exact, allowed, NORM_LIMIT[p.dtype])
 
     def observed(self) -> Mapping[str, Observed]:
-        """Bytes that a forward pass keeps for backward, beside weights."""
         if self._p.phase != "forward":
             return {}
         return {"saved": Observed("B", (self._kept_bytes(),))}
@@ -357,7 +350,6 @@ class BlockPartParameters(TransformerShape):
 
     @property
     def layer(self) -> str:
-        """Which of apply the part is."""
         others = {
             "norm": "rms_norm" if self.gated else "layer_norm",
             "scores": "attention",
@@ -368,7 +360,6 @@ class BlockPartParameters(TransformerShape):
 
     @property
     def product(self) -> bool:
-        """Whether the part is a linear layer."""
         return self.layer == "linear"
 
     @property
@@ -389,7 +380,6 @@ class BlockPartParameters(TransformerShape):
 
     @property
     def weights(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of a matrix, or of a norm's scale, and of a bias where there is one."""
         if self.part != "norm" and not self.product:
             return ()
         first = (self.hidden,) if self.part == "norm" else (self.output, *self.inputs)
@@ -425,7 +415,6 @@ class PartSteps(Passes):
         return Due(*self._where_there_is_room(self._computed_on))
 
     def due(self) -> Due:
-        """In float64, where attention is written out."""
         return self._due
 
     def _computed_on(self, device: Any) -> tuple[Any, Any]:
@@ -467,7 +456,6 @@ class BlockPart(Workload[BlockPartParameters]):
         return self.work(parameters).bytes
 
     def work(self, parameters: BlockPartParameters) -> Work:
-        """FLOPs of products, causal pairs alone; bytes of operands and results once each."""
         p, flop = parameters, 0
         if p.product:
             flop = 2 * p.tokens * p.inputs[0] * p.output

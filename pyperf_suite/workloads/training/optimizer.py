@@ -138,7 +138,6 @@ def _moved(average: Array | float, value: Array, share: float) -> Array:
 
 
 def _root_mean_square(values: Array) -> Array:
-    """Of each matrix, or of a vector."""
     return (values**2).mean(axis=tuple(range(max(-2, -values.ndim), 0)), keepdims=True) ** 0.5
 
 
@@ -166,7 +165,6 @@ class TensorSet:
 
     @classmethod
     def parse(cls, text: str) -> TensorSet:
-        """Read what a user wrote. Raises UserError that shows the form."""
         match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})x([1-9]\d{0,8})", text.strip())
         if match is None:
             raise UserError(f"{text!r} is no set of tensors: write TENSORSxROWSxCOLUMNS, as in 400x256x256.")
@@ -192,7 +190,6 @@ class OptimizerUpdateParameters:
 
     @property
     def states(self) -> int:
-        """That are as large as the weight."""
         return RULES[self.optimizer].states
 
     @property
@@ -271,7 +268,6 @@ class UpdateSteps(Prepared):
         return [tensors[first : first + count] for first in range(0, len(tensors), count)]
 
     def _standing(self, group: list[Any]) -> Standing:
-        """Copies of weights, gradients and states, stacked; without the states that only their makers know."""
         stack = self._where.torch.stack
         states = [] if self._low_memory else [tensor_states(self.optimizer.state[each]) for each in group]
         state = {name: stack([each[name] for each in states]) for name in (states[0] if states else ())}
@@ -283,7 +279,6 @@ class UpdateSteps(Prepared):
         return self._with_gradient(drawn * WEIGHT_SCALE, gradient)
 
     def _with_gradient(self, values: Any, gradient: Any) -> Any:
-        """A parameter of its own memory."""
         where, dtype = self._where.device, getattr(self._where.torch, self._p.dtype)
         made = self._where.torch.nn.Parameter(values.detach().to(where, dtype, copy=True))
         made.grad = gradient.to(where, dtype, copy=True)
@@ -299,7 +294,6 @@ class Update(ByTorch):
         self._package, self._optimizers, self._flags = package, optimizers, flags
 
     def validate(self, parameters: OptimizerUpdateParameters) -> None:
-        """Raise UserError for more workers than there are cores, and for an optimizer that there is not in this way."""
         super().validate(parameters)
         if parameters.optimizer not in self._optimizers:
             raise UserError(
@@ -347,9 +341,7 @@ class OptimizerUpdate(Workload[OptimizerUpdateParameters]):
     )
 
     def footprint_bytes(self, parameters: OptimizerUpdateParameters) -> int:
-        """Weights, gradients and states, and all of them as they were before the update that is checked."""
         return 2 * (2 + parameters.states) * parameters.tensor_bytes
 
     def work(self, parameters: OptimizerUpdateParameters) -> Work:
-        """Weight, gradient and state read, weight and state written; arithmetic is beside that nothing."""
         return Work(0, (3 + 2 * parameters.states) * parameters.tensor_bytes)

@@ -58,26 +58,21 @@ class OverlapParameters:
 
     @property
     def count(self) -> int:
-        """Elements of the message."""
         return self.bytes // DTYPES[self.dtype]
 
     @property
     def footprint_bytes(self) -> int:
-        """Of one rank: operands and product, the message, and of each what it is compared with."""
         return (3 * DTYPES[self.dtype] + WIDE_BYTES) * self.size**2 + self.bytes + 2 * WIDE_BYTES * self.count
 
     @property
     def has_product(self) -> bool:
-        """Whether a product runs."""
         return self.run != "all_reduce"
 
     @property
     def has_all_reduce(self) -> bool:
-        """Whether anything is sent."""
         return self.run != "product"
 
     def validate(self) -> None:
-        """Raise UserError for a message of less than one element."""
         if self.count == 0:
             least = DTYPES[self.dtype]
             raise UserError(f"bytes={self.bytes} was asked for, but one {self.dtype} takes {least}: ask for that.")
@@ -143,7 +138,6 @@ class SideBySide(RankSteps):
         self._a = self._b = self._out = self._message = None
 
     def _product_verified(self) -> Verification:
-        """Of every element, on a GPU by the GPU; a large one on a CPU by Freivalds' check (measure/verify.py)."""
         p = self._parameters
         if self.is_gpu:
             return verify_product(self._out, self._a, self._b, p.dtype, p.dtype)
@@ -157,7 +151,6 @@ class SideBySide(RankSteps):
         return bool(p.ranks & (p.ranks - 1) == 0 and p.ranks <= RANKS_EXACT[p.dtype])
 
     def _input(self) -> Any:
-        """What rank 0 holds; each next one has one more."""
         return self.torch.arange(self._parameters.count, device=self._where) % PERIOD
 
     def _product(self) -> None:
@@ -298,7 +291,6 @@ def _clocked(action: Callable[[], object]) -> Times:
 
 
 def _blocks_of_nccl(torch: Any, all_reduce: Callable[[], object]) -> int | None:
-    """Thread blocks of NCCL's kernel as torch's profiler traced it; None where it traced none."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         all_reduce()
@@ -326,5 +318,4 @@ class Overlap(OnRanks[OverlapParameters]):
     implementations = by_name(OverGloo(OnCpu.of), OverNccl(OnGpu.of))
 
     def work(self, parameters: OverlapParameters) -> Work:
-        """Bytes of the message, where there is one."""
         return Work(bytes=parameters.bytes if parameters.has_all_reduce else 0)

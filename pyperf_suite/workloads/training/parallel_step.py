@@ -66,22 +66,18 @@ class ParallelStepParameters(TransformerShape):
 
     @property
     def ranks(self) -> int:
-        """Of all groups together."""
         return self.data * self.tensor * self.pipeline
 
     @property
     def is_sharded(self) -> bool:
-        """Whether parameters lie in shards."""
         return self.zero_stage >= SHARDED_FROM_STAGE
 
     @property
     def shards_again(self) -> bool:
-        """Whether they are sharded again after each forward."""
         return self.zero_stage > SHARDED_FROM_STAGE
 
     @property
     def global_batch(self) -> int:
-        """Sequences of one iteration over all ranks."""
         return self.batch * self.micro_batches * self.data
 
     @property
@@ -95,7 +91,6 @@ class ParallelStepParameters(TransformerShape):
         return " ".join(parts)
 
     def validate(self) -> None:
-        """Raise UserError for what cannot be, whoever implements it; plans of layouts ask beside measurements."""
         check_limits(self)
         super().validate()
         if self.ranks > MOST_RANKS:
@@ -107,7 +102,6 @@ class ParallelStepParameters(TransformerShape):
         self._validate_cuts()
 
     def _validate_cuts(self) -> None:
-        """Raise UserError where heads, widths, the sequence or layers do not divide."""
         for what, size in (
             ("heads", self.heads),
             ("key-value heads", self.key_value_heads),
@@ -160,7 +154,6 @@ class ParallelSteps(RankSteps):
         self.kernel = Kernel("parallel_step", self._path, self._torch_details())
 
     def poison(self, index: int | None = None) -> None:
-        """Put back the seeded weights and an optimizer that has seen no step; gradients are made anew in each."""
         with self.torch.no_grad():
             for weight, seeded in zip(self.data.weights, self._seeded, strict=True):
                 self._cuts.local(weight).copy_(seeded)
@@ -169,7 +162,6 @@ class ParallelSteps(RankSteps):
         self.data.clear()
 
     def step(self) -> None:
-        """One iteration: every micro-batch forward and backward, exchange, update."""
         self.data.clear()
         with self._cuts.loss_cut_by_vocabulary(self._parameters):
             if self._pipeline is not None:
@@ -182,7 +174,6 @@ class ParallelSteps(RankSteps):
         self.data.finish()
 
     def left(self, index: int = 0) -> Checked:
-        """Each element of gradients of this rank's parts against a single process's, weights against other ranks'."""
         exact, limits = self._due = self._due or self._single_process()
         found = {f"the gradient of {name}": _whole(weight.grad) for name, weight in self._named_weights()}
         drifted = not self._parameters.is_sharded and not self._same_weights()
@@ -230,7 +221,6 @@ class ParallelSteps(RankSteps):
         return {**{name: max(column) for name, column in columns.items()}, "rank_bytes": columns}
 
     def _own_parts(self) -> list[Any]:
-        """The parts of this rank's stages, on its device, cut over tensor-parallel ranks where there are several."""
         from pyperf_suite.workloads.training import gpt
 
         p = self._parameters
@@ -248,7 +238,6 @@ class ParallelSteps(RankSteps):
         return [named for part in self.parts for named in part.named_weights()]
 
     def _drawn(self, data_rank: int, micro: int) -> tuple[Any, ...]:
-        """Tokens and targets of a micro-batch of those data-parallel ranks, the same on each."""
         from pyperf_suite.workloads.training import gpt
 
         p = self._parameters
@@ -319,7 +308,6 @@ class ParallelSteps(RankSteps):
 
 
 def _whole(tensor: Any) -> Any:
-    """All of a DTensor, gathered from the ranks that have it."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -338,7 +326,6 @@ def require_possible(parameters: ParallelStepParameters, where: str) -> None:
 
 
 def _built(parameters: ParallelStepParameters, place: Place, joined: Any) -> Transfers:
-    """All ranks agree that torch can do it, and build their parts together."""
     group, deadline_s = place.ranks, place.deadline_s
     possible = "look for what torch can combine"
     agree(group, possible, lambda: require_possible(parameters, torch_place(place)), deadline_s)
@@ -355,5 +342,4 @@ class ParallelStep(OnRanks[ParallelStepParameters]):
     fresh_ranks = True
 
     def work(self, parameters: ParallelStepParameters) -> Work:
-        """Bytes of the whole model's gradients, which data-parallel ranks exchange."""
         return Work(bytes=DTYPES[parameters.dtype] * parameters.dimensions.parameters if parameters.data > 1 else 0)

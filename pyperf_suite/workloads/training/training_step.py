@@ -51,7 +51,6 @@ class TrainingStepParameters(TrainedShape):
 
     @property
     def micro_batches(self) -> int:
-        """Forward and backward passes whose gradients add up."""
         return 1
 
     @property
@@ -60,7 +59,6 @@ class TrainingStepParameters(TrainedShape):
 
     @property
     def updates(self) -> bool:
-        """Whether a step ends with an update of the weights."""
         return self.part == "train"
 
     @property
@@ -76,7 +74,6 @@ class PrecisionStepParameters(TrainingStepParameters):
     cast_cache: Annotated[str, OneOf(CAST_CACHES)] = CAST_CACHES[0]
 
     def validate(self) -> None:
-        """Raise UserError for a step that cannot be, or a cache of casts where nothing is cast."""
         super().validate()
         if self.part != "step":
             raise UserError(f"A precision_step is forward and backward: its part is step, not {self.part}.")
@@ -131,12 +128,10 @@ class TorchSteps(ComparedLaunches):
             self._optimizer.step()
 
     def forward(self) -> Any:
-        """The loss, or the last block's output."""
         with self._precision():
             return self._call(*self.inputs)
 
     def backward(self, result: Any) -> None:
-        """Gradients of the loss, or of the output's product with a seeded standard normal."""
         result.backward(self._above() if result.ndim else None)
 
     def check(self) -> Checked:
@@ -150,7 +145,6 @@ class TorchSteps(ComparedLaunches):
         return together([self.left(0), *([self._updated()] if self._p.updates else ())])
 
     def poison(self, index: int | None = None) -> None:
-        """No result and no gradients: what a step does not make is missed."""
         self._result = None
         self.model.zero_grad(set_to_none=True)
 
@@ -161,7 +155,6 @@ class TorchSteps(ComparedLaunches):
         return found
 
     def kept(self, index: int) -> Any:
-        """Their bits in few: a copy would take as much memory as the weights."""
         return fingerprint(each for each in self.results(index).values() if each is not None)
 
     def equals(self, index: int, kept: Any) -> bool:
@@ -186,23 +179,19 @@ class TorchSteps(ComparedLaunches):
         return self._due[sequences]
 
     def _above(self) -> Any:
-        """The gradient of a last block's output."""
         if self._upstream is None:
             generator = self._where.torch.Generator().manual_seed(self._seed + 1)
             self._upstream = self._placed(self._where.torch.randn(self.inputs[0].shape, generator=generator))
         return self._upstream
 
     def _plain(self) -> TrainedShape:
-        """The model whose formula is the reference: attention written out, nothing dropped."""
         shape = TrainedShape(**{each.name: getattr(self._p, each.name) for each in fields(TrainedShape)})
         return replace(shape, attention="explicit", checkpointing=Checkpointing(), dropout=0.0)
 
     def _seeded(self) -> Any:
-        """The plain model on the CPU, with the weights that steps began with, as rounded there."""
         return self._gpt.build(self._plain(), self._seed).to(getattr(self._where.torch, self._p.weights))
 
     def _reference(self) -> dict[str, Any]:
-        """The exact result or gradient and its limits, as pairs by name, in host memory."""
         return dict(self._where_there_is_room(self._computed_on))
 
     def _computed_on(self, device: Any) -> dict[str, Any]:
@@ -250,7 +239,6 @@ class TorchSteps(ComparedLaunches):
         return found
 
     def _start_anew(self) -> None:
-        """The seeded weights, and an optimizer that has seen no step."""
         assert self._optimizer is not None
         self.model.load_state_dict(self._seeded().state_dict())
         self._optimizer.state.clear()
@@ -294,7 +282,6 @@ class TorchSteps(ComparedLaunches):
 
 
 def _require_compiler(where: TorchDevice) -> None:
-    """Raise Unsupported where torch.compile has nothing to turn a graph into machine code with."""
     if where.is_gpu:
         if importlib.util.find_spec("triton") is None:
             raise Unsupported("torch.compile needs Triton on a GPU, and it is not installed.")
@@ -339,7 +326,6 @@ class TrainingStep(Workload[TrainingStepParameters]):
     implementations: Mapping[str, Any] = by_name(ByTorch(TorchSteps))
 
     def footprint_bytes(self, parameters: TrainingStepParameters) -> int:
-        """Weights, gradients, moments where they are updated, and what forward keeps of a micro-batch."""
         return parameters.step_bytes(updated=parameters.updates)
 
     def work(self, parameters: TrainingStepParameters) -> Work:

@@ -82,7 +82,6 @@ class TransferParameters:
     folder: str = ""
 
     def validate(self) -> None:
-        """Raise UserError for a NUMA node that there is not."""
         require_node(self.numa_node)
 
 
@@ -119,11 +118,9 @@ class Copies(Compared):
         self.details = {"slots": self.sets, "buffer_bytes": self.total_bytes}
 
     def cut(self, buffer: Any) -> list[Any]:
-        """The slots of a tensor or array, in order."""
         return [buffer[self.slot(index)] for index in range(self.sets)]
 
     def slot(self, index: int | None) -> slice:
-        """Where that slot lies; all of them."""
         return slice(None) if index is None else slice(index * self.size_bytes, (index + 1) * self.size_bytes)
 
 
@@ -237,7 +234,6 @@ class FileReads(Compared):
     sees_more = True
 
     def __init__(self, parameters: TransferParameters, place: Place, flag: int = 0, path: str = "page cache") -> None:
-        """Write the file in the folder asked for, open with that flag too. Raises Unsupported where it cannot be."""
         folder = folder_of(parameters)
         self._size_bytes = parameters.size_bytes
         self._pieces = max(1, FILE_BYTES // self._size_bytes)
@@ -262,19 +258,16 @@ class FileReads(Compared):
             done += more
 
     def untimed(self, index: int) -> None:
-        """Of any piece."""
         self.launch(random.randrange(self._pieces))
 
     def poison(self, index: int | None = None) -> None:
         np.invert(self.compared(0)[1], out=self._target)
 
     def compared(self, index: int) -> tuple[Bytes, Bytes, str]:
-        """The piece that was read last."""
         sent = self._written[self._begin : self._begin + self._size_bytes]
         return self._target, sent, f"the file from {self._begin} on"
 
     def check(self) -> Checked:
-        """Pieces spread over the whole file, first and last among them, byte by byte."""
         checks = []
         for piece in np.unique(np.linspace(0, self._pieces - 1, MOST_CHECKED, dtype=int)).tolist():
             self._begin = piece * self._size_bytes
@@ -320,7 +313,6 @@ def file_system(folder: Path) -> str:
 
 
 def _written_file(folder: Path, content: Bytes, flag: int) -> int:
-    """A descriptor of a file with that content on the disk and no name. Raises Unsupported."""
     try:
         with tempfile.NamedTemporaryFile(prefix=".pyperf_transfer_", dir=folder) as named:
             try:
@@ -446,5 +438,4 @@ class Transfer(Workload[TransferParameters]):
         return Work(0, parameters.size_bytes)
 
     def footprint_bytes(self, parameters: TransferParameters) -> int:
-        """Source, target, and as much again by which they are compared."""
         return 3 * parameters.size_bytes
