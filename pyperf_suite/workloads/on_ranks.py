@@ -323,23 +323,6 @@ def seed_of(rank: int, micro: int, micro_batches: int) -> int:
     return 1 + rank * micro_batches + micro
 
 
-def summed(
-    model: Any, weights: Sequence[Any], batches: Iterable[tuple[tuple[Any, ...], Any]], count: int, wide: Any
-) -> list[Any]:
-    """Each weight's gradient in the type `wide`: of all batches together, divided by `count`.
-
-    A batch is the model's inputs and the gradient that comes from above, None of a loss. By autograd.grad, which fills
-    no gradient and so wakes no hook of DDP's.
-    """
-    torch: Any = importlib.import_module("torch")
-    total = [torch.zeros_like(each, dtype=wide, requires_grad=False) for each in weights]
-    for inputs, upstream in batches:
-        result = model(*inputs)
-        for due, found in zip(total, torch.autograd.grad(result, weights, upstream), strict=True):
-            due += found.detach().to(wide) / count
-    return total
-
-
 def exchanged_limit(due: Any, dtype: str, terms: int) -> Any:
     """By how much each element of a gradient may be off that ranks have summed from so many, each of them right.
 

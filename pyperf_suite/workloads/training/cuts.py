@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from pyperf_suite.workloads.on_ranks import average, distributed
+from pyperf_suite.workloads.training.held_bytes import bytes_of
 from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
 
 LEARNING_RATE = 1e-4
@@ -218,7 +219,24 @@ class DataCut:
             yield from ((name, local(each)) for name, each in state.items() if torch.is_tensor(each))
 
     def buckets(self) -> int:
+        """Bytes of DDP's buckets, in which gradients lie."""
         return 0
+
+    def allocated(self) -> dict[str, int]:
+        """Bytes that lie on this rank after an iteration; each storage counts once and whole, padding included.
+
+        `parameter_bytes` of parameters, or of their shards; `gradient_bytes` likewise, of which `bucket_bytes` are in
+        DDP's buckets, whose views they are; `optimizer_bytes` of both moments, `counter_bytes` of AdamW's counts of
+        steps, a number of four bytes a parameter.
+        """
+        states = list(self.moments())
+        return {
+            "parameter_bytes": bytes_of(self.weights),
+            "gradient_bytes": bytes_of([each.grad for each in self.weights]),
+            "bucket_bytes": self.buckets(),
+            "optimizer_bytes": bytes_of([each for name, each in states if name != "step"]),
+            "counter_bytes": bytes_of([each for name, each in states if name == "step"]),
+        }
 
     def _update(self, weights: Sequence[Any]) -> str:
         """Take the optimizer of these weights, in one kernel for all on a CPU as on a GPU; its name.

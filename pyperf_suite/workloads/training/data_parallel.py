@@ -29,7 +29,6 @@ from pyperf_suite.workloads.on_ranks import (
     exchanged_limit,
     same_on_all,
     seed_of,
-    summed,
     torch_place,
 )
 from pyperf_suite.workloads.training import TransformerShape
@@ -245,10 +244,12 @@ class Replica(RankSteps):
         In float64, or on a GPU, whose models are large, where they are in float32: what is told apart is far above its
         rounding.
         """
+        from pyperf_suite.workloads.training import gpt
+
         wide = self.torch.float32 if self.is_gpu else self.torch.float64
         everyone = range(self._parameters.ranks) if self._parameters.exchange != "none" else [self._rank]
-        batches = (batch for rank in everyone for batch in self._micro_batches([rank]))
-        return summed(self.model, list(self.model.parameters()), batches, len(everyone), wide)
+        batches = ((*each, 1 / len(everyone)) for rank in everyone for each in self._micro_batches([rank]))
+        return gpt.summed(self.model, batches, wide)[1]
 
 
 class InThreads(Implementation[DataParallelParameters]):

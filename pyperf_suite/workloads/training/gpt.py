@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -211,6 +211,24 @@ def inputs(shape: TransformerShape, seed: int = 0) -> tuple[Tensor, ...]:
     # Each in its own memory, which slices of a single sequence would share.
     own = torch.contiguous_format
     return drawn[:, :-1].clone(memory_format=own), drawn[:, 1:].clone(memory_format=own)
+
+
+def summed(
+    model: nn.Module, batches: Iterable[tuple[tuple[Tensor, ...], Any, float]], wide: torch.dtype, backward: bool = True
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The result of each batch, and each weight's gradient of all of them in the type `wide`, both times their shares.
+
+    A batch is the model's inputs, the gradient that comes from above (None of a loss) and its share. By autograd.grad,
+    which fills no gradient and so wakes no hook of DDP's.
+    """
+    weights = list(model.parameters())
+    results, total = [], [torch.zeros_like(each, dtype=wide, requires_grad=False) for each in weights]
+    for given, upstream, share in batches:
+        result = model(*given)
+        results.append(result.detach().to(wide) * share)
+        for due, found in zip(total, torch.autograd.grad(result, weights, upstream), strict=True) if backward else ():
+            due += found.detach().to(wide) * share
+    return results, total
 
 
 def _through(blocks: Any, x: Tensor) -> Tensor:

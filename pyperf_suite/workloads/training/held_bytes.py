@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
-
-from pyperf_suite.workloads.training.cuts import DataCut
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def kept(model: nn.Module, call: Callable[[], Any]) -> Kept:
     finally:
         gc.unfreeze()
     not_kept = weights | (_addresses(result) - saved)
-    sizes = {address: size for address, size in watch.living() if address not in not_kept}
+    sizes = {address: size for address, size in watch.living().items() if address not in not_kept}
     copies = sum(size for address, size in sizes.items() if address in watch.casts)
     return Kept(sum(sizes.values()) - copies, copies)
 
@@ -95,6 +93,24 @@ def peak_bytes(call: Callable[[], Any], device: torch.device) -> int:
     return watch.most
 
 
+def most_saved(parts: Sequence[Any], iteration: Callable[[], None]) -> int:
+    """The most bytes that autograd keeps for backward at the end of any forward pass of a part during `iteration()`.
+
+    What was saved, and, where checkpointing hides it, what was made under autograd and lives on; each storage counts
+    once and whole. Neither parameters nor their gathered copies are among it, nor what a part returns, unless it was
+    saved. The tokens that embeddings save count, in a pipeline those of all its micro-batches, which lie together.
+    """
+    watch = _SavedInForward()
+    for part in parts:
+        watch.over(part)
+    try:
+        iteration()
+    finally:
+        for hook in watch.hooks:
+            hook.remove()
+    return watch.most
+
+
 def bytes_of(values: Any) -> int:
     """Bytes that the tensors anywhere in `values` keep alive: each storage once and whole, a view's included."""
     return sum({storage._cdata: storage.nbytes() for storage in storages(values)}.values())
@@ -121,9 +137,9 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, weights: Set[int] = frozenset()) -> None:
         super().__init__()
-        self._weights = weights
+        self._weights = set(weights)
         # By address, which nothing else takes while there is a reference to it, however weak.
-        self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._seen: dict[int, StorageWeakRef] = {}
         self.casts: set[int] = set()
         self.cast_bytes: list[int] = []
 
@@ -140,11 +156,15 @@ class _Watch(TorchDispatchMode):
         found = list(storages(tensors))
         for storage in found:
             if storage._cdata not in self._seen:
-                self._seen[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+                self._seen[storage._cdata] = StorageWeakRef(storage)
         return [storage._cdata for storage in found]
 
-    def living(self) -> Iterator[tuple[int, int]]:
-        return ((address, size) for address, (seen, size) in self._seen.items() if not seen.expired())
+    def living(self) -> dict[int, int]:
+        """Bytes of each storage that somebody holds, as large as it is now; the others are forgotten."""
+        found = {key: torch.UntypedStorage._new_with_weak_ptr(each.cdata) for key, each in self._seen.items()}
+        sizes = {key: int(storage.nbytes()) for key, storage in found.items() if storage is not None}
+        self._seen = {key: self._seen[key] for key in sizes}
+        return sizes
 
 
 class _Peak(_Watch):
@@ -155,77 +175,20 @@ class _Peak(_Watch):
     def remember(self, tensors: Any) -> list[int]:
         made = super().remember(tensors)
         if made:
-            self._seen = {address: self._seen[address] for address, _ in self.living()}
-            self.most = max(self.most, sum(size for _, size in self._seen.values()))
+            self.most = max(self.most, sum(self.living().values()))
         return made
 
 
-def _addresses(values: Any) -> set[int]:
-    return {storage._cdata for storage in storages(values)}
+class _SavedInForward(_Watch):
+    """Knows the most bytes that were saved or made, and live, at the end of a forward pass of one of several parts."""
 
-
-# AdamW counts its steps in a number of four bytes a parameter.
-COUNTER = "step"
-
-
-def allocated(data: DataCut) -> dict[str, int]:
-    """Bytes that lie on this rank after an iteration; each storage counts once and whole, padding included.
-
-    `parameter_bytes` of parameters, or of their shards; `gradient_bytes` likewise, of which `bucket_bytes` are in DDP's
-    buckets, whose views they are; `optimizer_bytes` of both moments, `counter_bytes` of AdamW's counts of steps.
-    """
-    states = list(data.moments())
-    return {
-        "parameter_bytes": bytes_of(data.weights),
-        "gradient_bytes": bytes_of([each.grad for each in data.weights]),
-        "bucket_bytes": data.buckets(),
-        "optimizer_bytes": bytes_of([each for name, each in states if name != COUNTER]),
-        "counter_bytes": bytes_of([each for name, each in states if name == COUNTER]),
-    }
-
-
-def most_saved(parts: Sequence[Any], iteration: Callable[[], None]) -> int:
-    """The most bytes that autograd keeps for backward at the end of any forward pass of a part during `iteration()`.
-
-    What was saved, and, where checkpointing hides it, what was made under autograd and lives on; each storage counts
-    once and whole. Neither parameters nor their gathered copies are among it, nor what a part returns, unless it was
-    saved. The tokens that embeddings save count, in a pipeline those of all its micro-batches, which lie together.
-    """
-    watch = _SavedWatch()
-    for part in parts:
-        watch.over(part)
-    try:
-        iteration()
-    finally:
-        for hook in watch.hooks:
-            hook.remove()
-    return watch.most
-
-
-class _Held:
-    """A saved tensor for as long as autograd has it; whoever `held` it counts one less when this dies."""
-
-    def __init__(self, tensor: Tensor, held: Counter[int]) -> None:
-        self.tensor, self._counts = tensor, held
-        self._keys = [storage._cdata for storage in _storages(tensor)]
-        held.update(self._keys)
-
-    def __del__(self) -> None:
-        self._counts.subtract(self._keys)
-
-
-class _SavedWatch(TorchDispatchMode):
-    """Remembers, without holding it, every storage that is saved or made in forward passes of parts."""
+    most = 0
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 0
         self.hooks: list[Any] = []
-        # By address, which nothing else takes while there is a reference to it, however weak.
-        self._seen: dict[int, StorageWeakRef] = {}
         self._held: Counter[int] = Counter()
         self._made: set[int] = set()
-        self._weights: set[int] = set()
         self._entered: list[Any] = []
 
     def over(self, part: Any) -> None:
@@ -233,24 +196,22 @@ class _SavedWatch(TorchDispatchMode):
         # These run behind the hooks by which FSDP gathers parameters: before, they are not what forward uses.
         self.hooks += [module.register_forward_pre_hook(self._note_weights) for module in part.modules()]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def remember(self, tensors: Any) -> list[int]:
+        found = super().remember(tensors)
         # FSDP gathers without autograd.
         if torch.is_grad_enabled():
-            given = {storage._cdata for storage in _storages((args, kwargs))}
-            self._made.update(key for key in self._remember(result) if key not in given)
-        return result
+            self._made.update(found)
+        return found
 
     def _begin(self, _part: Any, inputs: Any) -> None:
         # What another stage sent is kept by the first group of blocks, where they are checkpointed, until its gradient
         # is there; the schedule has buffers for it all the time.
         for each in inputs:
             if each.requires_grad:
-                keys = set(self._remember(each))
+                keys = set(super().remember(each))
                 self._made |= keys
                 self.hooks.append(each.register_hook(functools.partial(self._forget, keys)))
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._save, _give_back)
-        self._entered = [hooks, self]
+        self._entered = [torch.autograd.graph.saved_tensors_hooks(self._save, _give_back), self]
         for each in self._entered:
             each.__enter__()
 
@@ -258,9 +219,8 @@ class _SavedWatch(TorchDispatchMode):
         for each in reversed(self._entered):
             each.__exit__(None, None, None)
         # A schedule holds what is returned until its backward.
-        self._made.difference_update(storage._cdata for storage in _storages(result))
-        sizes = {key: size for key, reference in self._seen.items() if (size := _size(reference)) is not None}
-        self._seen = {key: self._seen[key] for key in sizes}
+        self._made -= _addresses(result)
+        sizes = self.living()
         self._made &= sizes.keys()
         kept = {key for key in sizes if key in self._made or self._held[key] > 0} - self._weights
         self.most = max(self.most, sum(sizes[key] for key in kept))
@@ -269,35 +229,27 @@ class _SavedWatch(TorchDispatchMode):
         self._made -= keys
 
     def _note_weights(self, module: Any, _inputs: Any) -> None:
-        owned = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        self._weights.update(storage._cdata for storage in _storages(owned))
+        self._weights |= _addresses([*module.parameters(recurse=False), *module.buffers(recurse=False)])
 
     def _save(self, tensor: Tensor) -> _Held:
-        self._remember(tensor)
+        super().remember(tensor)
         return _Held(tensor, self._held)
 
-    def _remember(self, tensors: Any) -> list[int]:
-        found = list(_storages(tensors))
-        for storage in found:
-            if storage._cdata not in self._seen:
-                self._seen[storage._cdata] = StorageWeakRef(storage)
-        return [storage._cdata for storage in found]
 
+class _Held:
+    """A saved tensor for as long as autograd has it; whoever `held` it counts one less when this dies."""
 
-def _size(reference: StorageWeakRef) -> int | None:
-    """Bytes of a storage that lives; None of one that does not."""
-    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
-    return None if storage is None else int(storage.nbytes())
+    def __init__(self, tensor: Tensor, held: Counter[int]) -> None:
+        self.tensor, self._counts, self._keys = tensor, held, _addresses(tensor)
+        held.update(self._keys)
 
-
-def _storages(values: Any) -> Iterable[Any]:
-    return (
-        plain.untyped_storage()
-        for each in tree_leaves(values)
-        if isinstance(each, Tensor)
-        for plain in plain_tensors(each)
-    )
+    def __del__(self) -> None:
+        self._counts.subtract(self._keys)
 
 
 def _give_back(held: _Held) -> Tensor:
     return held.tensor
+
+
+def _addresses(values: Any) -> set[int]:
+    return {storage._cdata for storage in storages(values)}

@@ -4,7 +4,7 @@ Forward and backward of all micro-batches, exchange of gradients, AdamW's update
 of one process. Ranks lie as (pipeline, data, tensor), tensor innermost. The whole model is drawn from one seed on every
 rank, which then keeps its own part. The first check counts what is allocated: the kernel's details then have, as the
 most of any rank and for each under `rank_bytes`, `parameter_bytes`, `gradient_bytes`, `bucket_bytes`, `optimizer_bytes`
-and `counter_bytes` (see allocations.allocated), and `saved_activation_bytes` (allocations.most_saved), or on a GPU
+and `counter_bytes` (cuts.DataCut.allocated), and `saved_activation_bytes` (held_bytes.most_saved), or on a GPU
 `peak_bytes`, the allocator's most of a whole iteration.
 """
 
@@ -30,7 +30,6 @@ from pyperf_suite.workloads.on_ranks import (
     exchanged_limit,
     same_on_all,
     seed_of,
-    summed,
     torch_place,
 )
 from pyperf_suite.workloads.training import Checkpointing, TransformerShape
@@ -201,9 +200,9 @@ class ParallelSteps(RankSteps):
 
     def _allocations(self) -> dict[str, int]:
         """Bytes on this rank after an iteration, and what one more keeps for backward, or on a GPU holds, at most."""
-        from pyperf_suite.workloads.training.held_bytes import allocated, most_saved
+        from pyperf_suite.workloads.training.held_bytes import most_saved
 
-        cuda, found = self.torch.cuda, allocated(self.data)
+        cuda, found = self.torch.cuda, self.data.allocated()
         if not self.is_gpu:
             return found | {"saved_activation_bytes": most_saved(self.parts, self.step)}
         cuda.reset_peak_memory_stats(self._where)
@@ -272,15 +271,15 @@ class ParallelSteps(RankSteps):
         model = model.to(getattr(torch, p.dtype)).to(where, wide)
         pairs = [(rank, micro) for rank in range(p.data) for micro in range(p.micro_batches)]
         batches = (
-            (tuple(each.to(where) for each in self._drawn(*pair)), None) for pair in pairs[self._rank :: p.ranks]
+            (tuple(each.to(where) for each in self._drawn(*pair)), None, 1 / len(pairs))
+            for pair in pairs[self._rank :: p.ranks]
         )
-        names, weights = zip(*model.named_parameters(), strict=True)
         order = self._cuts.rows_by_rank(p) if p.tensor > 1 else None
         own = {name for name, _ in self._named_weights()}
         with rounded:
-            sums = summed(model, weights, batches, len(pairs), wide)
+            _, sums = gpt.summed(model, batches, wide)
         found = {}
-        for name, mine in zip(names, sums, strict=True):
+        for (name, _), mine in zip(model.named_parameters(), sums, strict=True):
             everyones = mine.to(self._where)
             torch.distributed.all_reduce(everyones)
             if name in own:

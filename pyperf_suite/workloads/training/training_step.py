@@ -219,23 +219,23 @@ class TorchSteps(ComparedLaunches):
 
     def _by_formula(self, model: Any, device: Any, dtype: Any) -> dict[str, Any]:
         """Result and gradients of the first step, some sequences at a time: those of a mean are a mean."""
-        torch, count = self._where.torch, len(self.inputs[0])
-        names, weights = zip(*model.named_parameters(), strict=True)
-        results, sums = [], [torch.zeros_like(each, dtype=torch.float64) for each in weights]
-        for first in range(0, count, REFERENCE_SEQUENCES):
-            part = tuple(each[first : first + REFERENCE_SEQUENCES].to(device) for each in self.inputs)
-            result = model(*(each.to(dtype) if each.is_floating_point() else each for each in part))
-            is_loss = result.ndim == 0
-            share = len(part[0]) / count if is_loss else 1.0
-            results.append(result.detach().double() * share)
-            if not self._p.goes_back:
-                continue
-            upstream = None if is_loss else self._above()[first : first + REFERENCE_SEQUENCES].to(device, dtype)
-            for total, gradient in zip(sums, torch.autograd.grad(result, weights, upstream), strict=True):
-                total += gradient.double() * share
+        torch, count, is_loss = self._where.torch, len(self.inputs[0]), bool(self._p.vocab)
+
+        def batches() -> Iterator[tuple[Any, Any, float]]:
+            for first in range(0, count, REFERENCE_SEQUENCES):
+                part = [each[first : first + REFERENCE_SEQUENCES].to(device) for each in self.inputs]
+                upstream = None
+                if self._p.goes_back and not is_loss:
+                    upstream = self._above()[first : first + REFERENCE_SEQUENCES].to(device, dtype)
+                inputs = tuple(each.to(dtype) if each.is_floating_point() else each for each in part)
+                yield inputs, upstream, len(part[0]) / count if is_loss else 1.0
+
+        results, sums = self._gpt.summed(model, batches(), torch.float64, self._p.goes_back)
         found = {RESULT: torch.stack(results).sum() if is_loss else torch.cat(results)}
         if self._p.goes_back:
-            found |= {f"the gradient of {name}": each.detach() for name, each in zip(names, sums, strict=True)}
+            found |= {
+                f"the gradient of {name}": due for (name, _), due in zip(model.named_parameters(), sums, strict=True)
+            }
         return found
 
     def _start_anew(self) -> None:
