@@ -163,7 +163,7 @@ def test_a_kernel_that_hangs_is_ended_with_the_line_it_hangs_in(bench):
 def test_a_kernel_that_takes_all_memory_is_ended(bench, monkeypatch):
     before = "def function(x):\n    held = []\n    while True:\n        held.append(np.ones(1 << 20))\n"
     bench(kernel_of("function, suite.rand(64), reference=lambda x: x", before))
-    monkeypatch.setattr(user_kernel, "_limit_bytes", lambda: 400 << 20)
+    monkeypatch.setattr(user_kernel, "limit_bytes", lambda: 400 << 20)
     result = measured()
     assert result["outcome"] == "failed"
     assert "GB of memory" in result["reason"]

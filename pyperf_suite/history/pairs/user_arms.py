@@ -34,7 +34,8 @@ from pyperf_suite.history.pairs.kept import (
     name_of,
     worktree,
 )
-from pyperf_suite.workloads.user_kernel import PATH_VARIABLE, PYTHON_VARIABLE, ROOT_VARIABLE
+from pyperf_suite.workloads.user_kernel import PATH_VARIABLE, ROOT_VARIABLE
+from pyperf_suite.workloads.user_process import PYTHON_VARIABLE
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,21 +1,32 @@
-"""Checks of launches of which only the last of a part can be looked at: those of anybody's kernel (user_kernel.py)."""
+"""What the judge of anybody's kernel looks at: the last launch of each part of timed ones, and results as files.
+
+What a kernel process wrote is read as data, whatever it is.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite.errors import Failed
 from pyperf_suite.guards import recognises
+from pyperf_suite.kernel_arrays import POISON
 from pyperf_suite.measure.spot_checks import CONFIDENCE, WrongLaunch, excluded_rate
 from pyperf_suite.measure.stopwatch import Launch, Stopwatch
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import refused
-
-if TYPE_CHECKING:
-    from pyperf_suite.workloads.user_kernel import UserLaunches
+from pyperf_suite.workloads.operands import widen
+from pyperf_suite.workloads.workload import Prepared
 
 # Of the time since timing began, what fresh inputs, references and verdicts may take.
 CHECKING_SHARE = 0.1
@@ -40,10 +51,59 @@ LONG_PART_S, TOLD_SHARE, BETWEEN_SAMPLES_S, CLOCK_TRIES = 5e-3, 0.6, 5e-6, 7
 MOST_QUEUED = 500
 
 
+class PartLaunches(Prepared):
+    """Launches in another process, timed by parts: every part is one request."""
+
+    # Where the function stands, for people; whether arguments that it modifies are given back; the clock and what a
+    # sample that launches nothing takes.
+    where: str
+    restores: bool
+    clock: tuple[str, float]
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        return PartStopwatch(self)
+
+    def launch(self, index: int) -> None:
+        self.time(index, 1, 1)
+
+    @abstractmethod
+    def time(self, first: int, samples: int, batch: int) -> tuple[list[float], float]:
+        """Seconds of each sample as the kernel process reports, and of all as the judge saw them pass."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """From now on launches are timed."""
+
+    @abstractmethod
+    def refresh(self, index: int) -> None:
+        """Give a set inputs that no process has seen, made under a seed drawn now."""
+
+    @abstractmethod
+    def repeat(self, index: int) -> None:
+        """Give a set the inputs that were made last once more, by as much work as `refresh` does."""
+
+    @abstractmethod
+    def give_back(self, index: int) -> None:
+        """Give a set the inputs that it had before `refresh`, where they are to be those of another process."""
+
+    @abstractmethod
+    def fresh(self) -> bool:
+        """Whether inputs differ from seed to seed; where they do not, what a kernel remembers of them is right."""
+
+    @abstractmethod
+    def cpu_seconds(self) -> float:
+        """CPU time that the kernel process and its children have used."""
+
+    @abstractmethod
+    def settling_s(self, launches: int) -> float:
+        """Seconds that a GPU still works after so many launches were queued: the judge's, of all its streams."""
+
+
 class PartStopwatch:
     """The clock of the kernel process, by parts: every part is one request, and the judge sees it pass."""
 
-    def __init__(self, launches: UserLaunches) -> None:
+    def __init__(self, launches: PartLaunches) -> None:
         self._launches = launches
         self.name, self.resolution_s = launches.clock
 
@@ -59,7 +119,7 @@ class PartChecks:
     left. Nothing that runs can know which launch that will be.
     """
 
-    def __init__(self, launches: UserLaunches) -> None:
+    def __init__(self, launches: PartLaunches) -> None:
         self._launches = launches
         self._checked = self._before = self._compared = 0
         self._spent_s = self._begun_s = self._check_s = 0.0
@@ -235,3 +295,77 @@ class _CheckedParts:
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
         return self._checks.time(first, samples, launches_per_sample)
+
+
+# bfloat16 and float8 are bits to numpy.
+BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+
+Array = NDArray[Any]
+
+
+def read_tree(path: str) -> dict[str, Any]:
+    """What a process wrote of a result; a Failed where it is none, for the process may write anything."""
+    try:
+        tree = json.loads(Path(f"{path}.json").read_text("utf-8"))
+        _require_tree(tree, Path(path).stat().st_size)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Failed(f"The kernel process wrote a result that cannot be read ({error!r:.100}).") from None
+    return dict(tree)
+
+
+def _require_tree(tree: Any, size_bytes: int) -> None:
+    if tree["kind"] in ("tuple", "dict"):
+        for each in tree["items"] if tree["kind"] == "tuple" else tree["items"].values():
+            _require_tree(each, size_bytes)
+    elif tree["kind"] == "array":
+        storage = stored_type(tree["dtype"])
+        if math.prod(tree["shape"]) * storage.itemsize != tree["bytes"]:
+            raise ValueError("an array of another size than its shape")
+        if not 0 <= tree["offset"] <= tree["offset"] + tree["bytes"] <= size_bytes:
+            raise ValueError("an array outside of its file")
+    elif tree["kind"] != "plain" or "value" not in tree:
+        raise ValueError("no result")
+
+
+def float_bytes(dtype: str) -> int:
+    """The size of a real or complex floating-point type's real part; 0 for other types."""
+    if not dtype.startswith(("float", "bfloat", "complex")):
+        return 0
+    return stored_type(dtype).itemsize // (2 if dtype.startswith("complex") else 1)
+
+
+def stored_type(dtype: str) -> np.dtype[Any]:
+    """As numpy stores it. Raises ValueError for objects."""
+    found = np.dtype(BITS.get(dtype, dtype))
+    if found.hasobject:
+        raise ValueError("objects")
+    return found
+
+
+def read_array(path: str, spec: Mapping[str, Any]) -> Array:
+    """The values of an array in a file; of bfloat16 and float8 as float32."""
+    count = math.prod(spec["shape"])
+    values = np.fromfile(path, stored_type(spec["dtype"]), count, offset=spec["offset"]).reshape(spec["shape"])
+    if spec["dtype"] == "float8_e5m2":  # the upper half of a float16
+        return (values.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
+    return widen(values, spec["dtype"]) if spec["dtype"] in BITS else values
+
+
+def holds_poison(tree: Mapping[str, Any], path: str) -> bool:
+    """Whether a result holds a NaN that the suite put in its place."""
+    if tree["kind"] in ("tuple", "dict"):
+        items = tree["items"] if tree["kind"] == "tuple" else tree["items"].values()
+        return any(holds_poison(each, path) for each in items)
+    if tree["kind"] != "array":
+        return False
+    storage = stored_type(tree["dtype"])
+    size = storage.itemsize // (2 if storage.kind == "c" else 1)
+    if size not in POISON or not ("float" in tree["dtype"] or storage.kind == "c"):
+        return False
+    bits = read_bytes(path, tree["offset"], tree["bytes"]).view(f"i{size}")
+    return bool((bits == POISON[size]).any())
+
+
+def read_bytes(path: str, offset: int, size_bytes: int) -> Array:
+    """Part of a file."""
+    return np.fromfile(path, np.uint8, size_bytes, offset=offset)
