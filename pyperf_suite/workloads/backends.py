@@ -1,6 +1,7 @@
-"""One GPU made ready for implementations: its context, the compiler of its kernels, the stopwatch of its streams.
+"""What implementations compute with: the native extension, a GPU's context and compiler, torch's device.
 
-What this machine cannot do becomes `Unsupported` here, once for all implementations.
+What this machine cannot do becomes `Unsupported` here, once for all implementations. So does how launches of torch are
+compared: one is right where every element of its results is as near to float64 as honest rounding leaves it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
 from pyperf_suite.workloads.scratch import KernelCache
 from pyperf_suite.workloads.workload import Checked, Implementation, Kernel, Place, Prepared
+
+RESULT = "the result"
 
 
 def native_extension() -> ModuleType:
@@ -202,9 +205,6 @@ def require_cores(workers: int) -> None:
         raise UserError(
             f"{workers} workers were asked for, but this process may use {cores} cores: ask for at most that."
         )
-
-
-RESULT = "the result"
 
 
 class ByTorch(Implementation[Any]):

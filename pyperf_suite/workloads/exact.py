@@ -1,6 +1,7 @@
-"""Our GPU kernels as machine code: compiled for a target that need not be here, and read.
+"""Figures that are read and not timed: machine code of our GPU kernels, and how this machine is put together.
 
-Nothing is timed; the figures are exact, so a kernel that starts to spill is seen on a machine without a GPU.
+Kernels are compiled for a target that need not be here, so one that starts to spill is seen without a GPU. Of the machine:
+sockets, memory nodes, PCIe links, and GPUs among each other; what to expect of it is the probe's business.
 """
 
 from __future__ import annotations
@@ -47,6 +48,16 @@ TARGETS = sorted({*CUDA_TARGETS, *TRITON_TARGETS})
 MATMUL_SOURCES = ("matmul_device.py", "schedule.py")
 FORWARD_SOURCES = ("attention_device.py", "attention_schedule.py")
 BACKWARD_SOURCES = ("attention_backward_device.py", *FORWARD_SOURCES)
+
+
+PARTS = ("host", "gpus")
+# What is told of a processor as it is detected.
+OF_CPU = ("model", "l2_bytes", "l2_total_bytes", "l3_bytes", "l3_total_bytes", "caches_assumed")
+# Variables that take a path away from NCCL, as left behind by yesterday's search for an error.
+NCCL_SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_LEVEL")
+# An idle GPU's link comes back within milliseconds of the first copy; this is how long it is waited for.
+AWAKE_S = 0.3
+COPIED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -145,16 +156,6 @@ def triton_name(configuration: matmul.Configuration) -> str:
         f"triton_{types}_{configuration.layout.lower()}_{matmul.shown(configuration.tile)}_s{configuration.stages}"
         f"_w{configuration.warps}_{configuration.policy}_{configuration.operands}"
     )
-
-
-PARTS = ("host", "gpus")
-# What is told of a processor as it is detected.
-OF_CPU = ("model", "l2_bytes", "l2_total_bytes", "l3_bytes", "l3_total_bytes", "caches_assumed")
-# Variables that take a path away from NCCL, as left behind by yesterday's search for an error.
-NCCL_SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_LEVEL")
-# An idle GPU's link comes back within milliseconds of the first copy; this is how long it is waited for.
-AWAKE_S = 0.3
-COPIED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""What training workloads of several ranks share: gloo between CPU cores or NCCL between GPUs, and steps one by one."""
+"""What ranks do together: agree, connect, join torch's process group, time steps one by one, compare gradients.
+
+Nobody begins to connect before all have what it takes, so no rank waits for one that cannot come. Which rank draws what is
+fixed by its number, so that any process can make any rank's micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +49,21 @@ WITHOUT_DIRECT_COPIES = {"NCCL_P2P_DISABLE": "1"}
 
 # The process groups that this process is in, by backend: it belongs to one group of ranks for as long as it lives.
 _JOINED: dict[str, Any] = {}
+
+
+# What ranks compute in, by bytes an element.
+DTYPES = {"float32": 4, "bfloat16": 2}
+MOST_RANKS = 1 << 15
+
+# Makes a case ready of parameters, where this rank is, and the process group that it has joined.
+Steps = Callable[[Any, Place, Any], Transfers]
+
+# Roundings of sums over ranks: a small multiple of their square root (see measure.tolerance.element_limit).
+EXCHANGED = 4.0
+
+# Knuth's multiplier of a linear congruential generator, odd; elements that are widened to 64 bits at a time.
+_MULTIPLIER = 6364136223846793005
+_FINGERPRINTED = 1 << 20
 
 
 def agree(group: Group, doing: str, attempt: Callable[[], Made], deadline_s: float) -> Made:
@@ -205,14 +224,6 @@ def timed_one_by_one(
     return RankTimes(np.array(seconds), np.array(arrived_ns, dtype=np.int64), np.array(done_ns, dtype=np.int64))
 
 
-# What ranks compute in, by bytes an element.
-DTYPES = {"float32": 4, "bfloat16": 2}
-MOST_RANKS = 1 << 15
-
-# Makes a case ready of parameters, where this rank is, and the process group that it has joined.
-Steps = Callable[[Any, Place, Any], Transfers]
-
-
 class OverTorch(Implementation[Any]):
     """By torch's process group; `refuse`, where there is one, raises UserError for parameters under that name."""
 
@@ -308,14 +319,6 @@ def average(gradients: Sequence[Any], count: int, group: Any) -> None:
     torch.distributed.all_reduce(together, group=group)
     for gradient, part in zip(gradients, together.split([each.numel() for each in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
-
-
-# Roundings of sums over ranks: a small multiple of their square root (see measure.tolerance.element_limit).
-EXCHANGED = 4.0
-
-# Knuth's multiplier of a linear congruential generator, odd; elements that are widened to 64 bits at a time.
-_MULTIPLIER = 6364136223846793005
-_FINGERPRINTED = 1 << 20
 
 
 def seed_of(rank: int, micro: int, micro_batches: int) -> int:

@@ -1,7 +1,8 @@
-"""Operands of a case: described first, and made where they are needed, in the host's memory or in a device's.
+"""Element types and operands: described first, and made where they are needed, in the host's memory or in a device's.
 
-Values come from one counter-based generator, Philox4x64-10, which numpy and `kernels/cuda/fill.cu` compute bit for bit
-alike: each of its words gives four indices of 16 bits into a table of normal quantiles, rounded to the dtype.
+numpy has no bfloat16 and no float8, so they are stored as their bits: the same bytes torch and our kernels read. Values
+come from one counter-based generator, Philox4x64-10, which numpy and `kernels/cuda/fill.cu` compute bit for bit alike:
+each of its words gives four indices of 16 bits into a table of normal quantiles, rounded to the dtype.
 """
 
 from __future__ import annotations
@@ -25,6 +26,25 @@ from pyperf_suite.workloads.backends import CudaDevice
 NEVER_A_SUM = -(1 << 31)
 
 CACHE_LINE_BYTES = 64
+
+
+Array = NDArray[Any]
+
+# Four deviations then reach the ends of the range, where what lies beyond is cut off.
+INT8_DEVIATION = 32
+
+_INDEX_BITS = 16
+_INDICES_IN_A_WORD = 4
+_WORD_BITS = 64
+
+# Indices looked up at a time: they and what they find stay in a core's cache.
+_BLOCK = 1 << 16
+
+_THREADS = 256
+_MOST_BLOCKS = 1 << 16
+
+# The kernel that fills elements of a dtype, and its table in the device's memory, as long as the device is held.
+_fillers: WeakKeyDictionary[CudaDevice, dict[str, tuple[Any, Any]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -148,22 +168,6 @@ def _round_to_e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     return np.where(np.isnan(values), 127, code).astype(np.uint8)
 
 
-Array = NDArray[Any]
-
-# Four deviations then reach the ends of the range, where what lies beyond is cut off.
-INT8_DEVIATION = 32
-
-_INDEX_BITS = 16
-_INDICES_IN_A_WORD = 4
-_WORD_BITS = 64
-
-# Indices looked up at a time: they and what they find stay in a core's cache.
-_BLOCK = 1 << 16
-
-_THREADS = 256
-_MOST_BLOCKS = 1 << 16
-
-
 @dataclass(frozen=True)
 class Operand:
     """One operand: its shape as stored, its element type, and the stream of its values; None for an output."""
@@ -258,10 +262,6 @@ def _quantiles() -> NDArray[np.float32]:
 
 def _key(seed: int, stream: int) -> int:
     return (seed & ((1 << _WORD_BITS) - 1)) | (stream << _WORD_BITS)
-
-
-# The kernel that fills elements of a dtype, and its table in the device's memory, as long as the device is held.
-_fillers: WeakKeyDictionary[CudaDevice, dict[str, tuple[Any, Any]]] = WeakKeyDictionary()
 
 
 def _device_filler(gpu: CudaDevice, dtype: str) -> tuple[Any, Any]:

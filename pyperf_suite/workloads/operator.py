@@ -1,6 +1,7 @@
 """Workloads that are one computation: seeded operands, one float64 reference, sets that rotate so that caches are cold.
 
-An implementation turns operands into launches on a device; who is right is decided here, the same for all of them.
+An implementation turns operands into launches on a device, in numpy's, torch's or a GPU's own memory. Who is right is
+decided here, the same for all of them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,24 @@ from pyperf_suite.workloads.operands import (
     widen,
 )
 from pyperf_suite.workloads.workload import Kernel, Parameters, Place, Prepared, Way, Workload
+
+# Rotating through operands that together exceed the caches this many times over leaves nothing of a set when it
+# comes round again (DESIGN: 2-3 x L2).
+CACHE_TURNOVER = 3
+
+# Of operands so small that more would be needed, preparing the sets takes longer than measuring with them.
+MOST_SETS = 1024
+
+# Operand sets may not crowd out the reference, which needs room of its own.
+MEMORY_SHARE = 0.25
+
+# Of what is verified on a GPU the host judges cases up to so many FLOPs too, a tenth of a second, and one in so many
+# of the others.
+HOST_FLOP = 2e9
+HOST_JUDGES_ONE_OF = 16
+
+# Of launches that have to run before that is known.
+NOT_KNOWN = Kernel("", "")
 
 
 @dataclass(frozen=True)
@@ -247,25 +266,6 @@ def _bits(values: Any) -> Any:
     import torch
 
     return values.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.element_size()])
-
-
-# Rotating through operands that together exceed the caches this many times over leaves nothing of a set when it
-# comes round again (DESIGN: 2-3 x L2).
-CACHE_TURNOVER = 3
-
-# Of operands so small that more would be needed, preparing the sets takes longer than measuring with them.
-MOST_SETS = 1024
-
-# Operand sets may not crowd out the reference, which needs room of its own.
-MEMORY_SHARE = 0.25
-
-# Of what is verified on a GPU the host judges cases up to so many FLOPs too, a tenth of a second, and one in so many
-# of the others.
-HOST_FLOP = 2e9
-HOST_JUDGES_ONE_OF = 16
-
-# Of launches that have to run before that is known.
-NOT_KNOWN = Kernel("", "")
 
 
 class Launches(Prepared):

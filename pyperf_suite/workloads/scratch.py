@@ -1,4 +1,8 @@
-"""Folders that whoever starts workers makes for them and removes after their end: a killed worker cannot tidy up."""
+"""Files that processes leave for each other: scratch folders, shared references, compiled kernels.
+
+Folders are made and removed by whoever starts workers: a killed worker cannot tidy up. A kept kernel that is damaged, or
+another's, is compiled again. Nothing is read that another user could have written, for it runs on the GPU and here.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,10 @@ SHARED_VARIABLE = "PYPERF_SHARED"
 SHARED_PART = 1 / 8
 
 _ALIGNMENT = 64
+
+
+MAGIC = b"pyperf_suite kernel 2\n"
+LARGEST_BYTES = 256 * 2**20
 
 
 def folder() -> str | None:
@@ -125,10 +133,6 @@ def _mapped(path: Path) -> dict[str, Array]:
         size_bytes = np.dtype(dtype).itemsize * math.prod(shape)
         arrays[name] = np.asarray(content[begin : begin + size_bytes].view(dtype).reshape(shape))
     return arrays
-
-
-MAGIC = b"pyperf_suite kernel 2\n"
-LARGEST_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,12 @@ LONG_PART_S, TOLD_SHARE, BETWEEN_SAMPLES_S, CLOCK_TRIES = 5e-3, 0.6, 5e-6, 7
 MOST_QUEUED = 500
 
 
+# bfloat16 and float8 are bits to numpy.
+BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+
+Array = NDArray[Any]
+
+
 class PartLaunches(Prepared):
     """Launches in another process, timed by parts: every part is one request."""
 
@@ -295,12 +301,6 @@ class _CheckedParts:
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
         return self._checks.time(first, samples, launches_per_sample)
-
-
-# bfloat16 and float8 are bits to numpy.
-BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
-
-Array = NDArray[Any]
 
 
 def read_tree(path: str) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Attention: one signature, our own kernels and the libraries' beside them."""
+"""The parameters of softmax(scale · Q·Kᵀ)·V, scale = 1/√head_dim, or of its gradients.
+
+Q and O are stored [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim], all contiguous.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Attention as an operator: its implementations, its float64 reference, its FLOPs and bytes, forward and backward."""
+"""Attention as an operator, forward and backward, and our own kernels of it: C++ on a CPU, Triton on a GPU.
+
+A kernel's details say what the law needs: blocks, the padded head_dim, and the slots that programs share.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Attention written in torch, on a CPU or a GPU, forward or backward by autograd.
+"""Attention by torch, on a CPU or a GPU, forward or backward by autograd: SDPA, flex_attention, and two batched products.
 
-What torch allocates for a result at each launch is part of the time, as it is for those who call it.
+What torch allocates for a result at each launch is part of the time, as it is for those who call it. A backend that
+refuses a case, or a compiler that fails, makes it unsupported with torch's own reason.
 """
 
 from __future__ import annotations
@@ -27,6 +28,33 @@ Attend = Callable[[Any, Any, Any], Any]
 
 # Scores may take what is free but for this share, which torch's allocator and the products' workspaces need.
 SCORES_SHARE = 0.9
+
+
+# What torch.backends.cuda switches, and the words by which operators and warnings name each backend.
+SWITCHES = {
+    "flash": "enable_flash_sdp",
+    "cudnn": "enable_cudnn_sdp",
+    "efficient": "enable_mem_efficient_sdp",
+    "math": "enable_math_sdp",
+}
+OPERATORS = {
+    "flash": ("_scaled_dot_product_flash_attention",),
+    "cudnn": ("_scaled_dot_product_cudnn_attention",),
+    "efficient": ("_scaled_dot_product_efficient_attention", "_efficient_attention_forward"),
+    "fused_overrideable": ("_scaled_dot_product_fused_attention_overrideable",),
+}
+WARNED_AS = {"flash": "flash attention", "cudnn": "cudnn attention", "efficient": "memory efficient", "math": "math"}
+
+# Backends that take no mask on a GPU but know a causal one that ends at the lower right.
+KNOW_LOWER_RIGHT = ("default", "flash", "efficient")
+
+# fp32 scores and probabilities of the math backend, the latter kept for its gradients.
+MATH_LAUNCH_BYTES, MATH_KEPT_BYTES = 8, 4
+
+COMPILE_BUDGET_S = 60.0
+"""Twice what the first case takes on a slow core; within the deadline whose passing costs a worker its process."""
+
+SINGLE_BYTES = 4
 
 
 class TorchAttention(TimedImplementation[AttentionParameters]):
@@ -95,28 +123,6 @@ def lower_right(torch: Any, parameters: AttentionParameters, device: Any) -> Any
     """The causal mask as booleans [seq_q, seq_k], True where query i sees key j ≤ i + seq_k − seq_q."""
     ones = torch.ones(parameters.seq_q, parameters.keys, dtype=torch.bool, device=device)
     return ones.tril(parameters.keys - parameters.seq_q)
-
-
-# What torch.backends.cuda switches, and the words by which operators and warnings name each backend.
-SWITCHES = {
-    "flash": "enable_flash_sdp",
-    "cudnn": "enable_cudnn_sdp",
-    "efficient": "enable_mem_efficient_sdp",
-    "math": "enable_math_sdp",
-}
-OPERATORS = {
-    "flash": ("_scaled_dot_product_flash_attention",),
-    "cudnn": ("_scaled_dot_product_cudnn_attention",),
-    "efficient": ("_scaled_dot_product_efficient_attention", "_efficient_attention_forward"),
-    "fused_overrideable": ("_scaled_dot_product_fused_attention_overrideable",),
-}
-WARNED_AS = {"flash": "flash attention", "cudnn": "cudnn attention", "efficient": "memory efficient", "math": "math"}
-
-# Backends that take no mask on a GPU but know a causal one that ends at the lower right.
-KNOW_LOWER_RIGHT = ("default", "flash", "efficient")
-
-# fp32 scores and probabilities of the math backend, the latter kept for its gradients.
-MATH_LAUNCH_BYTES, MATH_KEPT_BYTES = 8, 4
 
 
 class TorchSdpa(TorchAttention):
@@ -245,10 +251,6 @@ def reason_of_refusal(backend: str, warned: list[str], error: str) -> str:
     return "; ".join(reasons) + "." if reasons else (error.strip().splitlines() or ["it gives no reason."])[0]
 
 
-COMPILE_BUDGET_S = 60.0
-"""Twice what the first case takes on a slow core; within the deadline whose passing costs a worker its process."""
-
-
 class FlexAttention(TorchAttention):
     """`torch.compile(flex_attention)`: Triton's code on GPUs, C++ on CPUs, where it has no backward pass."""
 
@@ -317,9 +319,6 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-SINGLE_BYTES = 4
 
 
 class TwoGemm(TorchAttention):

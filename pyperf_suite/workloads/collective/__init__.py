@@ -1,4 +1,9 @@
-"""Collectives: one signature, NCCL driven by our own C++ and torch.distributed's ways beside it."""
+"""The parameters of a collective, the data that makes its result exact, and what each rank must find in its output.
+
+Sizes are nccl-tests': `bytes` is its column "size", rounded down to what whole elements on every rank can fill. Inputs are
+small whole numbers whose sums, products and extremes the type holds exactly in any order of adding. Which value stands
+where depends on the position and on the rank, so that data from elsewhere or of nobody is seen.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +30,26 @@ REDUCTIONS = ("sum", "prod", "max", "min", "avg")
 
 # Beyond these no machine goes; they also keep sizes inside 64-bit arithmetic.
 MOST_BYTES, MOST_RANKS = 1 << 46, 1 << 15
+
+
+Stored = NDArray[Any]
+
+# Whole numbers up to this are exact in the type: two to the bits of its significand, but for integers their largest or,
+# as values are made in float32, its limit.
+LARGEST_EXACT = {
+    "float32": 1 << 24,
+    "float16": 1 << 11,
+    "bfloat16": 1 << 8,
+    "float8_e4m3fn": 1 << 4,
+    "int32": 1 << 24,
+    "int8": 127,
+}
+
+# Values repeat after so many elements: a prime, so that no shift by a block, a page or a ring's slot goes unseen.
+PERIOD = 65_521
+
+# NaN in every floating-point type and -1 in the integers; no correct output is either.
+POISON_BYTE = 0xFF
 
 
 @dataclass(frozen=True)
@@ -181,26 +206,6 @@ class CollectiveParameters:
             raise UserError(
                 f"ping_pong of {self.pattern} was asked for: a rank plays with one other, so name it in one pair."
             )
-
-
-Stored = NDArray[Any]
-
-# Whole numbers up to this are exact in the type: two to the bits of its significand, but for integers their largest or,
-# as values are made in float32, its limit.
-LARGEST_EXACT = {
-    "float32": 1 << 24,
-    "float16": 1 << 11,
-    "bfloat16": 1 << 8,
-    "float8_e4m3fn": 1 << 4,
-    "int32": 1 << 24,
-    "int8": 127,
-}
-
-# Values repeat after so many elements: a prime, so that no shift by a block, a page or a ring's slot goes unseen.
-PERIOD = 65_521
-
-# NaN in every floating-point type and -1 in the integers; no correct output is either.
-POISON_BYTE = 0xFF
 
 
 class Memory(Protocol):

@@ -1,6 +1,6 @@
-"""Collectives by torch.distributed, as training scripts call them: over gloo between CPUs, over NCCL between GPUs.
+"""Collectives as a workload, and by torch.distributed: over gloo between CPUs, over NCCL between GPUs.
 
-Arguments are bound beforehand, so that nothing is left to do but what Python and the dispatcher cost in such scripts.
+Arguments are bound beforehand, so that nothing is left to do but what Python and the dispatcher cost in training scripts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,14 @@
-"""Matrix products: one signature, our own kernels and the library's beside them."""
+"""The parameters of a matrix product C[M,N] = A[M,K]·B[K,N], C row-major, A and B in any of four layouts.
+
+The layout's letters are those cuBLAS is called with for a row-major C, so they match kernel names and the literature:
+
+| layout | A is stored | B is stored | in a linear layer                |
+| ------ | ----------- | ----------- | -------------------------------- |
+| TN     | [M, K]      | [N, K]      | fprop, `x @ W.T`                 |
+| NN     | [M, K]      | [K, N]      | dgrad, `dy @ W`; torch's `a @ b` |
+| NT     | [K, M]      | [K, N]      | wgrad, `dy.T @ x`                |
+| TT     | [K, M]      | [N, K]      |                                  |
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""torch's matrix products on a CPU and on a GPU: the libraries' baseline beside our own kernels, as it is and padded.
+"""Products by torch: one matrix product as it is and padded, and the products of a mixture's experts.
 
-What torch has no product for becomes `Unsupported` with torch's own words.
+What torch has no product for becomes `Unsupported` with torch's own words. Experts are E products of M_e x N x K, as many
+rows as tokens were routed to each: in a loop, batched and padded to the largest, by torch's grouped product, and by our
+own Triton kernel, which takes the tiles of all experts in one launch.
 """
 
 from __future__ import annotations
@@ -31,6 +33,12 @@ RESULTS = {"int8": ("int32",), "float8_e4m3fn": ("bfloat16", "float16", "float32
 
 # A status that cuBLAS returns without running anything is a refusal; other errors of CUDA are failures.
 REFUSED_BY_STATUS = ("NOT_SUPPORTED", "INVALID_VALUE")
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+# Beyond this a case is a mistake in typing.
+Size = Annotated[int, Within(1, 1 << 24)]
+TRITON_TILE = {"float32": (64, 64, 32), "bfloat16": (128, 128, 64), "float16": (128, 128, 64)}
 
 
 class LibraryMatmul(TimedImplementation[MatmulParameters]):
@@ -199,12 +207,6 @@ def _libraries(torch: Any) -> str:
     """The BLAS libraries torch was built with; which of them a product takes is not told by torch."""
     built = {"mkl": torch.backends.mkl, "onednn": torch.backends.mkldnn}
     return "+".join(name for name, library in built.items() if library.is_available()) or "blas"
-
-
-DTYPES = ("float32", "bfloat16", "float16")
-# Beyond this a case is a mistake in typing.
-Size = Annotated[int, Within(1, 1 << 24)]
-TRITON_TILE = {"float32": (64, 64, 32), "bfloat16": (128, 128, 64), "float16": (128, 128, 64)}
 
 
 @dataclass(frozen=True)

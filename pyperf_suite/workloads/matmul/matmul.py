@@ -1,4 +1,8 @@
-"""The matrix product as an operator: its implementations, its float64 reference, its FLOPs and bytes."""
+"""The matrix product as an operator, and our own kernels of it: C++ on a CPU, CUDA and Triton on a GPU.
+
+The CUDA kernels, wgmma with TMA on Hopper and mma.sync on every GPU from compute capability 8.0, are compiled at first
+use with exactly the tile and schedule asked for.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,15 @@ from pyperf_suite.workloads.workload import Kernel, Place, Work, by_name
 MANY_WARPS_FROM_TILE = 128 * 128
 # Where the tile leaves the depth of the pipeline open; each where those before do not fit.
 USUAL_STAGES = (4, 3, 2)
+
+
+# What the kernels call an element type; they refuse others by the name they have.
+KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}
+
+Addresses = tuple[int, int, int]
+"""Of A, B and C in the device's memory."""
+
+POLICIES = ("data_parallel", "persistent", "split_k", "stream_k")
 
 
 class TritonMatmul(TimedImplementation[MatmulParameters]):
@@ -110,13 +123,6 @@ def configuration_of(parameters: MatmulParameters, operands: str, stages: int) -
         group=visiting_group(parameters.m, parameters.n, tile, schedule.workers, schedule.splits),
         operands=operands,
     )
-
-
-# What the kernels call an element type; they refuse others by the name they have.
-KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}
-
-Addresses = tuple[int, int, int]
-"""Of A, B and C in the device's memory."""
 
 
 class CudaMatmul(TimedImplementation[MatmulParameters]):
@@ -281,9 +287,6 @@ def require_no_cluster(implementation: str, tile: Tile) -> None:
     """Raise ValueError where a kernel that has no clusters is asked for one."""
     if tile.ctas > 1:
         raise ValueError(f"{implementation} launches no clusters, but tile {tile} was asked for: cuda_sm90 does.")
-
-
-POLICIES = ("data_parallel", "persistent", "split_k", "stream_k")
 
 
 class NativeCpuMatmul(TimedImplementation[MatmulParameters]):

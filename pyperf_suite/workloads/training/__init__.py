@@ -3,7 +3,7 @@
 What each workload's check sees, element by element, what with, and whether also of steps that are timed:
 
 - training_step, precision_step: the result and all gradients, after AdamW's update weights and moments; float64, limits
-  by random rounding (rounding.py); while timed, but for dropout and AdamW.
+  by random rounding (gpt.py); while timed, but for dropout and AdamW.
 - checkpointed_step: the same of the whole batch; or of one sequence where a batch takes too long, and of one that takes
   too long itself against the model without checkpointing; while timed, where the whole batch is compared.
 - block_part: the result; float64, limits by random rounding; while timed.

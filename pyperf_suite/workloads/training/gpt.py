@@ -1,6 +1,8 @@
-"""The transformer of the training workloads in torch's own modules: small to read, and shaped like those people train.
+"""The transformer of the training workloads in torch's own modules, and how far honest rounding carries its results.
 
-Imported where a case is prepared and nowhere else, for its classes are torch's.
+Limits come from Monte Carlo arithmetic (Parker 1997): every operation's result, and in backward every gradient, is off by
+a random share of the unit roundoff, as in the type that is judged. How far the result then moves bounds what a kernel may
+be off by. Imported where a case is prepared and nowhere else, for its classes are torch's.
 """
 
 from __future__ import annotations
@@ -46,6 +48,13 @@ KEPT_BY_SELECTIVE = frozenset(
 
 # By the names that shapes have for them.
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
+
+
+# Neighbours of a vector whose movement is averaged: enough to tell a scale from, and few enough to follow it.
+_WINDOW = 33
+
+# The whole may be off by this share of what its elements may be off by together: they do not all reach their limits.
+_NORM_SHARE = 1 / 4
 
 
 class Attention(nn.Module):
@@ -242,13 +251,6 @@ def _selective() -> Any:
         return CheckpointPolicy.MUST_SAVE if operation in KEPT_BY_SELECTIVE else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
-
-
-# Neighbours of a vector whose movement is averaged: enough to tell a scale from, and few enough to follow it.
-_WINDOW = 33
-
-# The whole may be off by this share of what its elements may be off by together: they do not all reach their limits.
-_NORM_SHARE = 1 / 4
 
 
 @dataclass(frozen=True)

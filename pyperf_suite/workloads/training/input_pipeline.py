@@ -1,4 +1,8 @@
-"""A training loop's input: batches that torch's DataLoader decodes, each followed by a model step of given length."""
+"""A training loop's input: batches that torch's DataLoader decodes, each followed by a model step of given length.
+
+Files hold text to tokenise or pictures as JPEG. Every sample is made anew from its number, so that what a loader hands out
+can be compared without having been kept.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +52,22 @@ BLOCK = 32  # edge of the squares that a picture is made of
 GRAIN = 24  # levels by which pixels of a square differ from its colour: what makes a file as long as a photograph's
 # Levels of 255 a pixel, in the mean: JPEG of quality 90 loses about 4, and another sample's picture differs by 80.
 MOST_LOST = 8.0
+
+
+# What a step of the model keeps busy: a device of its own, on which the host waits; or a core of the host.
+MODELS = ("device", "host")
+
+# How Python starts a process; which of them a system has is its own affair.
+STARTS = ("fork", "forkserver", "spawn")
+
+# Files are written first, and a case has minutes for all it does.
+MOST_LOADERS, MOST_FILES, MOST_ITERATIONS, MOST_STEP_US = 256, 1 << 14, 1024, 10_000_000
+
+# The last ones are told of; a standard visit sees far fewer.
+MOST_TOLD = 4096
+
+# Edge of the float32 product that a model's step is made of: well below a millisecond on a core, and on a GPU.
+PRODUCT = {"cpu": 128, "cuda": 2048}
 
 
 class DataFiles(ABC):
@@ -175,22 +195,6 @@ def wrong_samples(files: DataFiles, batches: Any) -> tuple[int, str]:
         wrong += files.wrong(numbers, samples)
     wrong += [f"sample {number} came {seen[number]} times" for number in np.flatnonzero(seen != 1).tolist()]
     return len(wrong), wrong[0] if wrong else ""
-
-
-# What a step of the model keeps busy: a device of its own, on which the host waits; or a core of the host.
-MODELS = ("device", "host")
-
-# How Python starts a process; which of them a system has is its own affair.
-STARTS = ("fork", "forkserver", "spawn")
-
-# Files are written first, and a case has minutes for all it does.
-MOST_LOADERS, MOST_FILES, MOST_ITERATIONS, MOST_STEP_US = 256, 1 << 14, 1024, 10_000_000
-
-# The last ones are told of; a standard visit sees far fewer.
-MOST_TOLD = 4096
-
-# Edge of the float32 product that a model's step is made of: well below a millisecond on a core, and on a GPU.
-PRODUCT = {"cpu": 128, "cuda": 2048}
 
 
 @dataclass(frozen=True)

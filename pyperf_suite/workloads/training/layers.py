@@ -1,4 +1,7 @@
-"""Layers whose passes are timed alone: shapes, bytes and FLOPs as data, torch's own call, and the float64 formula."""
+"""One pass of one layer, and one part of a transformer block in forward, as workloads.
+
+Shapes, bytes and FLOPs are data; beside torch's own call stands the formula in float64.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,21 @@ EPSILON = 1e-5
 
 Shape = tuple[int, ...]
 T = TypeVar("T")
+
+
+# An element may be off by so much of its own size and the tensor's root mean square together, the whole in norm by the
+# second: rounding of operands and results, and what sums over tokens make of it. An element nobody wrote is off by 1.
+ELEMENT_LIMIT = {"float32": 1e-3, "tfloat32": 3e-2, "bfloat16": 0.1, "float16": 2e-2}
+NORM_LIMIT = {"float32": 1e-4, "tfloat32": 3e-3, "bfloat16": 2e-2, "float16": 3e-3}
+
+# Of operands that small that it took more sets to leave caches cold, the caches are part of the answer.
+MOST_SETS = 8
+
+# In the order of a block; "activation" is GELU, or SiLU times up where gated.
+BLOCK_PARTS = ("norm", "qkv", "scores", "projection", "up", "activation", "down", "residual")
+PART_DTYPES = ("float32", "bfloat16", "float16")
+
+PartOperands = tuple[list[Any], list[Any]]  # inputs and weights
 
 
 @dataclass(frozen=True)
@@ -206,15 +224,6 @@ def _flop(p: LayerPassParameters) -> int:
     return (2 if p.phase == "backward" else 1) * 2 * taps * p.tokens * p.hidden * p.features
 
 
-# An element may be off by so much of its own size and the tensor's root mean square together, the whole in norm by the
-# second: rounding of operands and results, and what sums over tokens make of it. An element nobody wrote is off by 1.
-ELEMENT_LIMIT = {"float32": 1e-3, "tfloat32": 3e-2, "bfloat16": 0.1, "float16": 2e-2}
-NORM_LIMIT = {"float32": 1e-4, "tfloat32": 3e-3, "bfloat16": 2e-2, "float16": 3e-3}
-
-# Of operands that small that it took more sets to leave caches cold, the caches are part of the answer.
-MOST_SETS = 8
-
-
 @dataclass(frozen=True)
 class LayerOperands:
     """Of one pass: the result, with its graph, where a gradient of it is asked for."""
@@ -331,13 +340,6 @@ class LayerPass(Workload[LayerPassParameters]):
 
     def work(self, parameters: LayerPassParameters) -> Work:
         return work(parameters)
-
-
-# In the order of a block; "activation" is GELU, or SiLU times up where gated.
-BLOCK_PARTS = ("norm", "qkv", "scores", "projection", "up", "activation", "down", "residual")
-PART_DTYPES = ("float32", "bfloat16", "float16")
-
-PartOperands = tuple[list[Any], list[Any]]  # inputs and weights
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""One update of many tensors by an optimizer, in each of the ways there are to do it.
+"""One update of many tensors by an optimizer, in each of the ways there are to do it, and what float64 makes of it.
 
-Ways: a Python loop over tensors, torch's multi-tensor operations (foreach), one fused kernel, states in 8 bits.
+Ways: a Python loop over tensors, torch's multi-tensor operations (foreach), one fused kernel, states in 8 bits. State has
+the names that torch gives it, so that a running optimizer's own can be taken and compared.
 """
 
 from __future__ import annotations
@@ -39,6 +40,16 @@ CLIP = 1.0
 # By how much an update or a state may differ from float64's, and the spacing of weights near 1.
 SHARE = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+
+
+# Bytes of an element.
+DTYPES = {"float32": 4, "bfloat16": 2}
+WEIGHT_SCALE = 0.02
+# At a time, in float64, which is to stay near the caches.
+COMPARED_ELEMENTS = 1 << 18
+MOST_ELEMENTS = 1 << 33
+
+Make = Callable[[list[Any]], Any]  # an optimizer of these tensors
 
 
 def adamw(weight: Array, gradient: Array, state: State, step: int, rate: float, decay: float) -> After:
@@ -142,14 +153,6 @@ def _root_mean_square(values: Array) -> Array:
 
 
 OPTIMIZERS = tuple(RULES)
-# Bytes of an element.
-DTYPES = {"float32": 4, "bfloat16": 2}
-WEIGHT_SCALE = 0.02
-# At a time, in float64, which is to stay near the caches.
-COMPARED_ELEMENTS = 1 << 18
-MOST_ELEMENTS = 1 << 33
-
-Make = Callable[[list[Any]], Any]  # an optimizer of these tensors
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,10 @@ MOST_MICRO_BATCHES = 1 << 12
 SHARDED_FROM_STAGE = 2
 
 
+# Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
+WHOLE_BYTES = 4 + 4 + 4
+
+
 @dataclass(frozen=True)
 class ParallelStepParameters(TransformerShape):
     """A transformer on `data` x `tensor` x `pipeline` ranks, with an AdamW step at the end of each iteration.
@@ -124,10 +128,6 @@ class ParallelStepParameters(TransformerShape):
             )
         if self.pipeline > 1 and self.tied:
             raise UserError("The embedding and the logits lie on different stages: ask for tied=false with a pipeline.")
-
-
-# Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
-WHOLE_BYTES = 4 + 4 + 4
 
 
 class ParallelSteps(RankSteps):
