@@ -1,7 +1,7 @@
 """Figures that are read and not timed: machine code of our GPU kernels, and how this machine is put together.
 
-Kernels are compiled for a target that need not be here, so one that starts to spill is seen without a GPU. Of the machine:
-sockets, memory nodes, PCIe links, and GPUs among each other; what to expect of it is the probe's business.
+Kernels are compiled for a target that need not be here, so one that starts to spill is seen without a GPU. Of the
+machine: sockets, memory nodes, PCIe links, and GPUs among each other; what to expect of it is the probe's business.
 """
 
 from __future__ import annotations

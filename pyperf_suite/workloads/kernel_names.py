@@ -23,7 +23,7 @@ Sizes stand as the name writes them, in the frame of a column-major library: for
 computes the transposed product, so the first size lies along N. nvjet seems to do so where its last letter is T and to
 have the first size along M where it is N: for few rows it is `64x8_…_TNT` or `8x64_…_TNN`. Hold both against the data.
 
-FlashAttention-2's names hold their template arguments, `Flash_fwd_kernel_traits<kHeadDim, kBlockM, kBlockN, kNWarps, …>`
+FlashAttention-2's hold their template arguments, `Flash_fwd_kernel_traits<kHeadDim, kBlockM, kBlockN, kNWarps, …>`
 (flash-attention's csrc/flash_attn/src/kernel_traits.h, which torch carries as its flash backend).
 """
 

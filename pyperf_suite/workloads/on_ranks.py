@@ -1,7 +1,7 @@
 """What ranks do together: agree, connect, join torch's process group, time steps one by one, compare gradients.
 
-Nobody begins to connect before all have what it takes, so no rank waits for one that cannot come. Which rank draws what is
-fixed by its number, so that any process can make any rank's micro-batches.
+Nobody begins to connect before all have what it takes, so no rank waits for one that cannot come. Which rank draws what
+is fixed by its number, so that any process can make any rank's micro-batches.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class Operand:
 
 
 class Operands(Mapping[str, Array]):
-    """Operands by name, in storage form (see dtypes), each made in the host's memory when it is first asked for.
+    """Operands by name, in storage form, each made in the host's memory when it is first asked for.
 
     Whoever computes on a GPU asks `described` and fills the device's memory by `fill_on_device` instead.
     """

@@ -1,7 +1,7 @@
 """Files that processes leave for each other: scratch folders, shared references, compiled kernels.
 
-Folders are made and removed by whoever starts workers: a killed worker cannot tidy up. A kept kernel that is damaged, or
-another's, is compiled again. Nothing is read that another user could have written, for it runs on the GPU and here.
+Folders are made and removed by whoever starts workers: a killed worker cannot tidy up. A kept kernel that is damaged,
+or another's, is compiled again. Nothing is read that another user could have written, for it runs on the GPU and here.
 """
 
 from __future__ import annotations

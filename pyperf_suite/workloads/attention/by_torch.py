@@ -1,4 +1,4 @@
-"""Attention by torch, on a CPU or a GPU, forward or backward by autograd: SDPA, flex_attention, and two batched products.
+"""Attention by torch, forward or backward by autograd: SDPA, flex_attention, and two batched products.
 
 What torch allocates for a result at each launch is part of the time, as it is for those who call it. A backend that
 refuses a case, or a compiler that fails, makes it unsupported with torch's own reason.

@@ -1,8 +1,8 @@
 """The parameters of a collective, the data that makes its result exact, and what each rank must find in its output.
 
-Sizes are nccl-tests': `bytes` is its column "size", rounded down to what whole elements on every rank can fill. Inputs are
-small whole numbers whose sums, products and extremes the type holds exactly in any order of adding. Which value stands
-where depends on the position and on the rank, so that data from elsewhere or of nobody is seen.
+Sizes are nccl-tests': `bytes` is its column "size", rounded down to what whole elements on every rank can fill. Inputs
+are small whole numbers whose sums, products and extremes the type holds exactly in any order of adding. Which value
+stands where depends on the position and on the rank, so that data from elsewhere or of nobody is seen.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Collectives as a workload, and by torch.distributed: over gloo between CPUs, over NCCL between GPUs.
 
-Arguments are bound beforehand, so that nothing is left to do but what Python and the dispatcher cost in training scripts.
+Arguments are bound beforehand, so that nothing is left to do but what Python and the dispatcher cost in training
+scripts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Products by torch: one matrix product as it is and padded, and the products of a mixture's experts.
 
-What torch has no product for becomes `Unsupported` with torch's own words. Experts are E products of M_e x N x K, as many
-rows as tokens were routed to each: in a loop, batched and padded to the largest, by torch's grouped product, and by our
-own Triton kernel, which takes the tiles of all experts in one launch.
+What torch has no product for becomes `Unsupported` with torch's own words. Experts are E products of M_e x N x K, as
+many rows as tokens were routed to each: in a loop, batched and padded to the largest, by torch's grouped product, and
+by our own Triton kernel, which takes the tiles of all experts in one launch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The transformer of the training workloads in torch's own modules, and how far honest rounding carries its results.
 
-Limits come from Monte Carlo arithmetic (Parker 1997): every operation's result, and in backward every gradient, is off by
-a random share of the unit roundoff, as in the type that is judged. How far the result then moves bounds what a kernel may
-be off by. Imported where a case is prepared and nowhere else, for its classes are torch's.
+Limits come from Monte Carlo arithmetic (Parker 1997): every operation's result, and in backward every gradient, is off
+by a random share of the unit roundoff, as in the type that is judged. How far the result then moves bounds what a
+kernel may be off by. Imported where a case is prepared and nowhere else, for its classes are torch's.
 """
 
 from __future__ import annotations

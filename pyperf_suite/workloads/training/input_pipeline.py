@@ -1,7 +1,7 @@
 """A training loop's input: batches that torch's DataLoader decodes, each followed by a model step of given length.
 
-Files hold text to tokenise or pictures as JPEG. Every sample is made anew from its number, so that what a loader hands out
-can be compared without having been kept.
+Files hold text to tokenise or pictures as JPEG. Every sample is made anew from its number, so that what a loader hands
+out can be compared without having been kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One update of many tensors by an optimizer, in each of the ways there are to do it, and what float64 makes of it.
 
-Ways: a Python loop over tensors, torch's multi-tensor operations (foreach), one fused kernel, states in 8 bits. State has
-the names that torch gives it, so that a running optimizer's own can be taken and compared.
+Ways: a Python loop over tensors, torch's multi-tensor operations (foreach), one fused kernel, states in 8 bits. State
+has the names that torch gives it, so that a running optimizer's own can be taken and compared.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ class ParallelSteps(RankSteps):
         """Gradients of this rank's weights over the global batch, each rank having computed its share of it whole.
 
         And by how much each element may be off. In float64 on a CPU, in float32 on a GPU, of the weights as they are
-        rounded for products, with float64 sums; once as it is, and once rounded at random (see rounding.py).
+        rounded for products, with float64 sums; once as it is, and once rounded at random (see gpt.py).
         """
         from pyperf_suite.workloads.training.gpt import RoundedOperations, Rounding, limits
 
