@@ -49,7 +49,6 @@ MATMUL_SOURCES = ("matmul_device.py", "schedule.py")
 FORWARD_SOURCES = ("attention_device.py", "attention_schedule.py")
 BACKWARD_SOURCES = ("attention_backward_device.py", *FORWARD_SOURCES)
 
-
 PARTS = ("host", "gpus")
 # What is told of a processor as it is detected.
 OF_CPU = ("model", "l2_bytes", "l2_total_bytes", "l3_bytes", "l3_total_bytes", "caches_assumed")

@@ -264,7 +264,6 @@ READERS: tuple[tuple[str, str, Reader | None], ...] = (
 )
 """Patterns in order of precedence. A Triton kernel bears its Python function's name, which tells no tile."""
 
-
 _FORWARD_TRAITS = re.compile(
     r"flash_fwd_kernel_traits<" + ",".join([r"\s*(?:\(int\))?([1-9][0-9]{0,8})"] * 4), re.IGNORECASE
 )

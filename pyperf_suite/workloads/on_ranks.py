@@ -50,7 +50,6 @@ WITHOUT_DIRECT_COPIES = {"NCCL_P2P_DISABLE": "1"}
 # The process groups that this process is in, by backend: it belongs to one group of ranks for as long as it lives.
 _JOINED: dict[str, Any] = {}
 
-
 # What ranks compute in, by bytes an element.
 DTYPES = {"float32": 4, "bfloat16": 2}
 MOST_RANKS = 1 << 15

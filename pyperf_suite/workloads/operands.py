@@ -27,7 +27,6 @@ NEVER_A_SUM = -(1 << 31)
 
 CACHE_LINE_BYTES = 64
 
-
 Array = NDArray[Any]
 
 # Four deviations then reach the ends of the range, where what lies beyond is cut off.

@@ -39,7 +39,6 @@ SHARED_PART = 1 / 8
 
 _ALIGNMENT = 64
 
-
 MAGIC = b"pyperf_suite kernel 2\n"
 LARGEST_BYTES = 256 * 2**20
 

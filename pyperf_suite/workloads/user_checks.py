@@ -50,7 +50,6 @@ LONG_PART_S, TOLD_SHARE, BETWEEN_SAMPLES_S, CLOCK_TRIES = 5e-3, 0.6, 5e-6, 7
 # Launches that are queued on a GPU to see how long it works.
 MOST_QUEUED = 500
 
-
 # bfloat16 and float8 are bits to numpy.
 BITS = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
 

@@ -57,7 +57,6 @@ PATH_VARIABLE, ROOT_VARIABLE = "PYPERF_KERNEL_PATH", "PYPERF_KERNEL_ROOT"
 # Sets of the same values are copies elsewhere in memory; so many have values of their own.
 DISTINCT_SETS = 3
 
-
 # Of a result, as much more than its reference as a kernel may write before it is stopped.
 LARGEST_RESULT = 4
 SMALLEST_LIMIT_BYTES = 64 << 20
@@ -70,7 +69,6 @@ REMEMBERED_SEEDS, STALE_S = 4, 3.0
 
 # Before the runner gives up on this process, so that it can say which line hung.
 DEADLINE_SHARE, DEADLINE_SPARE_S = 0.9, 1.0
-
 
 Array = NDArray[Any]
 Scalar = bool | int | float | str

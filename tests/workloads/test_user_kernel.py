@@ -138,16 +138,30 @@ WRONG = {
 }
 
 
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory):
+    """Each wrong kernel in a module of its own, imported by one file, so that one process makes their inputs."""
+    folder = tmp_path_factory.mktemp("wrong")
+    for at, (body, _) in enumerate(WRONG.values()):
+        launch = "function, suite.rand(64), reference=lambda x: x.astype('float64') + 1"
+        (folder / f"wrong{at}.py").write_text(kernel_of(launch, f"def function(x):\n    {body}\n"))
+    imports = (f"from wrong{at} import kernel as kernel{at}\n" for at in range(len(WRONG)))
+    (folder / "wrong.py").write_text("".join(imports))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(user_kernel.ROOT_VARIABLE, str(folder))
+        yield
+        user_kernel.forget_reference()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("body", "words"), WRONG.values(), ids=WRONG)
-def test_a_wrong_kernel_costs_its_case_and_says_where(bench, body, words):
-    before = f"def function(x):\n    {body}\n"
-    bench(kernel_of("function, suite.rand(64), reference=lambda x: x.astype('float64') + 1", before))
-    result = measured()
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_kernel_costs_its_case_and_says_where(wrong, what):
+    at = list(WRONG).index(what)
+    result = measured(f"wrong.py:kernel{at}")
     assert result["outcome"] == "failed"
-    assert words in result["reason"]
+    assert WRONG[what][1] in result["reason"]
     # The function begins in line 3, and what raises stands in line 4.
-    assert "bench.py:3" in result["reason"] or "bench.py:4" in result["reason"]
+    assert f"wrong{at}.py:3" in result["reason"] or f"wrong{at}.py:4" in result["reason"]
 
 
 @pytest.mark.slow

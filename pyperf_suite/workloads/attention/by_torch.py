@@ -29,7 +29,6 @@ Attend = Callable[[Any, Any, Any], Any]
 # Scores may take what is free but for this share, which torch's allocator and the products' workspaces need.
 SCORES_SHARE = 0.9
 
-
 # What torch.backends.cuda switches, and the words by which operators and warnings name each backend.
 SWITCHES = {
     "flash": "enable_flash_sdp",

@@ -31,7 +31,6 @@ REDUCTIONS = ("sum", "prod", "max", "min", "avg")
 # Beyond these no machine goes; they also keep sizes inside 64-bit arithmetic.
 MOST_BYTES, MOST_RANKS = 1 << 46, 1 << 15
 
-
 Stored = NDArray[Any]
 
 # Whole numbers up to this are exact in the type: two to the bits of its significand, but for integers their largest or,

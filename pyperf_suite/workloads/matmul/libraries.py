@@ -34,7 +34,6 @@ RESULTS = {"int8": ("int32",), "float8_e4m3fn": ("bfloat16", "float16", "float32
 # A status that cuBLAS returns without running anything is a refusal; other errors of CUDA are failures.
 REFUSED_BY_STATUS = ("NOT_SUPPORTED", "INVALID_VALUE")
 
-
 DTYPES = ("float32", "bfloat16", "float16")
 # Beyond this a case is a mistake in typing.
 Size = Annotated[int, Within(1, 1 << 24)]

@@ -41,7 +41,6 @@ MANY_WARPS_FROM_TILE = 128 * 128
 # Where the tile leaves the depth of the pipeline open; each where those before do not fit.
 USUAL_STAGES = (4, 3, 2)
 
-
 # What the kernels call an element type; they refuse others by the name they have.
 KERNEL_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3fn": "e4m3"}
 

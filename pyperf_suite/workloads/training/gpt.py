@@ -49,7 +49,6 @@ KEPT_BY_SELECTIVE = frozenset(
 # By the names that shapes have for them.
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
 
-
 # Neighbours of a vector whose movement is averaged: enough to tell a scale from, and few enough to follow it.
 _WINDOW = 33
 

@@ -53,7 +53,6 @@ GRAIN = 24  # levels by which pixels of a square differ from its colour: what ma
 # Levels of 255 a pixel, in the mean: JPEG of quality 90 loses about 4, and another sample's picture differs by 80.
 MOST_LOST = 8.0
 
-
 # What a step of the model keeps busy: a device of its own, on which the host waits; or a core of the host.
 MODELS = ("device", "host")
 

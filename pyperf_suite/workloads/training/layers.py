@@ -38,7 +38,6 @@ EPSILON = 1e-5
 Shape = tuple[int, ...]
 T = TypeVar("T")
 
-
 # An element may be off by so much of its own size and the tensor's root mean square together, the whole in norm by the
 # second: rounding of operands and results, and what sums over tokens make of it. An element nobody wrote is off by 1.
 ELEMENT_LIMIT = {"float32": 1e-3, "tfloat32": 3e-2, "bfloat16": 0.1, "float16": 2e-2}

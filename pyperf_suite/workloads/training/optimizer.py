@@ -41,7 +41,6 @@ CLIP = 1.0
 SHARE = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
-
 # Bytes of an element.
 DTYPES = {"float32": 4, "bfloat16": 2}
 WEIGHT_SCALE = 0.02

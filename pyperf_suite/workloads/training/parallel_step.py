@@ -39,7 +39,6 @@ MOST_MICRO_BATCHES = 1 << 12
 # The first stage whose parameters lie in shards, by FSDP2.
 SHARDED_FROM_STAGE = 2
 
-
 # Of a parameter of the whole model in a single process: itself, a gradient, and the float32 sum of gradients.
 WHOLE_BYTES = 4 + 4 + 4
 
