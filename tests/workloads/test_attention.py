@@ -12,7 +12,6 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.attention.counted import Blocks
-from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.attention.attention import Attention, NativeCpuAttention, default_native_blocks
 from pyperf_suite.workloads.attention.by_torch import reason_of_refusal, time_limit
@@ -190,23 +189,6 @@ def test_a_library_refuses_blocks_of_ours(implementation: str) -> None:
     parameters = replace(CASES[0], blocks=Blocks(64, 64))
     with pytest.raises(UserError, match="chooses its blocks itself, but 64x64"):
         Attention().implementation(implementation).validate(parameters)
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"kv_heads": 5}, "must divide the 12 heads: choose from 1, 2, 3, 4, 6, 12"),
-        ({"kv_heads": 24}, "24 key heads"),
-        ({"causal": True, "seq_k": 60}, "the first 4 queries would see no key"),
-        ({"dtype": "float8_e4m3fn"}, "choose from float32, float16, bfloat16"),
-        ({"head_dim": 0}, "head_dim=0"),
-        ({"seq_k": -1}, "seq_k=-1"),
-        ({"seq_q": 1 << 40}, "seq_q=1099511627776"),
-    ],
-)
-def test_parameters_that_cannot_be_are_refused_with_what_can(changed: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        find_workload("attention").validate(replace(AttentionParameters(1, 12, 64, 64), **changed))
 
 
 def test_work_counts_what_is_visible_and_each_operand_once() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
@@ -204,25 +204,3 @@ def test_batches_reach_a_gpu_as_they_were_written(pinned):
     steps.launch(0)
     assert steps.check().wrong == 0
     steps.close()
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"data": "sound"}, "choose from text, jpeg"),
-        ({"model": "cloud"}, "choose from device, host"),
-        ({"start": "jump"}, "choose from fork"),
-        ({"loaders": -1}, "loaders lies between 0 and 256"),
-        ({"loaders": 10_000}, "loaders lies between 0 and 256"),
-        ({"files": 10**11}, "files=100000000000 was asked for"),
-        ({"prefetch": 10**9}, "prefetch=1000000000"),
-        ({"step_us": 10**13}, "step_us=10000000000000"),
-        ({"prefetch": 0}, "prefetch lies between 1"),
-        ({"batch": 7}, "do not fill a batch of 7"),
-        ({"step_us": -1}, "step_us lies between 0"),
-        ({"iterations": 0}, "iterations lies between 1"),
-    ],
-)
-def test_what_cannot_be_loaded_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("input_pipeline", replace(SMALL, **change), "torch").validate()

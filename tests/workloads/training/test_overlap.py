@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.runner.case import Case
 from pyperf_suite.workloads import on_ranks
@@ -160,20 +160,3 @@ def test_ranks_started_with_direct_copies_are_not_timed_as_if_without(monkeypatc
         Overlap().prepare(replace(SMALL, peer_to_peer=False), "nccl", Place(Device("cuda"), group=TWO_HERE))
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     on_ranks.require_started_so(peer_to_peer=False)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"run": "apart"}, "choose from product"),
-        ({"dtype": "int8"}, "choose from float32"),
-        ({"size": 0}, "size=0"),
-        ({"bytes": 3}, "bytes=3"),
-        ({"ranks": 0}, "ranks=0"),
-        ({"ranks": 30000}, "launch them on several machines"),
-        ({"peer_to_peer": False}, "NCCL's alone"),
-    ],
-)
-def test_what_cannot_be_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("overlap", replace(SMALL, **change), "gloo").validate()

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.training.activations import kept_bytes
 from pyperf_suite.measure.steady import SteadyRule
@@ -237,18 +237,3 @@ def test_what_torch_cannot_do_names_the_nearest_that_works():
     with pytest.raises(Unsupported, match="ask for micro_batches=4"):
         require_possible(replace(SMALL, pipeline=4, micro_batches=2), "cpu")
     require_possible(replace(SMALL, attention="flash"), "cpu")
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"data": 100000}, "data lies between 1 and"),
-        ({"data": 1000}, "launch them on several machines"),
-        ({"attention": "magic"}, "choose from sdpa, flash, math, explicit"),
-        ({"tensor": 3}, "cannot be cut over TP = 3"),
-        ({"zero_stage": 4}, "zero_stage lies between 0 and 3"),
-    ],
-)
-def test_what_cannot_be_says_so(change, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Case("parallel_step", replace(SMALL, **change), "gloo").validate()
