@@ -50,7 +50,7 @@ FORWARD_SOURCES = ("attention_device.py", "attention_schedule.py")
 BACKWARD_SOURCES = ("attention_backward_device.py", *FORWARD_SOURCES)
 
 PARTS = ("host", "gpus")
-# What is told of a processor as it is detected.
+# What is reported of a processor as it is detected.
 OF_CPU = ("model", "l2_bytes", "l2_total_bytes", "l3_bytes", "l3_total_bytes", "caches_assumed")
 # Variables that take a path away from NCCL, as left behind by yesterday's search for an error.
 NCCL_SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_P2P_LEVEL")

@@ -1,6 +1,6 @@
 """What a library's kernel says of itself in its name: tile, stages, cluster, layout, instruction and element types.
 
-A law about tiles can only be held against cuBLAS when the tile it chose is known, and its kernels' names tell it.
+A law about tiles can only be held against cuBLAS when the tile it chose is known, and its kernels' names say it.
 The families, by example; what is in brackets may be absent:
 
 | family     | example                                                                                      |
@@ -58,11 +58,11 @@ SHAPES = {"884": "8x8x4", "1688": "16x8x8", "16816": "16x8x16", "16832": "16x8x3
 
 @dataclass(frozen=True)
 class KernelName:
-    """What the name tells; None is what it does not tell.
+    """What the name says; None where it does not say.
 
     `tile` is the output tile and `cluster` the CTAs that share operands, both in the name's order; `paired` that two
     CTAs form one instruction's operands. `layout` has the letters of the call: for a row-major C, those of
-    `MatmulParameters.layout`. `instruction` is "fma", "mma", "wmma" or "wgmma" with its shape where that is told.
+    `MatmulParameters.layout`. `instruction` is "fma", "mma", "wmma" or "wgmma" with its shape where the name has it.
     `split_k` is True where the name says that K is split among CTAs; no name denies it.
     """
 
@@ -262,7 +262,7 @@ READERS: tuple[tuple[str, str, Reader | None], ...] = (
     (r"gemmSN_\w+|gemmk1_kernel", "thin_gemm", None),
     (r"triton_(?:tem|mm|bmm)_\w+", "triton", None),
 )
-"""Patterns in order of precedence. A Triton kernel bears its Python function's name, which tells no tile."""
+"""Patterns in order of precedence. A Triton kernel bears its Python function's name, which names no tile."""
 
 _FORWARD_TRAITS = re.compile(
     r"flash_fwd_kernel_traits<" + ",".join([r"\s*(?:\(int\))?([1-9][0-9]{0,8})"] * 4), re.IGNORECASE
@@ -278,7 +278,7 @@ class FlashKernel:
 
 
 def flash_kernel(names: Iterable[str]) -> FlashKernel | None:
-    """What the first forward kernel of FlashAttention-2 among these names tells; None where there is none."""
+    """What the first forward kernel of FlashAttention-2 among these names says; None where there is none."""
     for name in names:
         match = _FORWARD_TRAITS.search(name)
         if match is not None:

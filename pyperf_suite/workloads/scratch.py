@@ -99,7 +99,7 @@ class SharedArrays:
 
 
 def _write(path: Path, arrays: Mapping[str, Array]) -> None:
-    """A line of JSON that tells type, shape and place of each array, and the arrays' bytes. Raises OSError."""
+    """A line of JSON with type, shape and place of each array, and the arrays' bytes. Raises OSError."""
     places, end = {}, 0
     for name, array in arrays.items():
         places[name] = (array.dtype.str, array.shape, end)

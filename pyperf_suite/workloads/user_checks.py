@@ -270,7 +270,7 @@ class PartChecks:
         raise WrongLaunch(refused("late work", f"{self._launches.where}: {message}"))
 
     def _require_nothing_hidden(self) -> None:
-        """Raise WrongLaunch where a GPU works for longer than the events tell, as on a stream that they do not see."""
+        """Raise WrongLaunch where a GPU works for longer than the events report, as on another stream."""
         launches = 1 + min(MOST_QUEUED, int(4 * LONG_PART_S / max(self._launch_s, 1e-6)))
         told_s = launches * self._launch_s
         seen_s = min(self._launches.settling_s(launches) for _ in range(3))

@@ -75,7 +75,7 @@ Scalar = bool | int | float | str
 
 
 def root() -> Path:
-    """What FILE is relative to: as told by PYPERF_KERNEL_ROOT, else the top of the git checkout, else this folder."""
+    """What FILE is relative to: PYPERF_KERNEL_ROOT, else the top of the git checkout, else this folder."""
     told = os.environ.get(ROOT_VARIABLE)
     if told:
         return Path(told)
@@ -112,7 +112,7 @@ class Described:
 
 @functools.cache
 def describe(target: str) -> tuple[Described, ...]:
-    """The kernels of a user's file, module or of one name in it, as a process of their own tells.
+    """The kernels of a user's file, module or of one name in it, as a process of its own describes them.
 
     Raises UserError for what cannot be imported, holds no kernel, or whose inputs cannot be made for any case.
     """

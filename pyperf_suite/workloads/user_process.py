@@ -42,7 +42,7 @@ LARGEST_ANSWER_BYTES = 64 << 20
 # The reason in a record where the process ended while it was asked something.
 ENDED = "process ended"
 
-# After this much of silence a process that was told to end is killed.
+# After this much of silence a process that was asked to end is killed.
 POLITE_S = 0.3
 
 # Which interpreter runs a user's code, by default this one's.
@@ -113,7 +113,7 @@ class UserProcess:
         return self._process.pid
 
     def about(self, built: Mapping[str, Any]) -> None:
-        """From now on a failure is told of the function at that place."""
+        """From now on a failure is reported for the function at that place."""
         self._where = f"{built['file']}:{built['line']}" if built["file"] else ""
 
     def deadline_in(self, seconds: float) -> None:

@@ -160,7 +160,7 @@ class Prepared(ABC):
         return together([self.left(index) for index in range(self.sets)])
 
     def observed(self) -> Mapping[str, Observed]:
-        """What else is told of these launches, measured after they were timed: bytes, shares, counts."""
+        """What else is reported of these launches, measured after they were timed: bytes, shares, counts."""
         return {}
 
     def cpu_elsewhere_s(self) -> float:
@@ -177,7 +177,7 @@ class Prepared(ABC):
 
 
 class Exact(Prepared):
-    """Figures that are the same each time: one visit of one process is all there is."""
+    """Figures that are the same each time: one trial is all there is."""
 
     def __init__(self, kernel: Kernel, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         self.kernel, self.exact = kernel, metrics
@@ -252,7 +252,7 @@ class Workload(ABC, Generic[Parameters]):
     """What cases are about: parameters, and implementations that measure under them.
 
     `is_exact`: its figures are read and not timed. `own_check`: it compares with what a pass of its own
-    computes, by the first process of a run. `fresh_ranks`: each visit starts a group of its own.
+    computes, by the first process of a run. `fresh_ranks`: each trial starts a group of its own.
     """
 
     name: str

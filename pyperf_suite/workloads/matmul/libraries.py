@@ -203,7 +203,7 @@ def refusals(torch: Any, parameters: MatmulParameters) -> Iterator[None]:
 
 
 def _libraries(torch: Any) -> str:
-    """The BLAS libraries torch was built with; which of them a product takes is not told by torch."""
+    """The BLAS libraries torch was built with; torch does not say which of them a product takes."""
     built = {"mkl": torch.backends.mkl, "onednn": torch.backends.mkldnn}
     return "+".join(name for name, library in built.items() if library.is_available()) or "blas"
 
@@ -238,7 +238,7 @@ class GroupedMatmulParameters:
         return [(e, slice(starts[e], end)) for e, end in enumerate(ends) if end > starts[e]]
 
 
-# Binds the launch on one operand set, and tells what really runs.
+# Binds the launch on one operand set, and says what really runs.
 Bind = Callable[[GroupedMatmulParameters, TorchTensors, Mapping[str, Any]], tuple[Bound, Kernel]]
 
 

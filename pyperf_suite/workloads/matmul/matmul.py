@@ -247,7 +247,7 @@ class Sm90Matmul(CudaMatmul):
 
 
 class Sm80Matmul(CudaMatmul):
-    """`kernels/cuda/gemm_sm80.cu`: cp.async, ldmatrix, mma.sync; any shape, and it tells how it reached memory."""
+    """`kernels/cuda/gemm_sm80.cu`: cp.async, ldmatrix, mma.sync; any shape; the record says how it reached memory."""
 
     name = "cuda_sm80"
     kernel = gemm_sm80

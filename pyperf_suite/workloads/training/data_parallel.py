@@ -241,8 +241,8 @@ class Replica(RankSteps):
     def _single_process(self) -> list[Any]:
         """Each weight's gradient: the mean over ranks, each rank's being this process's own work.
 
-        In float64, or on a GPU, whose models are large, where they are in float32: what is told apart is far above its
-        rounding.
+        In float64; on a GPU, whose models are large, in float32 where they are, whose rounding is far below any error
+        that is looked for.
         """
         from pyperf_suite.workloads.training import gpt
 

@@ -49,7 +49,7 @@ KEPT_BY_SELECTIVE = frozenset(
 # By the names that shapes have for them.
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
 
-# Neighbours of a vector whose movement is averaged: enough to tell a scale from, and few enough to follow it.
+# Neighbours of a vector whose movement is averaged: enough to estimate a scale from, and few enough to follow it.
 _WINDOW = 33
 
 # The whole may be off by this share of what its elements may be off by together: they do not all reach their limits.
@@ -315,7 +315,7 @@ def spread(moved: Tensor) -> Tensor:
     """The root mean square by which elements move, from how they moved once, smoothed over their neighbours.
 
     A single movement says little of its element. Those of a matrix go with its row and its column, of which a
-    gradient's element is a sum of products; so mean squares of rows and columns together tell it, and in a vector
+    gradient's element is a sum of products; so mean squares of rows and columns together estimate it, and in a vector
     those of its neighbours.
     """
     squares = moved.double().square()

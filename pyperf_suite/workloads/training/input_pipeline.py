@@ -62,7 +62,7 @@ STARTS = ("fork", "forkserver", "spawn")
 # Files are written first, and a case has minutes for all it does.
 MOST_LOADERS, MOST_FILES, MOST_ITERATIONS, MOST_STEP_US = 256, 1 << 14, 1024, 10_000_000
 
-# The last ones are told of; a standard visit sees far fewer.
+# The last ones are reported; a standard trial has far fewer.
 MOST_TOLD = 4096
 
 # Edge of the float32 product that a model's step is made of: well below a millisecond on a core, and on a GPU.
@@ -246,7 +246,7 @@ class InputPipeline(Workload[InputPipelineParameters]):
 
 
 class LoaderSteps(Prepared):
-    """A loop over an epoch without end: where one begins, workers start, which is told apart (see `observed`).
+    """A loop over an epoch without end: where one begins, workers start, which is reported separately (see `observed`).
 
     The host's clock is right on a GPU too, as an iteration ends when the device is done. While timed, a step's last
     batch is checked, before and after a whole epoch.

@@ -135,7 +135,7 @@ class LayerPassParameters:
 
 
 def passes_of(layer: str) -> tuple[str, ...]:
-    """The passes that a layer has: without weights, backward is the input's gradient and not told apart."""
+    """The passes that a layer has: without weights, backward is the input's gradient alone."""
     if layer == "copy":
         return ("forward",)
     return PASSES if layer in (*WITH_PRODUCT, *NORMS) else ("forward", "backward")

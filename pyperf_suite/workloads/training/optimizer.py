@@ -255,7 +255,7 @@ class UpdateSteps(Prepared):
         return together(checks)
 
     def observed(self) -> Mapping[str, Observed]:
-        """Bytes: `state` that stays, and `passing`, the most an update takes beside it, where that can be watched."""
+        """Bytes: `state` that stays, and `passing`, the most temporary memory of an update where that is known."""
         from pyperf_suite.workloads.training.held_bytes import bytes_of, peak_bytes
 
         kept = [tensor_states(self.optimizer.state[each]) for each in self.tensors]
@@ -319,7 +319,7 @@ class Update(ByTorch):
             kind = importlib.import_module(f"{self._package}.optim").AdamW8bit
             make = functools.partial(kind, **settings("AdamW"))
             return UpdateSteps(parameters, self.name, seed, where, make, low_memory=True)
-        except Exception as error:  # a package of others, in whatever way it tells that it cannot
+        except Exception as error:  # a package of others, in whatever way it says that it cannot
             raise Unsupported(f"{self._package} cannot do this here: {type(error).__name__}: {error}") from None
 
 

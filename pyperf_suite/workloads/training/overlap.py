@@ -161,7 +161,7 @@ class SideBySide(RankSteps):
         return self.torch.distributed.all_reduce(message, op=self._mean, group=self._group, async_op=asynchronous)
 
     def _agreed_beside(self) -> int:
-        """How often the other runs beside what is timed: rank 0 times both alone and tells, as all must send alike."""
+        """How often the other runs beside what is timed: rank 0 times both alone, as all must send alike."""
         run = self._parameters.run
         if not run.endswith("_beside"):
             return 0

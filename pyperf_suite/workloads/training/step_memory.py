@@ -164,7 +164,7 @@ class CheckpointedSteps(TorchSteps):
             self.unchecked = self.unchecked or "A whole batch would take too long in float64: one sequence is compared."
         with self._one_sequence():
             kept_of_one = self._kept_bytes()
-        # What is kept grows with the batch exactly; so a batch far too large is told without being tried.
+        # What is kept grows with the batch exactly; so a batch far too large is refused without being tried.
         self._require_fits(self._fixed() + kept_of_one * self._batch, "a step holds at least {:.4g} MB")
         self.launch(0)  # moments are made by the first update and stay
         self._peak = self._held_at_most(lambda: self.launch(0))
@@ -213,7 +213,7 @@ class CheckpointedSteps(TorchSteps):
             self.backward(result)
 
     def _held_at_most(self, call: Callable[[], None]) -> int:
-        """Weights and moments, and the most that a step adds to them: activations, gradients, what is passing."""
+        """Weights and moments, and the most that a step adds to them: activations, gradients, temporary memory."""
         from pyperf_suite.workloads.training.held_bytes import peak_bytes
 
         self.model.zero_grad(set_to_none=True)

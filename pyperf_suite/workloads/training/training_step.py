@@ -290,7 +290,7 @@ def _require_compiler(where: TorchDevice) -> None:
 
 
 class PrecisionSteps(TorchSteps):
-    """Steps that tell what they keep in memory, and how often autocast casts their weights."""
+    """Steps that report what they keep in memory, and how often autocast casts their weights."""
 
     def observed(self) -> Mapping[str, Observed]:
         """Bytes between forward and backward and of the model, casts of weights in a step; a GPU's peak of a step.
@@ -335,7 +335,7 @@ class TrainingStep(Workload[TrainingStepParameters]):
 
 
 class PrecisionStep(TrainingStep):
-    """Forward and backward passes in one precision, with what they keep in memory told beside their time."""
+    """Forward and backward passes in one precision, with what they keep in memory reported with their time."""
 
     name = "precision_step"
     parameters_type = PrecisionStepParameters

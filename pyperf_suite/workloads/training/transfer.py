@@ -50,7 +50,7 @@ WORTH_LARGE_PAGES = 1 << 22
 # More slots would prove nothing more, and take longer to make than to copy.
 MOST_SLOTS = 4096
 
-# Where runs are kept unless told otherwise (runner/results.py, which stands above this layer).
+# Where runs are kept by default (runner/results.py, which stands above this layer).
 RESULTS = Path("bench_results")
 
 # A read takes the next piece of a file of this size, or of its own where it is larger.
@@ -134,7 +134,7 @@ class HostCopies(Copies):
             self.source = page_aligned(self.total_bytes)
             fill(self.source, place.seed)
         if parameters.numa_node != ANY_NODE:
-            # Only a thread that stays can tell a near node from a far one.
+            # Only a thread that stays can distinguish a near node from a far one.
             self._held.enter_context(running_on(nodes()[0]))
         self.target = page_aligned(self.total_bytes)
         self.poison()
@@ -243,7 +243,7 @@ class FileReads(Compared):
         self._begin = 0  # of the piece that was read last
         self._room = self._target.data
         self._file = _written_file(folder, self._written, flag)
-        # Not where it lies: results tell of no path on a machine.
+        # Not where it lies: results contain no path of a machine.
         details = {"file_bytes": self._written.size, "file_system": file_system(folder)}
         details["virtualised"] = cpu.detect().virtualised
         self.kernel = Kernel("preadv", path, details)
@@ -307,7 +307,7 @@ def folder_of(parameters: TransferParameters) -> Path:
 
 
 def file_system(folder: Path) -> str:
-    """The kind of file system that a folder lies on, as the system names it; empty where it does not tell."""
+    """The kind of file system that a folder lies on, as the system names it; empty where it does not say."""
     mounted = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
     return next((mounted[above] for above in (folder, *folder.parents) if above in mounted), "")
 
@@ -347,7 +347,7 @@ def fill(buffer: Bytes, seed: int) -> None:
 
 
 def nodes(files: KernelFiles | None = None) -> tuple[int, ...]:
-    """The numbers of the machine's NUMA nodes; none where the system does not tell."""
+    """The numbers of the machine's NUMA nodes; none where the system does not say."""
     return tuple(sorted(parse_cpu_list((files or KernelFiles()).text("sys/devices/system/node/online"))))
 
 

@@ -135,11 +135,6 @@ def test_blocks_of_nccl_are_read_from_a_trace():
     assert blocks_in_trace([{"name": "ncclDevKernel", "args": {}}]) is None
 
 
-def test_environment_tells_nccl_to_go_without_direct_copies():
-    assert Overlap().environment(replace(SMALL, peer_to_peer=False)) == {"NCCL_P2P_DISABLE": "1"}
-    assert Overlap().environment(SMALL) == {}
-
-
 def test_a_rank_counts_what_it_holds_and_what_it_compares_with():
     assert replace(SMALL, size=1000, bytes=4000).footprint_bytes == 20 * 1000**2 + 4000 + 16 * 1000
     assert Overlap().footprint_bytes(replace(SMALL, size=1 << 17, bytes=4)) > 300e9
