@@ -135,7 +135,7 @@ def _mapped(path: Path) -> dict[str, Array]:
 
 
 @dataclass(frozen=True)
-class CompiledKernel:
+class MachineCode:
     """Machine code, what the compiler printed, the seconds it took to get them, and whether they were kept."""
 
     cubin: bytes
@@ -155,7 +155,7 @@ class KernelCache:
 
     def compile(
         self, name: str, source: str, headers: Mapping[str, str], architecture: str, options: Sequence[str]
-    ) -> CompiledKernel:
+    ) -> MachineCode:
         """The machine code of a source. Raises what the compiler raises; a folder of no use is warned of once."""
         began = time.perf_counter()
         all_it_sees = [self._compiler.version, architecture, list(options), name, source, sorted(headers.items())]
@@ -168,7 +168,7 @@ class KernelCache:
                 found = bytes(compiled.cubin), str(compiled.log)
                 self._store(key, *found)
             self._compiled[key] = found
-        return CompiledKernel(*found, time.perf_counter() - began, kept)
+        return MachineCode(*found, time.perf_counter() - began, kept)
 
     def _load(self, key: str) -> tuple[bytes, str] | None:
         if self._folder is None or not self._folder.exists():

@@ -242,7 +242,7 @@ class GroupedMatmulParameters:
 Bind = Callable[[GroupedMatmulParameters, TorchTensors, Mapping[str, Any]], tuple[Bound, Kernel]]
 
 
-class Way(TimedImplementation[GroupedMatmulParameters]):
+class GroupedWay(TimedImplementation[GroupedMatmulParameters]):
     """One way to compute them through torch's tensors, on the device asked for."""
 
     needs_torch = True
@@ -321,7 +321,7 @@ class GroupedMatmul(Operator[GroupedMatmulParameters]):
 
     name = "grouped_matmul"
     parameters_type = GroupedMatmulParameters
-    implementations = by_name(*map(Way, (loop, padded, grouped_mm, triton)))
+    implementations = by_name(*map(GroupedWay, (loop, padded, grouped_mm, triton)))
 
     def work(self, parameters: GroupedMatmulParameters) -> Work:
         p = parameters

@@ -386,7 +386,7 @@ Maker = Callable[[TransferParameters, Place], Prepared]
 
 
 @dataclass(frozen=True)
-class Way(Implementation[TransferParameters]):
+class TransferWay(Implementation[TransferParameters]):
     """One way for bytes to go; of `workers`, `pinned` and `numa_node` it takes those that are named."""
 
     name: str  # type: ignore[misc]
@@ -415,15 +415,15 @@ class Way(Implementation[TransferParameters]):
         return self.make(parameters, place)
 
 
-WAYS: dict[str, Way] = by_name(
-    Way("memcpy", MemcpySteps, takes=("numa_node",)),
+WAYS: dict[str, TransferWay] = by_name(
+    TransferWay("memcpy", MemcpySteps, takes=("numa_node",)),
     # None of its threads is kept on a node.
-    Way("torch", TorchHostCopies, takes=("workers",)),
+    TransferWay("torch", TorchHostCopies, takes=("workers",)),
     # As batches and offloaded states travel, and as offloaded gradients and activations do.
-    Way("host_to_device", partial(DeviceCopies, to_device=True), ("pinned", "numa_node"), "cuda"),
-    Way("device_to_host", partial(DeviceCopies, to_device=False), ("pinned", "numa_node"), "cuda"),
-    Way("disk_cached", FileReads),
-    Way("disk_direct", DirectReads, whole_blocks=True),
+    TransferWay("host_to_device", partial(DeviceCopies, to_device=True), ("pinned", "numa_node"), "cuda"),
+    TransferWay("device_to_host", partial(DeviceCopies, to_device=False), ("pinned", "numa_node"), "cuda"),
+    TransferWay("disk_cached", FileReads),
+    TransferWay("disk_direct", DirectReads, whole_blocks=True),
 )
 
 
