@@ -236,8 +236,8 @@ def test_what_cublas_does_not_support_is_a_refusal_and_what_breaks_a_device_is_n
         raising(OutOfMemory("CUDA out of memory"))()
 
 
-def padded(m: int, n: int, k: int, pad_to: int = 8, **changed: object) -> MatmulParameters:
-    return of("float32", **{"m": m, "n": n, "k": k, "pad_to": pad_to} | changed)
+def padded(m: int, n: int, k: int, pad_to: int = 8, dtype: str = "float32", **changed: object) -> MatmulParameters:
+    return of(dtype, m, n, k, pad_to=pad_to, **changed)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
