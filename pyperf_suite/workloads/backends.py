@@ -21,7 +21,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from pyperf_suite.errors import Unsupported, UserError, out_of_memory
-from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
 from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
@@ -200,6 +199,8 @@ def leave_nothing_behind(device: Device) -> None:
 
 def require_cores(workers: int) -> None:
     """Raise UserError where more workers are asked for than this process may use cores."""
+    from pyperf_suite.hardware import cpu  # needs psutil, which a user's interpreter may lack
+
     cores = cpu.detect().usable_cores
     if workers > cores:
         raise UserError(

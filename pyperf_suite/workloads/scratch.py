@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from pyperf_suite import files
-from pyperf_suite.hardware import memory
 from pyperf_suite.measure.arrays import Array, Keep, computed_anew
 
 # A worker's own folder, for files that nobody needs once it is gone.
@@ -85,6 +84,8 @@ class SharedArrays:
         held_bytes = sum(status.st_size for status, _ in held)
         most_bytes = self._most_bytes
         if most_bytes is None:
+            from pyperf_suite.hardware import memory  # needs psutil, which a user's interpreter may lack
+
             free_bytes = min(shutil.disk_usage(self._folder).free, memory.available_bytes())
             most_bytes = int(SHARED_PART * (free_bytes + held_bytes))
         if size_bytes > most_bytes:

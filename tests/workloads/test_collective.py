@@ -331,6 +331,7 @@ def test_gloo_is_exact_for_all_it_can_do_and_says_what_it_cannot(pool: WorkerPoo
                 assert answer["verification"]["compared"] == sum(map(parameters.receive_count, range(ranks)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["all_reduce", "pairs"])
 def test_a_record_over_gloo_keeps_what_each_rank_saw(pool: WorkerPool, op: str) -> None:
     pattern = "2-0" if op == "pairs" else ""
@@ -355,6 +356,7 @@ def test_a_record_over_gloo_keeps_what_each_rank_saw(pool: WorkerPool, op: str) 
     ]
 
 
+@pytest.mark.slow
 def test_a_case_of_nccl_needs_gpus(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYPERF_LIBNCCL", raising=False)
     answer = pool.measure(0, Case("collective", CollectiveParameters("all_reduce", 64, 2), "nccl"), None)

@@ -35,6 +35,7 @@ def test_the_attention_kernels_of_each_target_stand_beside_its_products() -> Non
     assert triton_kernels("sm_70") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["addresses", "dq"])
 def test_an_attention_kernel_becomes_exact_figures_of_its_own_source(ending: str) -> None:
     pytest.importorskip("triton")

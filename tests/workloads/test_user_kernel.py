@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -379,3 +380,12 @@ def test_the_example_of_the_docs_is_the_file_and_ten_lines_at_most():
     example = text.split("```python\n")[1].split("```")[0]
     assert example == (root / "examples" / "your_kernel" / "bench_softmax.py").read_text()
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
+
+
+def test_a_users_interpreter_needs_numpy_alone_of_what_the_suite_does():
+    absent = ["psutil", "rich", "click", "scipy", "torch", "pytest"]
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent!r}))\n"  # None there makes an import fail
+        "import pyperf_suite.workloads.kernel_process, pyperf_suite.workloads.backends"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
