@@ -20,7 +20,7 @@ from pyperf_suite.advise.study.fit import (
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.study.grid import cases_of, default_axes
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 LARGE = ParallelStepParameters(
     hidden=4096, heads=32, layers=32, seq=2048, batch=4, vocab=32000, tied=False, data=8, micro_batches=4

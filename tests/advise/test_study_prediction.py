@@ -29,7 +29,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.workloads.training.layers import work
-from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 CPU = Device("cpu")
 TRUTH = CpuLaws(

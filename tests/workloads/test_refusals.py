@@ -17,7 +17,7 @@ from pyperf_suite.workloads.training.input_pipeline import InputPipelineParamete
 from pyperf_suite.workloads.training.layers import BlockPartParameters, LayerPassParameters
 from pyperf_suite.workloads.training.optimizer import OptimizerUpdateParameters, TensorSet
 from pyperf_suite.workloads.training.overlap import OverlapParameters
-from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 from pyperf_suite.workloads.training.step_memory import CheckpointedStepParameters
 from pyperf_suite.workloads.training.training_step import PrecisionStepParameters, TrainingStepParameters
 from pyperf_suite.workloads.training.transfer import TransferParameters

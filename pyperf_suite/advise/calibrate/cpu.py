@@ -36,7 +36,7 @@ from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.rows import Reading, readings
 from pyperf_suite.workloads.on_ranks import DTYPES
 from pyperf_suite.workloads.training import TransformerShape
-from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 KERNEL_BLOCK, COLLECTIVE_BLOCK = "cpu_kernels", "cpu_collectives"
 PROBE = "step_calibration"

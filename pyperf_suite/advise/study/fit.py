@@ -19,7 +19,7 @@ from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.runner.case import Case
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 CHANGED = ("zero_stage", "batch", "checkpointing")
 

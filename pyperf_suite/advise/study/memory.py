@@ -11,7 +11,7 @@ from pyperf_suite.laws.training.gpt_weights import FIRST, LAST, Weight, rank_wei
 from pyperf_suite.laws.training.memory import MemoryNeed
 from pyperf_suite.laws.training.shared_cores import Action, interleaved, one_forward_one_backward
 from pyperf_suite.workloads.on_ranks import DTYPES
-from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 # From this stage of ZeRO on torch's engine is FSDP2, which keeps its shards in float32.
 FSDP_FROM_STAGE = 2

@@ -31,7 +31,7 @@ from pyperf_suite.probes.study import results as study
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import open_run
-from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 # The laws' names of the types that a study computes in.
 LAW_DTYPE = {"float32": "tf32", "bfloat16": "bf16"}

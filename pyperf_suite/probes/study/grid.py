@@ -19,7 +19,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import NO, Flag, check_axes, read_axes
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 OPERATOR = "parallel_step"
 MOST_CONFIGURATIONS = 1000

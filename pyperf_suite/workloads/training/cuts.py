@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from pyperf_suite.workloads.on_ranks import average, distributed
 from pyperf_suite.workloads.training.held_bytes import bytes_of
-from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 LEARNING_RATE = 1e-4
 # Of attention's first matrix, of queries, keys and values.

@@ -23,7 +23,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Bars, Findings, Remark, Table
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 
 Layout = Callable[..., Case]
 Visits = Callable[..., list[Record]]

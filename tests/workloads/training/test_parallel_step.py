@@ -22,7 +22,7 @@ from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Effort
 from pyperf_suite.runner.worker_pool import WorkerPool
 from pyperf_suite.workloads.training import Checkpointing
-from pyperf_suite.workloads.training.parallel_step import ParallelStepParameters
+from pyperf_suite.workloads.training.parallel_layout import ParallelStepParameters
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 
 pytestmark = pytest.mark.slow
