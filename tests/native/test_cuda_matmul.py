@@ -32,10 +32,10 @@ def prepare(cuda, fake, nvrtc, tmp_path_factory, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(matmul, "cuda_device", CudaDevice)
 
     def made(name: str, parameters: MatmulParameters, sets: int = 2) -> Launches:
-        matmul = Matmul()
-        implementation = matmul.implementation(name)
+        operator = Matmul()
+        implementation = operator.implementation(name)
         implementation.validate(parameters)
-        return implementation.prepare(parameters, matmul.operands(parameters, 0), Place(GPU, sets=sets))
+        return implementation.prepare(parameters, operator.operands(parameters, 0), Place(GPU, sets=sets))
 
     return made
 
