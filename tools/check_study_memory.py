@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyperf_suite.advise.study.memory import memory_by_rank
 from pyperf_suite.advise.study.prediction import COUNTED
-from pyperf_suite.probes.study.results import results_of
+from pyperf_suite.probes.study import results_of
 from pyperf_suite.runner.results import open_run
 
 ALLOWED = 0.1

@@ -18,7 +18,7 @@ from pyperf_suite.advise.study.fit import (
     why_not,
 )
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.study.grid import cases_of, default_axes
+from pyperf_suite.probes.study import cases_of, default_axes
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.workloads.training.shape import Checkpointing
 

@@ -10,7 +10,7 @@ import pytest
 from pyperf_suite.advise.study.grid_file import parse_study, read_study
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.study.grid import StudyAxes, cases_of, default_axes, worlds_of
+from pyperf_suite.probes.study import StudyAxes, cases_of, default_axes, worlds_of
 
 CPU = Device("cpu")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "study.toml"

@@ -24,7 +24,7 @@ from pyperf_suite.laws.training.engine_step import EngineConstants
 from pyperf_suite.laws.training.micro_batch import StepConstants, work_of_ends, work_of_layer
 from pyperf_suite.laws.training.plan import MicroBatch
 from pyperf_suite.probes.step_calibration import OPERATIONS, PROBE
-from pyperf_suite.probes.study.grid import cases_of, default_axes
+from pyperf_suite.probes.study import cases_of, default_axes
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal
 from pyperf_suite.runner.record import Metric, Record

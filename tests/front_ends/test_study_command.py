@@ -23,8 +23,7 @@ from pyperf_suite.commands.slurm_script import Allocation
 from pyperf_suite.commands.study_run import of_this_world
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.study.grid import cases_of, default_axes
-from pyperf_suite.probes.study.results import results_of
+from pyperf_suite.probes.study import cases_of, default_axes, results_of
 from pyperf_suite.ranks.environment import ALONE
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.worker_pool import WorkerPool

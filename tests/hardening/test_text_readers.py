@@ -29,8 +29,8 @@ from pyperf_suite.history.thresholds import parse_share
 from pyperf_suite.kernels import disassembly
 from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.probes.alignment.sizes import Base
-from pyperf_suite.probes.calibration.design import AttentionShape
+from pyperf_suite.probes.alignment import Base
+from pyperf_suite.probes.calibration import AttentionShape
 from pyperf_suite.probes.collectives.training import Training
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.spec.axes import Flag, Shape, Sizes

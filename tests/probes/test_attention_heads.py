@@ -13,8 +13,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.laws.attention.counted import Blocks, TiledAttention
 from pyperf_suite.laws.attention.law import AttentionLaw
-from pyperf_suite.probes.attention_heads import PROBE, AttentionHeadsAxes
-from pyperf_suite.probes.attention_heads.findings import CAUSES
+from pyperf_suite.probes.attention_heads import CAUSES, PROBE, AttentionHeadsAxes
 from pyperf_suite.render.picture import draw
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES

@@ -10,9 +10,15 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.probes import calibration
-from pyperf_suite.probes.calibration import GPU_EXTENT, PROBE
-from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_attentions, spread_products
-from pyperf_suite.probes.calibration.predictions import predicted_seconds
+from pyperf_suite.probes.calibration import (
+    GPU_EXTENT,
+    PROBE,
+    AttentionShape,
+    Extent,
+    predicted_seconds,
+    spread_attentions,
+    spread_products,
+)
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Record

@@ -16,7 +16,7 @@ from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.limits import Within
 from pyperf_suite.nearest import offer
-from pyperf_suite.probes.study.grid import GRID, MODEL, Configuration, StudyAxes
+from pyperf_suite.probes.study import GRID, MODEL, Configuration, StudyAxes
 from pyperf_suite.spec.axes import Flag, read_axes
 
 if sys.version_info >= (3, 11):

@@ -24,7 +24,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.identity import identity
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
-from pyperf_suite.probes.calibration.predictions import DTYPE_OF_OPERATOR
+from pyperf_suite.probes.calibration import DTYPE_OF_OPERATOR
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
 from pyperf_suite.runner.profiles import Profile

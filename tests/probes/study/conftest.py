@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.probes.study.grid import OPERATOR
+from pyperf_suite.probes.study import OPERATOR
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters

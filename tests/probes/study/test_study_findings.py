@@ -14,11 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pyperf_suite.probes.study import PROBE
-from pyperf_suite.probes.study import findings as told
-from pyperf_suite.probes.study.findings import ALL, analyse, memory_errors, rank_correlation
-from pyperf_suite.probes.study.grid import OPERATOR
-from pyperf_suite.probes.study.results import Prediction, Result, results_of
+from pyperf_suite.probes import study as told
+from pyperf_suite.probes.study import (
+    ALL,
+    OPERATOR,
+    PROBE,
+    Prediction,
+    Result,
+    analyse,
+    memory_errors,
+    rank_correlation,
+    results_of,
+)
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Bars, Findings, Remark, Table

@@ -8,24 +8,160 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from pyperf_suite import laws
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.catalogue import gpu_of
+from pyperf_suite.hardware.catalogue import GpuSpec, gpu_of
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
+from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_attentions, spread_products
-from pyperf_suite.probes.calibration.predictions import predicted_seconds
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.axes import Shape
+from pyperf_suite.spec.axes import Dimensions, Shape
 from pyperf_suite.spec.findings import Findings, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, table
+from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
+
+DTYPE_OF_LAW = {
+    "float32": "fp32",
+    "tfloat32": "tf32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8",
+    "int8": "int8",
+}
+PRODUCT, ATTENTION = ("m", "n", "k"), ("batch", "seq_q", "keys", "heads", "key_heads", "head_dim")
+DTYPE_OF_OPERATOR = {law: operator for operator, law in DTYPE_OF_LAW.items()}
+
+
+def law_dtype(case: Case) -> str:
+    """The laws' name of a case's element type. Raises UserError for one that no law is for."""
+    dtype = case.parameters.dtype
+    if dtype not in DTYPE_OF_LAW:
+        raise UserError(f"No law is for {dtype} on a GPU, only for {', '.join(DTYPE_OF_LAW)}.")
+    return DTYPE_OF_LAW[dtype]
+
+
+def predicted_seconds(gpu: GpuSpec | Calibration | str, cases: Sequence[Case]) -> NDArray[np.float64]:
+    """Seconds that the laws of a GPU give for each case, in the cases' order.
+
+    Cases that differ in sizes alone are one call of a law. Raises UserError for an operator or a type without a law.
+    """
+    seconds = np.empty(len(cases))
+    for (law, names, fixed), places in grouped(range(len(cases)), lambda place: _call_of(cases[place])).items():
+        together = [cases[place].parameters for place in places]
+        sizes = (np.array([getattr(each, name) for each in together], dtype=np.int64) for name in names)
+        seconds[places] = law(gpu, *sizes, **dict(fixed))
+    return seconds
+
+
+def _call_of(case: Case) -> tuple[Callable[..., Any], tuple[str, ...], tuple[tuple[str, Any], ...]]:
+    """The law, the sizes that it takes arrays of, and what a call of it has one value of."""
+    p = case.parameters
+    if case.operator == "matmul":
+        return laws.gemm_time, PRODUCT, (("dtype", law_dtype(case)), ("layout", p.layout), ("mode", case.mode))
+    if case.operator == "attention":
+        fixed = (("causal", p.causal), ("dtype", law_dtype(case)), ("backward", p.backward))
+        return laws.attention_time, ATTENTION, fixed
+    raise UserError(f"No law is for {case.operator}, only for matmul and attention.")
+
+
+# Sizes that models have and libraries are good at; what misaligned ones cost is the alignment probe's to find.
+ROUND_M, ROUND_NK = 8, 64
+
+KV_RATIOS = (1, 4, 8)
+HEAD_DIMS = (64, 128)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Sizes from `low` to `high`, and the most that one of what they make may cost.
+
+    `flop` bounds the time on the device, `elements` of the operands the time to make and verify them on the host.
+    """
+
+    m: tuple[int, int]
+    nk: tuple[int, int]
+    flop: float
+    elements: float
+
+
+@dataclass(frozen=True)
+class AttentionShape(Dimensions):
+    """Batch, heads, key heads, head dimension and tokens of one causal self-attention."""
+
+    form = "the shape of an attention: write BATCHxHEADSxKV_HEADSxHEAD_DIMxSEQ, as in 1x32x8x128x4096"
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    seq: int
+
+    def parameters(self, **other: Any) -> AttentionParameters:
+        """It as a case has it, with what else there is to choose."""
+        kv_heads = 0 if self.kv_heads == self.heads else self.kv_heads
+        sizes = (self.batch, self.heads, self.head_dim, self.seq)
+        return AttentionParameters(*sizes, kv_heads=kv_heads, causal=True, **other)
+
+
+def spread_products(count: int, extent: Extent) -> tuple[Shape, ...]:
+    """So many different products, evenly over the logarithms of m, n and k inside the extent."""
+    found: list[Shape] = []
+    places = _lattice(3)
+    while len(found) < count:
+        place = next(places)
+        m = _between(*extent.m, place[0], ROUND_M)
+        n, k = (_between(*extent.nk, each, ROUND_NK) for each in place[1:])
+        if 2.0 * m * n * k <= extent.flop and m * k + k * n + m * n <= extent.elements:
+            found.append(Shape(m, n, k))
+    return tuple(found)
+
+
+def spread_attentions(
+    count: int, tokens: tuple[int, int], heads: tuple[int, int], flop: float
+) -> tuple[AttentionShape, ...]:
+    """So many different causal attentions, evenly over the logarithms of tokens, batch x heads and grouping."""
+    found: dict[AttentionShape, None] = {}
+    places = _lattice(5)
+    while len(found) < count:
+        place = next(places)
+        ratio, head_dim = (of[int(each * len(of))] for of, each in ((KV_RATIOS, place[2]), (HEAD_DIMS, place[4])))
+        all_heads, seq = _between(*heads, place[1], ratio), _between(*tokens, place[0], ROUND_NK)
+        shape = AttentionShape(_between(1, 8, place[3], 1), all_heads, all_heads // ratio, head_dim, seq)
+        pairs = int(visible_pairs(seq, seq, causal=True))
+        if float(attention_flop(shape.batch, all_heads, head_dim, pairs)) <= flop:
+            found[shape] = None
+    return tuple(found)
+
+
+def _between(low: int, high: int, place: float, multiple: int) -> int:
+    """The size at that share of the way in the logarithm, as a multiple and at least one."""
+    return max(1, round(low * (high / low) ** place / multiple)) * multiple
+
+
+def _lattice(dimensions: int) -> Iterator[tuple[float, ...]]:
+    """Points of the unit cube without end, each set of first ones spread evenly.
+
+    The additive recurrence with the generalised golden ratio, the root of x^(d+1) = x + 1 (Roberts, *The unreasonable
+    effectiveness of quasirandom sequences*, 2018).
+    """
+    ratio = 1.5
+    for _ in range(64):
+        ratio = (1 + ratio) ** (1 / (dimensions + 1))
+    steps = [ratio**-power for power in range(1, dimensions + 1)]
+    for index in itertools.count():
+        yield tuple((0.5 + index * step) % 1 for step in steps)
+
 
 # Two milliseconds of an H200 at most, and 300 MB of operands in bf16: what a case costs is mostly its verification.
 GPU_EXTENT = Extent(m=(128, 16384), nk=(1024, 16384), flop=1.5e12, elements=1.5e8)
