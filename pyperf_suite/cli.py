@@ -161,8 +161,7 @@ def collectives(
 def _judge_training_of(model: str, device: str) -> None:
     """Have the probe of this process, which measures once and ends, tell of that model."""
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.probes.collectives import PROBE, analyse
-    from pyperf_suite.probes.collectives.training import FLOP_PER_S, Training
+    from pyperf_suite.probes.collectives import FLOP_PER_S, PROBE, Training, analyse
     from pyperf_suite.spec.discovery import replace_probe
 
     training = Training.parse(model, FLOP_PER_S[resolve(device).kind])
@@ -235,7 +234,7 @@ def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, .
 
 def _measure_all(session: Session, console: Any, soak_min: float = 0.0) -> None:
     """Measure every case and show how far it is; what is interrupted can be resumed."""
-    from pyperf_suite.spec.following import follow_ups
+    from pyperf_suite.spec.discovery import follow_ups
 
     plan = session.plan
     console.print(f"{', '.join(plan.probes)}: {session.outlook.line}", highlight=False, soft_wrap=True)

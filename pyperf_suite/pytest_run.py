@@ -191,7 +191,7 @@ class SuiteRun:
 
     def _follow_up(self) -> None:
         """What probes ask for after the items: known too late to be an item, but part of the run and its summary."""
-        from pyperf_suite.spec.following import follow_ups
+        from pyperf_suite.spec.discovery import follow_ups
 
         for planned in follow_ups(self._session.plan, self._session.records):
             self._session.measure(planned)

@@ -16,8 +16,7 @@ from pyperf_suite.laws.explained import legend
 from pyperf_suite.laws.matmul.alignment import elements_in, largest_power_of_two
 from pyperf_suite.laws.matmul.gemm import gemm_law
 from pyperf_suite.laws.matmul.gemm_menu import TILES, menu_times
-from pyperf_suite.spec.findings import Findings, Remark, findings, remark
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.findings import Findings, Quantity, Remark, findings, remark
 from pyperf_suite.spec.rows import Column, table
 
 LAYOUTS = ("TN", "NN", "NT", "TT")

@@ -19,11 +19,11 @@ from pyperf_suite.laws.matmul.alignment import elements_in, largest_power_of_two
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.probes._products import CHOSEN, IMPLEMENTATIONS, Pair, ProductAxes, Sweep, on_gpu, sweeps_along
+from pyperf_suite.probes.baseline import CHOSEN, IMPLEMENTATIONS, Pair, ProductAxes, Sweep, on_gpu, sweeps_along
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import Shape, parsed
-from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, findings, remark, remark_on
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, is_settled, mean_speedup, rows_of, series, table, wins
 from pyperf_suite.workloads import find_workload
@@ -464,8 +464,8 @@ def analyse(rows: Rows) -> Findings:
         (_advice(pad) for pad in of_library if pad.known_as),
         (_best(alike) for alike in grouped(classes, lambda each: each.sweep.setting).values()),
         (_at_each_call(alike) for alike in grouped(of_library, lambda pad: pad.sweep.setting).values()),
-        (remark_on(edge, JUMPS, effect="rate") for edge in edges[:1]),
-        (remark_on(slow, DEFIANCE, effect="rate") for slow in defiances[:1]),
+        (remark(JUMPS, edge, effect="rate") for edge in edges[:1]),
+        (remark(DEFIANCE, slow, effect="rate") for slow in defiances[:1]),
         _refusals(rows.records),
         table("Throughput by divisor, beside the next aligned size", CLASS_COLUMNS, classes),
         table("Pad or not, net of the padding's own work", PAD_COLUMNS, of_library or pads),
@@ -488,14 +488,14 @@ def _advice(pad: Pad) -> Remark:
     call = ", padded at each call {at_each_call}" if pad.at_each_call else ""
     told = f"{PLACE}, {{known_as}}: built as {{other}} it runs {{gain}} as fast{call}: {{verdict}}"
     # That padding wins nothing is an answer, that nobody knows is none.
-    return remark_on(pad, told, effect="" if pad.verdict == "leave it" else "gain")
+    return remark(told, pad, effect="" if pad.verdict == "leave it" else "gain")
 
 
 def _best(classes: Sequence[AlignmentClass]) -> Remark | None:
     """Where padding wins most in a setting."""
     best = max(classes, key=lambda each: (wins(each.gain), each.gain.value))
     told = "{sweep.setting}: where {sweep.name} divides by {divisor}, products built with the next aligned size run "
-    return remark_on(best, told + "{gain} as fast, net of their extra work", effect="gain") if wins(best.gain) else None
+    return remark(told + "{gain} as fast, net of their extra work", best, effect="gain") if wins(best.gain) else None
 
 
 def _at_each_call(pads: Sequence[Pad]) -> Remark | None:

@@ -25,9 +25,8 @@ from pyperf_suite.laws.matmul.tiling import Tile, tile_efficiency
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, findings, remark
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
 from pyperf_suite.spec.probe import Probe, RowTable
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table, wins
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.attention.kernel_names import flash_kernel

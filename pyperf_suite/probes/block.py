@@ -17,11 +17,9 @@ from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import Claim, Findings, Remark, findings
+from pyperf_suite.spec.findings import BIGSCIENCE, Claim, Findings, Quantity, Remark, findings, quantity
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity, quantity
 from pyperf_suite.spec.rows import Column, Row, Rows
-from pyperf_suite.spec.sources import BIGSCIENCE
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
 from pyperf_suite.workloads.training.shape import (

@@ -25,9 +25,8 @@ from pyperf_suite.laws.calibration import Calibration
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Dimensions, Shape
-from pyperf_suite.spec.findings import Findings, Remark, findings, remark
+from pyperf_suite.spec.findings import Findings, Quantity, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, table
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters

@@ -20,11 +20,9 @@ from pyperf_suite.limits import Within
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings
+from pyperf_suite.spec.findings import BEKMAN, Claim, Figure, Findings, Panel, Quantity, Remark, Verdict, findings
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, all_observed, series_by, table
-from pyperf_suite.spec.sources import BEKMAN
 from pyperf_suite.workloads.training.shape import Checkpointing
 from pyperf_suite.workloads.training.step_memory import CheckpointedStepParameters
 

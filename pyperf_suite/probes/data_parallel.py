@@ -20,11 +20,22 @@ from pyperf_suite.ranks.environment import rank_environment, ranks_here, require
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import NO, YES, Flag, Sizes, every_size, size_name, size_ticks, sizes
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Table, Verdict, findings, remark
+from pyperf_suite.spec.findings import (
+    BEKMAN,
+    TRANSFORMERS,
+    Claim,
+    Figure,
+    Findings,
+    Panel,
+    Quantity,
+    Remark,
+    Table,
+    Verdict,
+    findings,
+    remark,
+)
 from pyperf_suite.spec.probe import Probe, RowClaim
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, series, table
-from pyperf_suite.spec.sources import BEKMAN, TRANSFORMERS
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
 

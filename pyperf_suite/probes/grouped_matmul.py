@@ -21,9 +21,8 @@ from pyperf_suite.laws.matmul.staircase import relative_error
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Shape
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings
+from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Quantity, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series_by
 from pyperf_suite.workloads.grouped_matmul import DTYPES, GroupedMatmulParameters
 

@@ -16,11 +16,20 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.input_pipeline import InputPipeline
 from pyperf_suite.limits import OneOf
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Verdict, findings
+from pyperf_suite.spec.findings import (
+    TRANSFORMERS,
+    Claim,
+    Figure,
+    Findings,
+    Panel,
+    Quantity,
+    Remark,
+    Series,
+    Verdict,
+    findings,
+)
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series
-from pyperf_suite.spec.sources import TRANSFORMERS
 from pyperf_suite.workloads.training.data_files import KINDS
 from pyperf_suite.workloads.training.input_pipeline import MODELS, MOST_LOADERS, STARTS, InputPipelineParameters
 

@@ -21,11 +21,21 @@ from pyperf_suite.laws.transformer import Sharding
 from pyperf_suite.limits import OneOf
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Series, Table, findings
+from pyperf_suite.spec.findings import (
+    BEKMAN,
+    BIGSCIENCE,
+    TRANSFORMERS,
+    Claim,
+    Figure,
+    Findings,
+    Panel,
+    Quantity,
+    Series,
+    Table,
+    findings,
+)
 from pyperf_suite.spec.probe import Probe, RowClaim
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
-from pyperf_suite.spec.sources import BEKMAN, BIGSCIENCE, TRANSFORMERS
 from pyperf_suite.workloads.training.shape import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 

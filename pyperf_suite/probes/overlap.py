@@ -13,11 +13,9 @@ from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.ranks.environment import ranks_here, require_launched
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, size_name, sizes
-from pyperf_suite.spec.findings import Claim, Findings, findings, remark
+from pyperf_suite.spec.findings import BEKMAN, Claim, Findings, Quantity, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, mean_speedup
-from pyperf_suite.spec.sources import BEKMAN
 from pyperf_suite.workloads.training.overlap import RUNS, OverlapParameters
 
 OVERLAPS = Claim("an efficient framework overlaps communication and compute", BEKMAN, low=1.0)

@@ -16,11 +16,9 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings
+from pyperf_suite.spec.findings import TRANSFORMERS, Claim, Figure, Findings, Panel, Quantity, Remark, Verdict, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, series_by, table
-from pyperf_suite.spec.sources import TRANSFORMERS
 from pyperf_suite.workloads.training.shape import MOMENTS, PRECISIONS
 from pyperf_suite.workloads.training.training_step import CAST_CACHES, PrecisionStepParameters
 

@@ -25,9 +25,21 @@ from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import NO, Flag, check_axes, read_axes
-from pyperf_suite.spec.findings import Bar, Bars, Claim, Figure, Findings, Remark, Table, Verdict, findings, remark
+from pyperf_suite.spec.findings import (
+    Bar,
+    Bars,
+    Claim,
+    Figure,
+    Findings,
+    Quantity,
+    Remark,
+    Table,
+    Verdict,
+    findings,
+    quantity,
+    remark,
+)
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.quantity import Quantity, quantity
 from pyperf_suite.spec.rows import Column, Reading, Rows, grouped, mean_speedup, readings, table
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training.on_ranks import MOST_RANKS

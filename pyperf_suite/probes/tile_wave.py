@@ -20,11 +20,10 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.staircase import JudgedLaw, judged_by_waves
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path, tile_count, wave_count
 from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.probes._products import Pair, ProductAxes, Sweep, library_of, on_gpu, relative_rate, sweeps_along
+from pyperf_suite.probes.baseline import Pair, ProductAxes, Sweep, library_of, on_gpu, relative_rate, sweeps_along
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, findings, remark_on
+from pyperf_suite.spec.findings import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
 from pyperf_suite.workloads.matmul import MatmulParameters
 
@@ -213,7 +212,7 @@ def analyse(rows: Rows) -> Findings:
         sweeps += own
         first = [next((cliff for cliff in cliffs_of(sweep) if cliff.opens == "a wave"), None) for sweep in own]
         # A wave that costs less than nothing says how noisy the machine was; the table has it.
-        parts += [remark_on(cliff, WAVE, effect="cost") for cliff in first if cliff and cliff.gain.value < 1]
+        parts += [remark(WAVE, cliff, effect="cost") for cliff in first if cliff and cliff.gain.value < 1]
         for alike in grouped(own, lambda sweep: sweep.along).values():
             parts += [_of_library(alike[0]), _figure(alike, law)]
         parts.append(_law(setting[0], law) if law else None)

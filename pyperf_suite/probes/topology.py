@@ -19,11 +19,9 @@ from pyperf_suite.hardware.nvml import ALLOWED
 from pyperf_suite.hardware.pcie import PcieDevice, PcieLink
 from pyperf_suite.hardware.topology import PATHS, LinkGraph, Path
 from pyperf_suite.runner.case import Case
-from pyperf_suite.spec.findings import Cell, Findings, Heading, Remark, Table, findings, remark
+from pyperf_suite.spec.findings import TRANSFORMERS, Cell, Findings, Heading, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Rows, grouped, table
-from pyperf_suite.spec.sources import TRANSFORMERS
 from pyperf_suite.workloads.training.topology import TopologyParameters
 
 # "could be more" is what was built or set that way; "below expectation" is what something is wrong with.

@@ -20,11 +20,22 @@ from pyperf_suite.limits import OneOf
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Sizes, every_size, size_ticks, sizes
-from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
+from pyperf_suite.spec.findings import (
+    TRANSFORMERS,
+    Claim,
+    Figure,
+    Findings,
+    Panel,
+    Quantity,
+    Remark,
+    Series,
+    Table,
+    Verdict,
+    findings,
+    remark,
+)
 from pyperf_suite.spec.probe import Probe, RowClaim
-from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import WORTH, Column, Row, Rows, series, table
-from pyperf_suite.spec.sources import TRANSFORMERS
 from pyperf_suite.workloads.training import transfer
 from pyperf_suite.workloads.training.transfer import ANY_NODE, TransferParameters
 

@@ -14,8 +14,7 @@ from pyperf_suite.history.finding import VERDICTS, Finding, Verdict
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.render import findings_json, markdown
 from pyperf_suite.render.terminal import note, print_table, say
-from pyperf_suite.spec.findings import Findings, Heading, Table
-from pyperf_suite.spec.quantity import Quantity, quantity
+from pyperf_suite.spec.findings import Findings, Heading, Quantity, Table, quantity
 
 # What needs a reader comes first; within a verdict, what moved most.
 URGENCY: tuple[Verdict, ...] = ("slower", "failed", "undecided", "faster", "equivalent")

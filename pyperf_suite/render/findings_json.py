@@ -10,11 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyperf_suite.render import strict, text
-from pyperf_suite.spec.cautions import cautions_of
-from pyperf_suite.spec.findings import Bars, Document, Findings, HeatMap, Panel, Remark, Series, Verdict
-from pyperf_suite.spec.quantity import UNITS, Quantity
+from pyperf_suite.spec.findings import (
+    UNITS,
+    Bars,
+    Document,
+    Findings,
+    HeatMap,
+    Panel,
+    Quantity,
+    Remark,
+    Series,
+    Verdict,
+)
 from pyperf_suite.spec.rows import Reading, readings
-from pyperf_suite.spec.summary import Point, summary_of
+from pyperf_suite.spec.summary import Point, cautions_of, summary_of
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.record import Record

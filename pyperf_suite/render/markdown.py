@@ -9,8 +9,8 @@ from types import MappingProxyType
 from pyperf_suite.printable import printable
 from pyperf_suite.render import text
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.cautions import cautions_of
 from pyperf_suite.spec.findings import Findings, Remark, Table, Verdict
+from pyperf_suite.spec.summary import cautions_of
 
 
 def page(

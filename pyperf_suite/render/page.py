@@ -25,11 +25,10 @@ from pyperf_suite.render.plot import Shown, shown
 from pyperf_suite.render.results import Choice, Results, Run
 from pyperf_suite.render.sizing_section import sizing_of
 from pyperf_suite.runner.record import Record
-from pyperf_suite.spec.cautions import about_the_cases, about_the_machine
 from pyperf_suite.spec.discovery import TOPICS, find_probe, is_known, probe_names
 from pyperf_suite.spec.findings import Findings, Heading, Remark, Table, Verdict, remark
 from pyperf_suite.spec.rows import Column, grouped, table
-from pyperf_suite.spec.summary import Point, summary_of
+from pyperf_suite.spec.summary import Point, about_the_cases, about_the_machine, summary_of
 
 # Nothing is fetched: not even by what a hostile name could smuggle in.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"

@@ -10,8 +10,7 @@ from typing import Any
 
 from pyperf_suite.render.charts import Chart, Trace, bars_range, caption_of, charts_of, kept, spread_of, with_unit
 from pyperf_suite.render.text import shown_in
-from pyperf_suite.spec.findings import Bars, Figure, Heading, HeatMap, Panel, Table
-from pyperf_suite.spec.quantity import Quantity, quantity
+from pyperf_suite.spec.findings import Bars, Figure, Heading, HeatMap, Panel, Quantity, Table, quantity
 
 KINDS = {"points": "measured", "line": "law, predicted", "beside": "measured for comparison"}
 # Values listed beside a panel; the picture shows more.

@@ -14,10 +14,9 @@ from rich.console import Console
 
 from pyperf_suite.printable import printable
 from pyperf_suite.render import text
-from pyperf_suite.spec.cautions import cautions_of
 from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict
 from pyperf_suite.spec.rows import grouped
-from pyperf_suite.spec.summary import Point
+from pyperf_suite.spec.summary import Point, cautions_of
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.record import Record

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from pyperf_suite.printable import printable
-from pyperf_suite.spec.findings import Cell, Claim, Heading, Remark, Table, Verdict
-from pyperf_suite.spec.quantity import UNITS, Quantity
+from pyperf_suite.spec.findings import UNITS, Cell, Claim, Heading, Quantity, Remark, Table, Verdict
 from pyperf_suite.spec.summary import Point
 
 NOT_KNOWN = "-"

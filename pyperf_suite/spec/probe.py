@@ -12,9 +12,8 @@ from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import replace_axes
-from pyperf_suite.spec.findings import Claim, Findings, Verdict, findings
-from pyperf_suite.spec.quantity import Quantity
-from pyperf_suite.spec.rows import Column, Row, Rows, named, rows_of, table
+from pyperf_suite.spec.findings import Claim, Findings, Quantity, Verdict, findings
+from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, table
 
 
 def _every(_: Row) -> bool:
@@ -51,7 +50,7 @@ class RowClaim:
             ratio = self.ratio(row)
             if ratio is not None:
                 own = {name: value(row) for name, value in self.values.items()}
-                yield self.claim.judge(self.told, ratio, unit=self.unit, **named(row, self.told, own))
+                yield self.claim.judge(self.told, ratio, row, unit=self.unit, **own)
 
 
 @dataclass(frozen=True)

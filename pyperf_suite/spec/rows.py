@@ -7,7 +7,6 @@ such pairs, groups, and the case that differs from a row in named parameters alo
 from __future__ import annotations
 
 import math
-import string
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -15,8 +14,19 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
-from pyperf_suite.spec.findings import Cell, Claim, Heading, Kind, Remark, Series, Table, Verdict, remark
-from pyperf_suite.spec.quantity import Quantity, quantity
+from pyperf_suite.spec.findings import (
+    Cell,
+    Claim,
+    Heading,
+    Kind,
+    Quantity,
+    Remark,
+    Series,
+    Table,
+    Verdict,
+    quantity,
+    remark,
+)
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.case import Case
@@ -226,11 +236,11 @@ class Row:
 
     def remark(self, template: str, *, kind: Kind = "", effect: str = "", **values: Any) -> Remark:
         """A remark on this row: what the template names and `values` lack is the row's own, as `{dtype}` is."""
-        return remark(template, kind=kind, effect=effect, **named(self, template, values))
+        return remark(template, self, kind=kind, effect=effect, **values)
 
     def judge(self, claim: Claim, template: str, measured: Ratio | Quantity | float, **values: Any) -> Verdict:
         """The verdict of a claim on this row, whose template is filled as that of a remark."""
-        return claim.judge(template, measured, **named(self, template, values))
+        return claim.judge(template, measured, self, **values)
 
 
 class Rows(list[Row]):
@@ -296,13 +306,6 @@ def rows_of(
     if order is not None:
         rows.sort(key=order)
     return rows
-
-
-def named(row: Row, template: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a template names: from `values`, else what the row has; of a verdict `measured` is its own."""
-    names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
-    names = [name for name in names if name in values or name != "measured"]
-    return {name: values[name] if name in values else getattr(row, name) for name in names}
 
 
 def series(

@@ -26,7 +26,7 @@ from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.explained import MEANINGS, legend
 from pyperf_suite.render.text import sentence as sentence_of
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.findings import Quantity
 
 GPT = ModelDimensions(layers=4, hidden=2560, ffn=10240, heads=32, vocab=50257, bias=True)
 MODEL = ("--layers", "4", "--hidden", "2560", "--heads", "32", "--ffn", "10240", "--vocab", "50257", "--not-gated")

@@ -31,7 +31,7 @@ from pyperf_suite.laws.attention.counted import Blocks
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.probes.alignment import Base
 from pyperf_suite.probes.calibration import AttentionShape
-from pyperf_suite.probes.collectives.training import Training
+from pyperf_suite.probes.collectives import Training
 from pyperf_suite.ranks.environment import rank_environment
 from pyperf_suite.spec.axes import Flag, Shape, Sizes
 from pyperf_suite.workloads.attention.kernel_names import flash_kernel

@@ -372,7 +372,7 @@ def test_on_a_gpu_every_profile_is_valid(
     profile: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu(0, "a GPU", "GPU-0", capability, 132, 80 << 30)
-    monkeypatch.setattr("pyperf_suite.probes._products.gpus", lambda: [gpu])
+    monkeypatch.setattr("pyperf_suite.probes.baseline.gpus", lambda: [gpu])
     if profile == "full":
         # The night's run, with fewer offsets: as many kinds of cases, in a tenth of the time.
         cases = PROBE.cases(profile, Device("cuda"), {"offset": "0", "ladder": "1"})

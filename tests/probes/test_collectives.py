@@ -14,17 +14,15 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.links import peak_of
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.network.traffic import Workload
-from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, analyse
+from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, Training, analyse
 from pyperf_suite.probes.collectives.curves import curves_of
-from pyperf_suite.probes.collectives.training import Training
 from pyperf_suite.render.picture import draw
 from pyperf_suite.render.run_report import run_as_json
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
 from pyperf_suite.spec.axes import NO, YES, Sizes
-from pyperf_suite.spec.findings import Findings, Remark
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.findings import Findings, Quantity, Remark
 from pyperf_suite.spec.rows import rows_of
 from pyperf_suite.workloads.collective import CollectiveParameters
 

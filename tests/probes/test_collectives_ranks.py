@@ -14,8 +14,7 @@ from pyperf_suite.probes.collectives import PROBE, CollectivesAxes
 from pyperf_suite.probes.collectives.ranks import PairMap, pair_figure
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Sizes
-from pyperf_suite.spec.findings import Findings, Remark, Table
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table
 from pyperf_suite.workloads.collective import CollectiveParameters
 
 LADDER = Sizes(64, 64 * 2**20, 16)

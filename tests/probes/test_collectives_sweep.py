@@ -15,7 +15,7 @@ from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, tournament
 from pyperf_suite.render.text import told
 from pyperf_suite.runner.profiles import PROFILES, find_profile
 from pyperf_suite.spec.axes import NO, YES, Sizes, replace_axes, size_name
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.findings import Quantity
 
 CPU = resolve("cpu")
 

@@ -20,8 +20,8 @@ from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec import discovery
+from pyperf_suite.spec.discovery import MOST_ROUNDS, follow_ups
 from pyperf_suite.spec.findings import Findings, findings, remark
-from pyperf_suite.spec.following import MOST_ROUNDS, follow_ups
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import Rows
 from pyperf_suite.workloads.matmul import MatmulParameters

@@ -14,8 +14,7 @@ from pyperf_suite.probes.memory import ANATOMY, BYTES_A_PARAMETER, EIGHTEEN, FOR
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.findings import Claim, Findings, Verdict
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.findings import Claim, Findings, Quantity, Verdict
 from pyperf_suite.workloads.training.shape import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemory, TrainingMemoryParameters
 from pyperf_suite.workloads.workload import Place

@@ -27,11 +27,11 @@ from pyperf_suite.spec.findings import (
     Heading,
     HeatMap,
     Panel,
+    Quantity,
     Series,
     Table,
     remark,
 )
-from pyperf_suite.spec.quantity import Quantity
 
 REPOSITORY = Path(__file__).parents[2]
 COMMITTED = REPOSITORY / "bench_results/cpu-intel-xeon-processor-2c/20261121T221320Z-9125"

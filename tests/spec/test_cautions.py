@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.cautions import cautions_of
+from pyperf_suite.spec.summary import cautions_of
 
 BUSY = {"elapsed_s": 1.0, "process_cpu_s": 0.5, "cpu_busy_s": 2.0}
 

@@ -14,6 +14,7 @@ from pyperf_suite.spec.findings import (
     OPEN_INTERVAL,
     Claim,
     Findings,
+    Quantity,
     Remark,
     Table,
     Verdict,
@@ -21,7 +22,6 @@ from pyperf_suite.spec.findings import (
     remark,
     remark_on,
 )
-from pyperf_suite.spec.quantity import Quantity
 
 COSTS_A_FIFTH = Claim("costs 20-25 % of throughput", "a guide", 0.75, 0.80)
 IS_FASTER = Claim("is faster", "a guide", low=1.0)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from pyperf_suite.measure.ratio import Ratio, exactly
-from pyperf_suite.spec.quantity import UNITS, Quantity, quantity
+from pyperf_suite.spec.findings import UNITS, Quantity, quantity
 
 
 def test_a_unit_that_nothing_is_shown_in_is_refused_with_those_there_are():

@@ -13,8 +13,7 @@ import pytest
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.findings import Claim, Heading
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.findings import Claim, Heading, Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, series, series_by, table
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
 

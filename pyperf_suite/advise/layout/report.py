@@ -14,8 +14,7 @@ from pyperf_suite.advise.layout.rules import LayoutRule, rules
 from pyperf_suite.laws.kernel_prices import UnseenPrices
 from pyperf_suite.laws.network.collectives import usual_network_bytes_per_s
 from pyperf_suite.laws.training.step_time import MEASURED_GPU
-from pyperf_suite.spec.findings import Findings, Remark, Table, findings, remark
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
 
 # The law's mean error on the eight iterations that Korthikanti et al. 2022 publish in table 5, none of them fitted to:

@@ -17,8 +17,7 @@ from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.explained import IDEAL, legend
 from pyperf_suite.laws.model_flops import model_flop, utilization
 from pyperf_suite.laws.training.memory import USABLE_SHARE
-from pyperf_suite.spec.findings import Findings, Remark, Table, findings, remark
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table, findings, remark
 from pyperf_suite.spec.rows import Column, table
 
 Causes = tuple[tuple[str, float], ...]

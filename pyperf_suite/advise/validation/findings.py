@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyperf_suite.advise.validation.validation import Measured, Product, Validation
-from pyperf_suite.spec.findings import Findings, Remark, findings, remark
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.findings import Findings, Quantity, Remark, findings, remark
 from pyperf_suite.spec.rows import Column, table, wins
 
 # The others are in the records, and in --json.

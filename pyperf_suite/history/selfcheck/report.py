@@ -10,8 +10,7 @@ import numpy as np
 
 from pyperf_suite.history.finding import Verdict
 from pyperf_suite.history.selfcheck.selfcheck import Comparison, Seconds, Selfcheck
-from pyperf_suite.spec.findings import Cell, Findings, Remark, findings, remark
-from pyperf_suite.spec.quantity import Quantity, quantity
+from pyperf_suite.spec.findings import Cell, Findings, Quantity, Remark, findings, quantity, remark
 from pyperf_suite.spec.rows import Column, grouped, table
 
 # What turns the median of absolute deviations into a standard deviation where noise is normal.

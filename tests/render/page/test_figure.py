@@ -14,8 +14,19 @@ from hypothesis import strategies as st
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.render.page import _environment, island
 from pyperf_suite.render.plot import shown
-from pyperf_suite.spec.findings import Bar, Bars, Claim, Figure, Heading, HeatMap, Panel, Series, Table, remark
-from pyperf_suite.spec.quantity import Quantity
+from pyperf_suite.spec.findings import (
+    Bar,
+    Bars,
+    Claim,
+    Figure,
+    Heading,
+    HeatMap,
+    Panel,
+    Quantity,
+    Series,
+    Table,
+    remark,
+)
 
 MEASURED = Series("measured", [1, 2], [3e-6, 4e-6], "points", [2.9e-6, 3.9e-6], [3.1e-6, 4.1e-6])
 LAW = Series("a law", [1, 2], [3e-6, 4e-6], "line")
