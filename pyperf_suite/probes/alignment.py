@@ -61,7 +61,6 @@ class Base:
 
     @classmethod
     def parse(cls, text: str) -> Base:
-        """The inverse of `str`. Raises UserError for anything else."""
         part, _, shape = text.strip().partition(":")
         if part not in BASE_LAYOUTS:
             raise UserError(
@@ -304,7 +303,6 @@ class Pad(Pair):
 
     @property
     def known_as(self) -> str | None:
-        """What people know the size as."""
         return known_as(self.sweep.along, self.size)
 
     @property
@@ -342,7 +340,6 @@ class AlignmentClass:
 
     @property
     def rate(self) -> Ratio:
-        """Throughput of these over that of those."""
         return self.gain.inverse * statistics.geometric_mean(each.size / each.other for each in self.pairs)
 
 
@@ -492,14 +489,12 @@ def _advice(pad: Pad) -> Remark:
 
 
 def _best(classes: Sequence[AlignmentClass]) -> Remark | None:
-    """Where padding wins most in a setting."""
     best = max(classes, key=lambda each: (wins(each.gain), each.gain.value))
     told = "{sweep.setting}: where {sweep.name} divides by {divisor}, products built with the next aligned size run "
     return remark(told + "{gain} as fast, net of their extra work", best, effect="gain") if wins(best.gain) else None
 
 
 def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
-    """How often padding at each call wins in a setting."""
     calls = [call for pad in pads if (call := pad.at_each_call) is not None]
     if not calls:
         return None
@@ -513,7 +508,6 @@ def _at_each_call(pads: Sequence[Pad]) -> Remark | None:
 
 
 def _refusals(records: Sequence[Record]) -> Iterator[Remark]:
-    """What an implementation could not take, with the reason it gave first."""
     refused = {record.case_id: record for record in records if record.outcome == "unsupported"}
     kinds = grouped(refused.values(), lambda each: (each.case["implementation"], each.parsed_case().parameters.dtype))
     for (implementation, dtype), of_kind in sorted(kinds.items()):
@@ -534,7 +528,6 @@ def _kernel(row: Row) -> str:
 
 
 def _sizes(alike: AlignmentClass) -> str:
-    """The first of them, and how many more."""
     sizes = sorted({pair.size for pair in alike.pairs})
     shown, more = ", ".join(map(str, sizes[:MOST_NAMED])), len(sizes) - MOST_NAMED
     return f"{shown} and {more} more" if more > 0 else shown

@@ -291,7 +291,6 @@ class Along:
     fewest: int
 
     def key(self, row: Row) -> tuple[Any, ...]:
-        """What the rows of a sweep have in common."""
         return (law_key(row), what(row), getattr(row, self.held), row.backward)
 
     def sweep_of(self, row: Row) -> list[Row]:

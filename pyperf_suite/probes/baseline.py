@@ -79,7 +79,6 @@ class Sweep:
 
     @property
     def fastest(self) -> Row:
-        """The one with the most FLOP a second."""
         return max(self.rows.values(), key=lambda row: row.flop_per_s)
 
     @property
@@ -92,7 +91,6 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """The varied dimension: M, N or K."""
         return self.along.upper()
 
     @property
@@ -112,17 +110,14 @@ class Pair:
 
     @property
     def row(self) -> Row:
-        """Of the first size."""
         return self.sweep.rows[self.size]
 
     @property
     def beside(self) -> Row:
-        """Of the other size."""
         return self.sweep.rows[self.other]
 
     @property
     def rate(self) -> Ratio:
-        """Throughput at the size over that at the other."""
         return self.gain.inverse * (self.size / self.other)
 
     @classmethod

@@ -104,12 +104,10 @@ class Search:
 
     @property
     def largest(self) -> int:
-        """The largest batch known to fit; 0 where none is."""
         return max(self.fits, default=0)
 
     @property
     def is_settled(self) -> bool:
-        """Whether the batch after the largest one is known not to fit."""
         return self.largest + 1 in self.too_large
 
     @property

@@ -278,7 +278,6 @@ def analyse(rows: Rows) -> Findings:
 
 
 def _costs(ddp: Sequence[Rows]) -> Iterator[Remark]:
-    """What the exchange adds to each model's step, with the best of its buckets."""
     told = "{model} on {setting}: DDP with buckets of {bucket} takes {longer} the step without exchange"
     for best in map(fastest, ddp):
         longer, bucket = over_none(best), Quantity(best.bucket_bytes, "size")
@@ -395,13 +394,13 @@ PROBE = Probe(
     title="Training: data parallel",
     axes=axes,
     sweep=sweep,
+    computed={"setting": setting_of},
     claims=(
         RowClaim(
             NO_SYNC,
             "With {setting}, no_sync over {accumulate} micro-batches is {measured} as fast as exchanging in each",
             ratio=lambda row: row.against(no_sync=False),
             where=lambda row: row.operator == "data_parallel" and row.accumulate > 1 and row.no_sync,
-            values={"setting": setting_of},
         ),
     ),
     analyse=analyse,

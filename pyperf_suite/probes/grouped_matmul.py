@@ -114,7 +114,6 @@ def law(rows: list[Row]) -> Remark | None:
 
 
 def _figure(rows: Rows) -> Figure | None:
-    """Throughput by skew, a panel a mixture that was measured with three skews or more."""
     panels = []
     for group in rows.groups("skew", "implementation"):
         drawn = series_by("implementation", group, "skew", "throughput")

@@ -29,7 +29,6 @@ from pyperf_suite.spec.findings import (
     Figure,
     Findings,
     Panel,
-    Quantity,
     Series,
     Table,
     findings,
@@ -154,9 +153,10 @@ def first(is_wanted: Callable[[Row], bool]) -> Callable[[Row], bool]:
     return lambda row: row is next(filter(is_wanted, row.rows.where(gated=row.gated)), None)
 
 
-def share_of(*parts: str) -> Callable[[Row], Quantity]:
-    """Bytes of these parts among all of them."""
-    return lambda row: Quantity(sum(row.seen[part] for part in parts) / row.together, "%")
+def share_of(part: str) -> Callable[[Row], float]:
+    """Bytes of a part among those of all; cast copies count as weights."""
+    parts = ("weights", "weight_copies") if part == "weights" else (part,)
+    return lambda row: sum(row.seen[each] for each in parts) / row.together
 
 
 def analyse(rows: Rows) -> Findings:
@@ -167,10 +167,10 @@ def analyse(rows: Rows) -> Findings:
     plain = rows.where(checkpointing=NONE, dropout=0.0)
     return findings(
         worst.remark(
-            "The law of what torch keeps for backward is at most {error} off what was counted in {configurations} "
+            "The law of what torch keeps for backward is at most {error:%} off what was counted in {configurations} "
             "configurations (furthest in {configuration})",
             kind="law",
-            error=Quantity(abs(worst.law_off), "%"),
+            error=abs(worst.law_off),
             configurations=len(rows),
         ),
         table("Bytes of a training step, counted", COUNTED, rows),
@@ -243,7 +243,6 @@ def _tables_by_law() -> Iterator[Table]:
 
 
 def _figure(rows: Rows) -> Figure | None:
-    """Activations by batch and by sequence, of the GPT and the Llama of which the most sizes were counted."""
     drawn = [
         max(map(_panels, group), key=lambda panels: sum(len(panel.series[1].x) for panel in panels))
         for group in grouped(rows, attrgetter("gated")).values()
@@ -285,6 +284,7 @@ PROBE = Probe(
         "is_explicit": lambda row: row.attention == "explicit" and row.checkpointing == NONE,
         "law_off": lambda row: law(row) / row.activations - 1,
         "path": lambda row: row.kernel["path"],
+        **{f"share_of_{part}": share_of(part) for part in PARTS},
     },
     order=lambda row: (
         *(row.gated, row.attention != "sdpa", row.dropout, row.checkpointing != NONE, str(row.checkpointing)),
@@ -300,11 +300,10 @@ PROBE = Probe(
         ),
         RowClaim(
             ANATOMY,
-            "The peak of a step is {measured} the sum of weights ({weights}), gradients ({gradients}), AdamW's state "
-            "({optimizer}) and activations ({activations}): {configuration}",
+            "The peak of a step is {measured} the sum of weights ({share_of_weights:%}), "
+            "gradients ({share_of_gradients:%}), AdamW's state ({share_of_optimizer:%}) and activations ({share_of_activations:%}): {configuration}",
             ratio=lambda row: row.peak / row.together,
             where=first(lambda row: row.checkpointing == NONE),
-            values={part: share_of(part) for part in PARTS} | {"weights": share_of("weights", "weight_copies")},
         ),
         RowClaim(
             FORMULA,

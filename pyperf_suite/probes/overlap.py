@@ -128,20 +128,19 @@ PROBE = Probe(
     topic="network",
     axes=axes,
     sweep=sweep,
+    computed={"what": what, "share": share},
     claims=(
         RowClaim(
             OVERLAPS,
             "{what}: together they are {measured} as fast as in turn",
             ratio=lambda row: row.against(run="in_turn"),
             where=lambda row: row.run == "together",
-            values={"what": what},
         ),
         RowClaim(
             HIDES,
             "{what}: both together take {measured} the product alone, the all_reduce alone {share} of it",
             ratio=over_product,
             where=lambda row: row.run == "together",
-            values={"what": what, "share": share},
         ),
     ),
     tables=(

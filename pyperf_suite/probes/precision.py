@@ -189,7 +189,6 @@ def _alignment(odd: Row, plain: Rows) -> Iterator[Verdict]:
 
 
 def _figures(number: int, rows: Rows) -> Iterator[Figure]:
-    """Memory and speed of one model by batch, where enough batches were measured."""
     for name, y, label, unit, caption in (
         ("memory", "needed", "memory", "MB", "Weights, gradients, AdamW's moments, and what forward keeps: counted."),
         ("speed", "faster", "speed-up over float32", "x", "Bars are 95 % intervals over processes."),
@@ -220,6 +219,8 @@ PROBE = Probe(
         "saved": lambda row: row.base and row.base.needed - row.needed,
         "freed": lambda row: row.base.activations - row.activations,
         "compared": lambda row: [each for each in row.rows.alike(row, "batch") if each.base],
+        "smallest": lambda row: row.compared[0],
+        "other_cache": lambda row: "no cache" if row.cast_cache == "off" else "one around each",
         "nested": lambda row: row.like(cast_cache="nested") if row.micro_batches > 1 else None,
     },
     order=lambda row: (not row.is_aligned, row.model, row.batch, PRECISIONS.index(row.precision), row.cast_cache),
@@ -233,10 +234,9 @@ PROBE = Probe(
         ),
         RowClaim(
             GROWS,
-            "{precision} frees {measured} the activations at batch {batch} that it frees at batch {smallest}",
-            ratio=lambda row: row.freed / row.compared[0].freed if row.compared[0].freed > 0 else 0.0,
+            "{precision} frees {measured} the activations at batch {batch} that it frees at batch {smallest.batch}",
+            ratio=lambda row: row.freed / row.smallest.freed if row.smallest.freed > 0 else 0.0,
             where=lambda row: is_judged(row) and len(row.compared) > 1,
-            values={"smallest": lambda row: row.compared[0].batch},
         ),
         RowClaim(
             CACHE_LASTS,
@@ -247,10 +247,9 @@ PROBE = Probe(
         ),
         RowClaim(
             CACHE_IS_FASTER,
-            "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other}",
+            "One context around {micro_batches} micro-batches of {batch} is {measured} as fast as {other_cache}",
             ratio=lambda row: row.nested.faster_than(row),
             where=lambda row: row.cast_cache != "nested" and row.nested,
-            values={"other": lambda row: "no cache" if row.cast_cache == "off" else "one around each"},
         ),
     ),
     tables=(

@@ -57,7 +57,6 @@ class Engine:
 
     @classmethod
     def parse(cls, text: str) -> Engine:
-        """Raise UserError for anything else."""
         values: dict[str, Any] = {}
         for part in text.split(";"):
             name, _, value = part.strip().partition("=")

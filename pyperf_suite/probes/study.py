@@ -67,7 +67,6 @@ class Configuration:
 
     @classmethod
     def parse(cls, text: str) -> Configuration:
-        """Read `data=2;zero_stage=1|3`. Raises UserError for anything that is no axis of the grid with values."""
         parts = [part.strip().partition("=") for part in text.split(";") if part]
         for name, equals, _ in parts:
             if not equals or name not in GRID:
@@ -267,7 +266,6 @@ class Result:
 
     @property
     def parameters(self) -> Any:
-        """How the step is cut: those of the case."""
         return self.case.parameters
 
     @property
@@ -277,12 +275,10 @@ class Result:
 
     @cached_property
     def timed(self) -> list[Record]:
-        """Of the experiments whose steps took time."""
         return [each for each in self.visits if each.outcome == "ok" and min(each.kept_seconds, default=0) > 0]
 
     @property
     def lost(self) -> list[Record]:
-        """Of the others, with their reasons."""
         return [visit for visit in self.visits if visit not in self.timed]
 
     @cached_property
@@ -336,7 +332,6 @@ class Result:
 
     @property
     def predicted_memory(self) -> Memory:
-        """Of the fullest rank by the laws."""
         return max(self.prediction.rank_memory, key=held, default={}) if self.prediction else {}
 
     @property
@@ -353,12 +348,10 @@ class Result:
 
     @property
     def predicted_rate(self) -> float | None:
-        """Samples per second by the laws."""
         return self.parameters.global_batch / self.prediction.seconds if self.prediction else None
 
     @property
     def time_error(self) -> float | None:
-        """Predicted over measured seconds a step, less 1."""
         return self.prediction.seconds / self.reading.seconds - 1 if self.prediction else None
 
     @property
@@ -550,7 +543,6 @@ def _faster(pairs: Sequence[tuple[Result, Result]]) -> Quantity | None:
 def _compared(
     timed: Sequence[Result], claim: Claim | None, way: str, other: str, change: Change
 ) -> Remark | Verdict | None:
-    """As a mean over all pairs that differ in nothing else; None where there is none."""
     by_case = {each.case: each for each in timed}
     pairs = [
         (slow, fast)
@@ -586,7 +578,6 @@ def _least_memory(timed: Sequence[Result]) -> Remark | None:
 
 
 def _agreement(predicted: Sequence[Result]) -> Iterator[Remark | Table]:
-    """How far predictions are off: of the order and size of times, and of each part of every rank's memory."""
     laws = [each.prediction for each in predicted if each.prediction]
     if not laws:
         return
@@ -631,7 +622,6 @@ def memory_errors(ranks: Sequence[tuple[Memory, Memory]]) -> dict[str, float]:
 
 
 def _figure(model: str, found: Sequence[Result], name: str) -> Figure:
-    """Bars in the order of the table; what gave no time has its reason instead."""
     label, marks = "measured (mean ± standard error over experiments)", "predicted by the laws"
     caption = "Samples per second over all steps of an experiment, the fastest on top, beside what laws predict."
     bars = Bars("", "samples/s", tuple(map(_bar, found)), label, marks, "samples/s")

@@ -147,12 +147,10 @@ class Cliff(Pair):
 
     @property
     def step(self) -> str:
-        """From which size to which."""
         return f"{self.size} -> {self.other}"
 
     @property
     def cost(self) -> Quantity:
-        """How much more time it takes."""
         gain = self.gain.inverse
         return Quantity(gain.value - 1, "+%", gain.low - 1, gain.high - 1, gain.processes)
 
@@ -163,7 +161,6 @@ class Cliff(Pair):
 
     @property
     def cost_to_library(self) -> Quantity | None:
-        """How much more time the same step takes the library."""
         before, after = library_of(self.row), library_of(self.beside)
         return Quantity(after.seconds / before.seconds - 1, "+%") if before and after else None
 

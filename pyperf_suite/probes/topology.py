@@ -349,7 +349,6 @@ def _network(graph: LinkGraph, mine: Mapping[str, Any]) -> Iterator[Remark | Tab
 
 
 def _matrix(graph: LinkGraph) -> Table | None:
-    """nvidia-smi's matrix, by its own numbers."""
 
     def column(other: str) -> Column:
         name = graph.nic_names.get(other, other)

@@ -132,18 +132,15 @@ class Curve:
 
     @classmethod
     def of(cls, rows: Rows) -> Curve:
-        """One way with its law."""
         seen = [(row.size_bytes, seconds) for row in rows for seconds in row.by_process.values()]
         return cls(rows, PiecewiseAlphaBeta.fit(*np.array(seen).T) if len(rows) >= FEWEST_OF_A_LAW else None)
 
     @property
     def largest(self) -> Row:
-        """The row of the largest size."""
         return self.rows[-1]
 
     @property
     def fastest(self) -> Row:
-        """The row of the best rate."""
         return max(self.rows, key=lambda row: rate(row).value)
 
     @property
@@ -153,7 +150,6 @@ class Curve:
 
     @property
     def law_s(self) -> dict[str, float]:
-        """What the law predicts, by case."""
         return {row.case.case_id: float(self.law.seconds(row.size_bytes)) for row in self.rows if self.law}
 
     @property
@@ -197,7 +193,6 @@ def analyse(rows: Rows) -> Findings:
 
 
 def _cores(rows: Rows) -> Iterator[Remark]:
-    """What more cores give, at the smallest and at the largest size."""
     copies = rows.where(implementation="torch")
     fewest, most = (choose((row.workers for row in copies), default=0) for choose in (min, max))
     pairs = [(row, faster) for row in copies.where(workers=most) if (faster := row.against(workers=fewest))]
@@ -237,7 +232,6 @@ def faster_a_byte(fast: Row, slow: Row) -> Ratio | None:
 
 
 def _offload(curves: Sequence[Curve]) -> Iterator[Remark]:
-    """What the rates mean for offloading."""
     told = "{way}: what AdamW keeps of 1e9 parameters, {each} each, takes {time} to read; each step writes it too"
     for row in (curve.largest for curve in curves):
         if row.implementation in ("memcpy", "disk_direct", "host_to_device") and row.numa_node in (ANY_NODE, 0):
@@ -299,13 +293,13 @@ PROBE = Probe(
     axes=axes,
     sweep=sweep,
     order=lambda row: (WAYS.index(row.implementation), not row.pinned, row.key("size_bytes"), row.size_bytes),
+    computed={"way": name_of, "size": size_of},
     claims=(
         RowClaim(
             PINNED_IS_FASTER,
             "{way}: {size} move {measured} as fast as with pageable memory",
             ratio=lambda row: row.against(pinned=False),
             where=is_largest_of_both,
-            values={"way": name_of, "size": size_of},
         ),
     ),
     analyse=analyse,

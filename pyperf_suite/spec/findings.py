@@ -65,13 +65,11 @@ class Quantity:
     predicted: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a unit that nothing is shown in."""
         if self.unit not in UNITS:
             raise ValueError(f"{self.unit!r} is no unit: {', '.join(UNITS)}")
 
     @property
     def base(self) -> str:
-        """What the value is counted in."""
         return UNITS[self.unit][0]
 
     @property
@@ -84,7 +82,6 @@ class Quantity:
         return self.low > value or self.high < value
 
     def scaled(self, value: float) -> float:
-        """A value of the base in the unit itself."""
         return value / UNITS[self.unit][1]
 
 
@@ -369,11 +366,9 @@ class Findings:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """The verdicts among the remarks."""
         return [each for each in self.remarks if isinstance(each, Verdict)]
 
     def __add__(self, other: Findings) -> Findings:
-        """These, then the others."""
         return Findings(
             self.remarks + other.remarks,
             self.tables + other.tables,

@@ -63,17 +63,14 @@ class Reading:
 
     @property
     def tflop_per_s(self) -> float:
-        """Useful work in units of 1e12 FLOP a second."""
         return self.flop_per_s / 1e12
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """What the kernel told of itself."""
         return self.kernel.get("details", {})
 
     @property
     def time(self) -> Quantity:
-        """Seconds with their bounds."""
         return Quantity(self.seconds, "ms", self.low, self.high, len(self.by_process))
 
     @property
@@ -117,7 +114,6 @@ def _reading(visits: list[Record]) -> Reading:
 
 
 def _counted(record: Record) -> Reading:
-    """Of a case that is not timed."""
     unknown = (math.nan, math.nan, math.nan)
     return Reading(record.parsed_case(), *unknown, flop=0, converged=True, kernel=dict(record.kernel), by_process={})
 
@@ -207,7 +203,6 @@ class Row:
 
     @property
     def parameters(self) -> Any:
-        """Of its case."""
         return self.reading.case.parameters
 
     def key(self, *but: str) -> tuple[Any, ...]:
@@ -282,12 +277,10 @@ class Rows(list[Row]):
         return [Rows(group) for group in grouped(self, lambda row: row.key(*but)).values()]
 
     def against(self, **base: Any) -> Ratio | None:
-        """How many times as fast as what differs in the named parameters alone: the mean of all that have such."""
         pairs = [(other.reading, row.reading) for row in self if (other := row.like(**base)) and other is not row]
         return mean_speedup(pairs)
 
     def first(self, **values: Any) -> Row | None:
-        """The first with these values of its parameters."""
         return next(iter(self.where(**values)), None)
 
 
@@ -319,7 +312,7 @@ def series(
 
     As text, `x` and `y` name attributes. Each point has a bar, of no length where no bounds are known; lines have none.
     """
-    place, height = (attrgetter(each) if isinstance(each, str) else each for each in (x, y))
+    place, height = asked(x), asked(y)
     points = [(place(item), quantity(value)) for item in items if (value := height(item)) is not None]
     places, values = [at for at, _ in points], [value for _, value in points]
     barred = values if style == "points" else []
@@ -328,10 +321,30 @@ def series(
     return Series(label, places, [value.value for value in values], style, low, high)
 
 
-def series_by(by: str, rows: Iterable[Row], x: str, y: str) -> tuple[Series, ...]:
-    """Points of rows, a series for each value of `by`; all three name what a row has."""
+def series_by(by: str, rows: Iterable[Row], x: str, y: str, fewest: int = 1) -> tuple[Series, ...]:
+    """Points of rows, a series for each value of `by` that has `fewest` places; all three name what a row has."""
     groups = grouped(rows, lambda row: str(getattr(row, by)))
-    return tuple(series(label, group, x, y) for label, group in groups.items())
+    drawn = (series(label, group, x, y) for label, group in groups.items())
+    return tuple(each for each in drawn if len(set(each.x)) >= fewest)
+
+
+def asked(what: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
+    """A function of an item, where text names an attribute of it, or one of its attribute's; true without text."""
+    if callable(what):
+        return what
+    return attrgetter(what) if what else lambda _: True
+
+
+def misses(errors: Iterable[float]) -> dict[str, Any]:
+    """Of the errors of a law how many there are, the `median` and the `worst`, as values of a remark."""
+    import statistics
+
+    known = [*map(float, errors)]
+    return {
+        "count": len(known),
+        "median": Quantity(statistics.median(known), "%"),
+        "worst": Quantity(max(known), "%"),
+    }
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -358,7 +371,6 @@ class Column:
     predicted: bool = False
 
     def cell(self, item: Any) -> Cell:
-        """What the item has, as a cell."""
         if callable(self.value):
             value = self.value(item)
         elif isinstance(item, Mapping):

@@ -104,7 +104,6 @@ class Training:
 
     @property
     def tokens(self) -> int:
-        """Of a rank in a step."""
         return self.work.seq * self.work.micro_batch * self.work.micro_batches
 
     def at(self, flop_per_s: float) -> Training:
@@ -161,12 +160,10 @@ class Way:
 
     @property
     def bound(self) -> Quantity | str:
-        """As a quantity where there is one."""
         bound = Quantity(self.bound_s, "duration", predicted=True)
         return bound if 0 < self.bound_s < math.inf else "any" if self.bound_s else "none"
 
     def remark(self) -> Remark:
-        """Whether the network is enough, at what rate, and from which time of computing on."""
         told = "{way} among {ranks} ranks: {rate} is {judged} for a step that computes for {compute}"
         bound = "; enough from {bound}" if self.judged.network_bound else "; too slow below {bound}"
         return remark(
@@ -340,7 +337,6 @@ def _collectives(axes: CollectivesAxes) -> Iterator[Case]:
 
 
 def _pairs(axes: CollectivesAxes) -> Iterator[Case]:
-    """Ping-pong between pairs of ranks, or all halves of the machine at once."""
     for which, ranks, size in itertools.product(axes.pairs, axes.ranks, every_size(axes.pair_size)):
         op = "bisection" if which == "bisection" else "ping_pong"
         for pattern in _patterns(which, ranks) if ranks > 1 else ():

@@ -61,7 +61,6 @@ class Point:
 
     @property
     def seconds(self) -> float:
-        """Of one message."""
         return self.row.reading.seconds / self.trips
 
     def algbw(self, seconds: float | None = None) -> float:
@@ -94,7 +93,6 @@ class Point:
 
     @property
     def tail(self) -> float:
-        """p99 over p50."""
         return self.quantile_s(0.99) / self.quantile_s(0.5)
 
     @property
@@ -109,7 +107,6 @@ class Point:
 
     @property
     def share_of_peak(self) -> Quantity | None:
-        """What a link carries of that."""
         return Quantity(self.busbw / GIGA / self.peak.gb_per_s, "%") if self.peak else None
 
     @property
@@ -145,7 +142,6 @@ class Curve:
         return f"{self.what}, {self.how}"
 
     def __getattr__(self, name: str) -> Any:
-        """One of its parameters."""
         if name.startswith("_") or name == "parameters":
             raise AttributeError(name)
         return getattr(self.parameters, name)
@@ -187,12 +183,10 @@ class Curve:
 
     @property
     def largest(self) -> Point:
-        """The point of most bytes. Raises ValueError where there is none."""
         return self.points[max(self.points)]
 
     @property
     def best(self) -> Point:
-        """The point of the highest rate. Raises ValueError where there is none."""
         return max(self.points.values(), key=lambda point: point.rate.value)
 
     @cached_property

@@ -89,12 +89,10 @@ class PairMap:
 
     @property
     def name(self) -> str:
-        """How it was measured, and at what size."""
         return f"{self.how}, {size_name(self.size_bytes)}"
 
     @property
     def met(self) -> tuple[int, ...]:
-        """The ranks of which a pair was measured."""
         return tuple(sorted({rank for pair in self.rates for rank in pair}))
 
     @cached_property
@@ -234,7 +232,6 @@ class Soaked:
 
     @property
     def drift(self) -> Shift:
-        """From the first third of the trials to the last."""
         third = len(self.seconds) // 3
         return Shift(_step(self.seconds[:third], self.seconds[-third:]), chance_of_no_trend(self.seconds))
 
