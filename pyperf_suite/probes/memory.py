@@ -300,8 +300,9 @@ PROBE = Probe(
         ),
         RowClaim(
             ANATOMY,
-            "The peak of a step is {measured} the sum of weights ({share_of_weights:%}), "
-            "gradients ({share_of_gradients:%}), AdamW's state ({share_of_optimizer:%}) and activations ({share_of_activations:%}): {configuration}",
+            "The peak of a step is {measured} the sum of weights ({share_of_weights:%}), gradients "
+            "({share_of_gradients:%}), AdamW's state ({share_of_optimizer:%}) and activations "
+            "({share_of_activations:%}): {configuration}",
             ratio=lambda row: row.peak / row.together,
             where=first(lambda row: row.checkpointing == NONE),
         ),
