@@ -30,7 +30,11 @@ from pyperf_suite.spec.findings import Findings
 from pyperf_suite.spec.probe import Probe
 from tests.records import a_record
 
-DEVICES = {"cpu": [], "cuda": [Gpu(0, "NVIDIA H200", "GPU-0", (9, 0), 132, 141 * 10**9)]}
+DEVICES = {
+    "cpu": [],
+    "cuda": [Gpu(0, "NVIDIA H200", "GPU-0", (9, 0), 132, 141 * 10**9)],
+    "cuda of 2020": [Gpu(0, "NVIDIA A100-SXM4-80GB", "GPU-0", (8, 0), 108, 80 * 2**30)],
+}
 CPU_ONLY = ("step_calibration",)
 NAMES = probe_names()
 TIMED = [name for name in NAMES if name != "topology"]  # whose records are what one machine said of itself
@@ -51,7 +55,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         for name, module in list(sys.modules.items()):
             if name.startswith("pyperf_suite.") and callable(getattr(module, "gpus", None)):
                 monkeypatch.setattr(module, "gpus", lambda: DEVICES[kind])
-        return Device(kind)  # type: ignore[arg-type]
+        return Device(kind.split()[0])  # type: ignore[arg-type]
 
     for name in NAMES:
         find_probe(name)
@@ -59,7 +63,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def kinds_of(name: str) -> list[str]:
-    return ["cpu"] if name in CPU_ONLY else ["cpu", "cuda"]
+    return ["cpu"] if name in CPU_ONLY else list(DEVICES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,6 +109,47 @@ def test_an_axis_takes_its_own_values_as_they_are_written_and_refuses_others(nam
             assert len(str(refusal.value).splitlines()) == 1
     with pytest.raises(UserError, match="There is no axis 'colour'"):
         probe.cases("standard", device, {"colour": "red"})
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        ("alignment", {"base": "fprop:1x2"}, "not a shape"),
+        ("alignment", {"base": "64x64x64"}, "PART:MxNxK"),
+        ("alignment", {"dtype": "float32,flaot32"}, "dtype=flaot32 was asked for: choose from float32"),
+        ("attention_heads", {"heads": "7", "hidden": "512"}, "7 heads .* do not divide .* 512: take 4 or 8"),
+        ("attention_heads", {"heads": "513", "hidden": "512"}, "do not divide the hidden size 512: take 512"),
+        ("attention_heads", {"heads": "8", "hidden": "2147483647"}, "take 1 or 2147483647"),
+        ("attention_heads", {"kv_ratio": "3", "heads": "8"}, "kv_ratio=3 .* does not divide 8 heads: take 2 or 4"),
+        ("attention_heads", {"kv_ratio": "²"}, "write a number of query heads to a key head, or all"),
+        ("attention_heads", {"blocks": "64"}, "write QUERIESxKEYS"),
+        ("backward", {"seq": "250"}, "conv takes square images, but seq = 250 is no square: take 225 or 256"),
+        ("baseline", {"shape": "1.5x2x3"}, "is not a shape"),
+        ("calibration", {"attention": "1x2x3"}, "BATCHxHEADSxKV_HEADSxHEAD_DIMxSEQ"),
+        ("checkpointing", {"checkpointing": "some"}, "none, every:K or selective"),
+        ("checkpointing", {"hidden": "130"}, "cannot be divided"),
+        ("collectives", {"op": "allreduce"}, "op=allreduce was asked for: choose from all_reduce"),
+        ("collectives", {"in_place": "maybe"}, "write true or false"),
+        ("collectives", {"size": "64..8"}, "do not grow.*as in"),
+        ("data_parallel", {"exchange": "dp"}, "drives GPUs, but only gloo"),
+        ("grouped_matmul", {"shape": "12"}, "MxNxK"),
+        ("input_pipeline", {"loaders": "1000"}, "and 256"),
+        ("input_pipeline", {"batch": "1000"}, "do not fill a batch of 1000"),
+        ("optimizer", {"tensors": "12"}, "TENSORSxROWSxCOLUMNS"),
+        ("overlap", {"size": "0"}, "size=0"),
+        ("overlap", {"run": "apart"}, "choose from product"),
+        ("step_calibration", {"engine": "data=many"}, "is no part of an engine's cut"),
+        ("tile_wave", {"waves": "9999"}, "waves lies between"),
+        ("transfer", {"disk_size": "5000"}, "blocks of 4096 bytes, but 5000 were asked for"),
+        ("transfer", {"numa_node": "4096"}, "NUMA node 4096"),
+        ("transfer", {"way": "torch", "workers": "1"}, "transfer has no case with way=torch"),
+    ],
+)
+def test_values_that_cannot_be_together_are_refused_with_what_can(
+    name: str, changed: dict[str, str], said: str, machine: Any
+) -> None:
+    with pytest.raises(UserError, match=said):
+        find_probe(name).cases("quick" if name == "transfer" else "standard", machine("cpu"), changed)
 
 
 def observed(case: Case, seconds: float) -> dict[str, Any]:
@@ -166,7 +211,7 @@ def reported(probe: Probe, records: list[Record]) -> Findings:
 def test_findings_of_sound_records_fill_tables_and_can_be_reported(name: str, machine: Any) -> None:
     probe = find_probe(name)
     for kind in kinds_of(name):
-        cases = probe.cases("quick" if kind == "cuda" else "standard", machine(kind))
+        cases = probe.cases("standard" if kind == "cpu" else "quick", machine(kind))
         records = run_of(probe, cases)
         found = reported(probe, records)
         assert found.remarks or found.tables

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.attention.counted import Blocks, TiledAttention
 from pyperf_suite.laws.attention.law import AttentionLaw
 from pyperf_suite.probes.attention_heads import CAUSES, PROBE, AttentionHeadsAxes
 from pyperf_suite.render.picture import draw
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.findings import Findings, Remark
 from pyperf_suite.workloads.attention import Attention, AttentionParameters
+from tests.records import records
 
 CPU = resolve("cpu")
 # Products at 1 TFLOP/s on each slot; a score costs as much as 16 head dimensions.
@@ -62,30 +61,8 @@ class Machine:
         return {"path": "packed", "details": own}
 
     def records(self, cases: list[Case], processes: int = 2) -> list[Record]:
-        random = np.random.default_rng(0)
-        made = []
-        for process in range(processes):
-            for position, case in enumerate(cases):
-                t = self.seconds(case) * float(np.exp(self.noise * random.standard_normal()))
-                work = Attention().work(case.parameters)
-                made.append(
-                    Record(
-                        run_id="made-up",
-                        kind="timing",
-                        case=case.to_json(),
-                        case_id=case.case_id,
-                        process=process,
-                        position=position,
-                        started_at="",
-                        outcome="ok",
-                        probe="attention_heads",
-                        metrics={"time": Metric("s", t, t, t, t, t, [t])},
-                        work={"flop": work.flop, "bytes": work.bytes},
-                        kernel=self.kernel(case),
-                        quality={"converged": True},
-                    )
-                )
-        return made
+        fields = {"processes": processes, "noise": self.noise, "probe": "attention_heads", "kernel": self.kernel}
+        return records(cases, self.seconds, **fields)
 
 
 def axes(**changed: object) -> AttentionHeadsAxes:
@@ -138,31 +115,6 @@ def test_every_split_shares_the_hidden_size_and_its_parameters() -> None:
     assert splits == {(2, 256), (4, 128), (8, 64), (16, 32)}
     assert {case.parameters.backward for case in swept if case.implementation == "native"} == {False}
     assert {case.parameters.backward for case in swept if case.implementation != "native"} == {False, True}
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"heads": "7"}, "7 heads .* do not divide the hidden size 512: take 4 or 8"),
-        ({"heads": "3"}, "do not divide the hidden size 512: take 2 or 4"),
-        ({"heads": "513"}, "do not divide the hidden size 512: take 512"),
-        ({"heads": "511"}, "do not divide the hidden size 512: take 256 or 512"),
-        ({"kv_ratio": "3"}, "kv_ratio=3 .* does not divide 8 heads: take 2 or 4"),
-        ({"kv_ratio": "none"}, "write a number of query heads to a key head, or all"),
-        ({"kv_ratio": "²"}, "write a number of query heads to a key head, or all"),
-        ({"mask": "top-left"}, "choose from full, causal"),
-        ({"phase": "sideways"}, "choose from forward, backward, decode"),
-        ({"heads": "0"}, "heads=0 .* between 1 and"),
-        ({"seq": "-5"}, "seq=-5 .* between 1 and"),
-        ({"hidden": "1" + 30 * "0"}, "hidden=10+ .* and 2147483648"),
-        ({"hidden": "2147483647"}, "8 heads .* do not divide the hidden size 2147483647: take 1 or 2147483647"),
-        ({"varied_splits": "-1"}, "varied_splits=-1 .* at least 0"),
-        ({"blocks": "64"}, "write QUERIESxKEYS"),
-    ],
-)
-def test_what_no_attention_has_is_refused_in_one_sentence(changed: dict[str, str], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        PROBE.cases("quick", CPU, {"hidden": "512", "heads": "8,4"} | changed)
 
 
 def test_other_masks_key_heads_and_lengths_are_varied_one_at_a_time_on_the_first_split() -> None:
@@ -376,39 +328,8 @@ def test_every_row_is_in_a_sweep_or_in_a_table_of_its_own() -> None:
     assert other["beside the best"].value == pytest.approx(other["forward"].value / best["forward"].value)
 
 
-@pytest.mark.parametrize("keep", [0, 1, 2, 5])
-def test_few_or_no_records_are_told_without_a_traceback(keep: int) -> None:
-    records = Machine().records(cases(heads=(8, 4, 2), head_dim=(72, 96, 128)), processes=1)[:keep]
-    refused = [replace(r, outcome="unsupported", reason="the head dimension is too large", metrics={}) for r in records]
-    assert isinstance(PROBE.findings(records), Findings)
-    assert PROBE.findings(refused) == Findings()
-
-
 def test_cases_that_different_processes_measured_are_not_compared() -> None:
     records = Machine().records(cases(implementation=("native",)), processes=2)
     found = PROBE.findings([record for position, record in enumerate(records) if position in (0, 3)])
     assert told(found, "faster") == []
     assert [line["faster"] for line in lines(found, "Fastest and slowest")] == [None]
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_on_a_gpu_every_profile_is_valid_and_asks_our_triton_kernel(profile: str) -> None:
-    swept = PROBE.cases(profile, Device("cuda"))
-    assert {"triton", "sdpa_default"} <= {case.implementation for case in swept}
-    assert {(40, 128), (64, 80)} <= {(case.parameters.heads, case.parameters.head_dim) for case in swept}
-    assert {case.parameters.backward for case in swept if case.implementation == "triton"} == {False, True}
-    assert len({case.case_id for case in swept}) == len(swept)
-
-
-def test_on_a_cpu_the_quick_profile_adds_few_cases() -> None:
-    assert len(PROBE.cases("quick", CPU)) <= 8
-
-
-def test_each_implementation_and_pass_is_under_a_heading_of_its_own() -> None:
-    assert {PROBE.group(case) for case in cases(phase=("forward", "backward", "decode"))} == {
-        "attention_heads native forward",
-        "attention_heads native decode",
-        "attention_heads sdpa_default forward",
-        "attention_heads sdpa_default backward",
-        "attention_heads sdpa_default decode",
-    }

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.cuda_driver import Gpu
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.probes import checkpointing
 from pyperf_suite.probes.checkpointing import COSTS, PROBE, REPAYS, CheckpointingAxes
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.spec.findings import Findings, Quantity, Remark, Table
+from pyperf_suite.runner.record import Record
+from pyperf_suite.spec.findings import Quantity, Remark
 from pyperf_suite.workloads.training.shape import Checkpointing
+from tests import records as made_up
+from tests.records import cells
 
 CPU = resolve("cpu")
 AXES: CheckpointingAxes = replace(PROBE.axes("standard", CPU), workers=(1,), budget_mb=(100,))
@@ -37,41 +38,16 @@ def in_blocks(policy: str, batch: int) -> float:
     return straight(policy, batch) * (1.0 if batch <= 4 else 1.25)
 
 
-def metric(unit: str, value: float) -> Metric:
-    return Metric(unit, value, value, value, value, value, [value])
-
-
 def a_record(case: Case, process: int, held: Held, rate_of_batch: Callable[[int], float], wobble: float) -> Record:
     p = case.parameters
     policy, peak = str(p.checkpointing), held(str(p.checkpointing), p.batch)
-    fits = peak <= p.budget_bytes or not p.budget_bytes
     seconds = p.tokens / (1e5 * RATE[policy] * rate_of_batch(p.batch)) * (1 + wobble * (process - 1))
-    bytes_ = {
-        "kept": peak - 1e6 * FIXED_MB,
-        "fixed": 1e6 * FIXED_MB,
-        "peak": peak,
-        "peak_of_one": held(policy, 1),
-        "budget": float(p.budget_bytes),
-    }
-    return Record(
-        run_id="made-up",
-        kind="timing",
-        case=case.to_json(),
-        case_id=case.case_id,
-        process=process,
-        position=0,
-        started_at="",
-        outcome="ok" if fits else "unsupported",
-        reason="" if fits else f"Batch {p.batch} does not fit: it is made up.",
-        metrics={"time": metric("s", seconds)} | {n: metric("B", v) for n, v in bytes_.items()} if fits else {},
-        work={"flop": 1, "bytes": 0},
-        quality={"converged": True},
-    )
-
-
-def cells(table: Table) -> list[dict[str, object]]:
-    names = [column.name for column in table.columns]
-    return [dict(zip(names, row, strict=True)) for row in table.rows]
+    if p.budget_bytes and peak > p.budget_bytes:
+        reason = f"Batch {p.batch} does not fit: it is made up."
+        return made_up.a_record(case, process=process, outcome="unsupported", reason=reason)
+    fixed = 1e6 * FIXED_MB
+    bytes_ = {"kept": peak - fixed, "fixed": fixed, "peak": peak, "peak_of_one": held(policy, 1)}
+    return made_up.a_record(case, seconds, process=process, metrics=bytes_ | {"budget": float(p.budget_bytes)})
 
 
 def searched(
@@ -196,7 +172,7 @@ def test_the_fastest_policy_within_the_budget_is_the_advice(rate_of_batch, polic
 def test_processes_that_disagree_leave_it_undecided():
     records, _ = searched(replace(AXES, checkpointing=tuple(map(Checkpointing.parse, ("none", "every:1")))))
     shaken = [
-        replace(r, metrics={**r.metrics, "time": metric("s", r.metrics["time"].value * (1 + 0.5 * r.process))})
+        replace(r, metrics={**r.metrics, "time": made_up.metric(r.metrics["time"].value * (1 + 0.5 * r.process))})
         if r.outcome == "ok" and str(r.parsed_case().parameters.checkpointing) == "every:1"
         else r
         for r in records
@@ -227,34 +203,9 @@ def test_one_policy_alone_is_not_drawn():
     assert PROBE.findings(searched(replace(AXES, checkpointing=(Checkpointing(),)))[0]).figures == ()
 
 
-def test_nothing_measured_is_nothing_said():
-    assert PROBE.findings([]) == Findings()
-
-
-@pytest.mark.parametrize("profile", ["quick", "standard", "full"])
-def test_every_profile_has_cases_that_can_be(profile):
-    cases = PROBE.cases(profile, CPU)
-    assert {"none", "every:1"} <= {str(case.parameters.checkpointing) for case in cases}
-    assert len(cases) == len({case.case_id for case in cases})
-
-
 def test_a_gpu_is_searched_up_to_its_memory(monkeypatch):
     gpu = Gpu(0, "made up", "GPU-0", (9, 0), 132, 80 << 30)
     monkeypatch.setattr(checkpointing, "gpus", lambda: (gpu,))
     budgets = {case.parameters.budget_bytes for case in PROBE.cases("standard", Device("cuda"))}
     assert len(budgets) == 1
     assert 78 << 30 < budgets.pop() < 80 << 30
-
-
-@pytest.mark.parametrize(
-    ("axis", "value", "sentence"),
-    [
-        ("batch", "0", "batch is at least 1"),
-        ("budget_mb", "-1", "budget_mb is at least 0"),
-        ("checkpointing", "some", "none, every:K or selective"),
-        ("hidden", "130", "cannot be divided"),
-    ],
-)
-def test_an_axis_that_cannot_be_says_so(axis, value, sentence):
-    with pytest.raises(UserError, match=sentence):
-        PROBE.cases("quick", CPU, {axis: value})

@@ -70,10 +70,6 @@ def column(findings: Findings, title: str, name: str) -> list[Any]:
     return [row[name] for row in table(findings, title)]
 
 
-def test_no_records_tell_nothing() -> None:
-    assert PROBE.findings([]) == Findings()
-
-
 def test_the_table_is_nccl_tests_with_rates_by_its_factors(network: Any) -> None:
     findings = PROBE.findings(network().records(cases(size=(ONE_SIZE,))))
     (row,) = table(findings, "all_reduce float32, 4 ranks, gloo")

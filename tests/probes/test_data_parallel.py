@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -22,11 +23,10 @@ from pyperf_suite.probes.data_parallel import (
     DataParallelAxes,
 )
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import NO, YES, Sizes
-from pyperf_suite.spec.discovery import find_probe
-from pyperf_suite.spec.findings import Findings, Remark, Verdict
+from pyperf_suite.spec.findings import Findings, Verdict
+from tests.records import a_record, remarks
 
 CPU = Device("cpu")
 AXES = PROBE.axes("standard", CPU)
@@ -73,57 +73,26 @@ def seconds_of(case: Case) -> float:
     return (1.2 if p.exchange == "dp" else factor) * LAW.seconds(exchange)
 
 
-def records_of(cases: list[Case], noise: float = 0.0, skew: float = 1.0, outcome: str = "ok") -> list[Record]:
+def records_of(cases: list[Case], noise: float = 0.0, skew: float = 1.0) -> list[Record]:
     """Every case in each process; the ranks are `skew` apart in steps without exchange."""
-    random = np.random.default_rng(0)
-    found = []
-    for process in range(PROCESSES):
-        for case in cases:
-            seconds = seconds_of(case) * float(np.exp(noise * random.standard_normal()))
-            p, details = case.parameters, {}
-            if case.operator == "data_parallel" and p.exchange in ("ddp", "after"):
-                details = {"buckets": buckets_of(p), "wire_bytes": p.exchanges * p.gradient_bytes}
-            own = [seconds / skew, seconds] if getattr(p, "exchange", "") == "none" else [seconds] * 2
-            time = float(np.mean(own))
-            found.append(
-                Record(
-                    run_id="made-up",
-                    kind="timing",
-                    case=case.to_json(),
-                    case_id=case.case_id,
-                    process=process,
-                    position=len(found),
-                    started_at="",
-                    outcome=outcome,
-                    probe="data_parallel",
-                    metrics={"time": Metric("s", time, time, time, time, time, [time])} if outcome == "ok" else {},
-                    work={"flop": 0, "bytes": 0},
-                    kernel={"details": details},
-                    sampling={"rank_samples_s": [[each] * 3 for each in own]},
-                    quality={"converged": True},
-                )
-            )
-    return found
+    random, made = np.random.default_rng(0), []
+    for process, case in itertools.product(range(PROCESSES), cases):
+        seconds = seconds_of(case) * float(np.exp(noise * random.standard_normal()))
+        p, details = case.parameters, {}
+        if case.operator == "data_parallel" and p.exchange in ("ddp", "after"):
+            details = {"buckets": buckets_of(p), "wire_bytes": p.exchanges * p.gradient_bytes}
+        own = [seconds / skew, seconds] if getattr(p, "exchange", "") == "none" else [seconds] * 2
+        sampling = {"rank_samples_s": [[each] * 3 for each in own]}
+        made.append(a_record(case, float(np.mean(own)), process=process, details=details, sampling=sampling))
+    return made
 
 
 def swept(axes: DataParallelAxes) -> list[Case]:
     return list(PROBE.sweep(axes))
 
 
-def remarks(findings: Findings, name: str) -> list[Remark]:
-    """Those with a value of that name."""
-    return [each for each in findings.remarks if isinstance(each, Remark) and name in each.values]
-
-
 def verdicts(findings: Findings) -> dict[str, Verdict]:
     return {each.claim.text: each for each in findings.verdicts}
-
-
-def test_the_probe_can_be_found_and_every_profile_has_cases():
-    assert find_probe("data_parallel").name == "data_parallel"
-    counts = [len(PROBE.cases(profile, CPU)) for profile in PROFILES]
-    assert counts[0] == 2
-    assert counts == sorted(counts)
 
 
 def test_steps_stand_beside_one_without_exchange_and_options_beside_the_usual():
@@ -155,21 +124,6 @@ def test_under_a_launcher_its_ranks_are_those_there_are(monkeypatch):
     assert PROBE.axes("quick", CPU).ranks == (3,)
     with pytest.raises(UserError, match="ranks=2 was asked for, but the launcher started 3"):
         swept(AXES)
-
-
-@pytest.mark.parametrize(
-    ("axis", "sentence"),
-    [
-        ({"exchange": "magic"}, "choose from ddp"),
-        ({"bucket": "many"}, "is not a size"),
-        ({"layers": "0"}, "layers is at least 1"),
-        ({"static_graph": "perhaps"}, "write true or false"),
-        ({"exchange": "dp"}, "drives GPUs, but only gloo"),
-    ],
-)
-def test_an_axis_that_cannot_be_says_so(axis, sentence):
-    with pytest.raises(UserError, match=sentence):
-        PROBE.cases("standard", CPU, axis)
 
 
 @pytest.mark.slow
@@ -254,9 +208,3 @@ def test_what_a_rank_sends_is_told_in_bytes():
     rows = {row[1]: dict(zip([column.name for column in table.columns], row, strict=True)) for row in table.rows}
     assert rows["DDP, 4 MiB"]["sent by a rank"].value == pytest.approx(12.6e6, rel=0.01)
     assert (rows["DDP, 4 MiB"]["buckets"], rows["none"]["buckets"]) == (3, None)
-
-
-def test_records_of_nothing_say_nothing():
-    assert PROBE.findings([]) == Findings()
-    failed = records_of(swept(AXES), outcome="failed")
-    assert PROBE.findings(failed) == Findings()

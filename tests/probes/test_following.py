@@ -25,6 +25,7 @@ from pyperf_suite.spec.findings import Findings, findings, remark
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import Rows
 from pyperf_suite.workloads.matmul import MatmulParameters
+from tests import records as made_up
 
 
 def a_case(n: int) -> Case:
@@ -77,7 +78,7 @@ def a_plan() -> Plan:
 
 
 def a_record(case: Case) -> Record:
-    return Record("made-up", "timing", case.to_json(), case.case_id, 0, 0, "", "failed", probe="halving")
+    return made_up.a_record(case, outcome="failed", probe="halving")
 
 
 @pytest.mark.slow

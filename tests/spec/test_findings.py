@@ -20,7 +20,6 @@ from pyperf_suite.spec.findings import (
     Verdict,
     findings,
     remark,
-    remark_on,
 )
 
 COSTS_A_FIFTH = Claim("costs 20-25 % of throughput", "a guide", 0.75, 0.80)
@@ -143,8 +142,9 @@ def test_findings_are_sorted_by_kind_and_empty_tables_left_out():
 
 
 def test_a_remark_on_an_item_names_its_attributes_and_theirs():
-    item = SimpleNamespace(size=7, gain=Ratio(2.0, 1.9, 2.1, 3), sweep=SimpleNamespace(setting="native"))
-    told = remark_on(item, "{sweep.setting}: {size} runs {gain} as fast", effect="gain")
-    assert told.template == "{sweep_setting}: {size} runs {gain} as fast"
-    assert told.values == {"sweep_setting": "native", "size": 7, "gain": Quantity(2.0, "x", 1.9, 2.1, 3)}
+    item = SimpleNamespace(size=7, seconds=0.5, gain=Ratio(2.0, 1.9, 2.1, 3), sweep=SimpleNamespace(setting="native"))
+    told = remark("{sweep.setting}: {size} runs {gain} as fast in {seconds:ms~}", item, effect="gain")
+    assert told.template == "{sweep_setting}: {size} runs {gain} as fast in {seconds}"
+    gain, seconds = Quantity(2.0, "x", 1.9, 2.1, 3), Quantity(0.5, "ms", predicted=True)
+    assert told.values == {"sweep_setting": "native", "size": 7, "gain": gain, "seconds": seconds}
     assert not told.is_noise

@@ -12,10 +12,10 @@ import pytest
 
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.spec.findings import Claim, Heading, Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, series, series_by, table
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters
+from tests.records import a_record
 
 
 def of(rows: Rows, n: int, implementation: str = "torch") -> Row:
@@ -170,18 +170,8 @@ def test_a_rate_lies_between_those_of_the_slowest_and_the_fastest_process(rows: 
 
 def counted(outcome="ok", batch=2):
     case = Case("training_memory", TrainingMemoryParameters(batch=batch), "storages")
-    return Record(
-        run_id="made-up",
-        kind="static",
-        case=case.to_json(),
-        case_id=case.case_id,
-        process=0,
-        position=0,
-        started_at="",
-        outcome=outcome,
-        metrics={"peak": Metric("B", *5 * (7.0,), [7.0])} if outcome == "ok" else {},
-        kernel={"path": "cpu"},
-    )
+    fields = {"kind": "static", "outcome": outcome, "metrics": {"peak": 7.0}, "kernel": {"path": "cpu"}}
+    return a_record(case, None, **fields)
 
 
 def test_counted_cases_have_rows_without_a_time():

@@ -310,10 +310,6 @@ def value_of_lost(findings: Findings) -> tuple[Any, ...]:
     return lost.values["lost"], lost.values["configurations"], lost.values["names"]
 
 
-def test_a_study_without_records_says_nothing() -> None:
-    assert PROBE.findings([]) == Findings()
-
-
 def test_rates_of_a_gpu_are_compared_with_its_data_sheet(layout: Layout, visits: Visits) -> None:
     case = layout("nccl", data=2, dtype="bfloat16")
     (result,) = results_of(visits(case, [1e-3], identity={"kind": "cuda", "model": "NVIDIA H100 80GB HBM3"}))
