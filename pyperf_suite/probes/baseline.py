@@ -19,7 +19,7 @@ from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import Shape, parsed
-from pyperf_suite.spec.findings import Findings, Quantity, Remark, findings
+from pyperf_suite.spec.findings import Findings, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup
 from pyperf_suite.workloads import find_workload
@@ -233,15 +233,14 @@ def _mean(what: str, base: Callable[[Row], Row | None], rows: Sequence[Row], eff
         return None
     ratios = [other.seconds / ours.seconds for other, ours in pairs]
     return rows[0].remark(
-        "Our {implementation} {dtype} matmul runs at {mean} {what} (workers={workers}, mode={mode}; geometric mean of "
-        "{products} products, each between {least} and {most})",
+        "Our {implementation} {dtype} matmul runs at {mean} {what} (workers={schedule.workers}, mode={mode}; geometric "
+        "mean of {products} products, each between {least:x} and {most:x})",
         effect=effect,
         mean=mean,
         what=what,
-        workers=rows[0].schedule.workers,
         products=len(pairs),
-        least=Quantity(min(ratios), "x"),
-        most=Quantity(max(ratios), "x"),
+        least=min(ratios),
+        most=max(ratios),
     )
 
 

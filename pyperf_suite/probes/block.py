@@ -17,7 +17,7 @@ from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import BIGSCIENCE, Claim, Findings, Quantity, Remark, findings, quantity
+from pyperf_suite.spec.findings import BIGSCIENCE, Claim, Findings, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows
 from pyperf_suite.workloads.matmul import MatmulParameters
@@ -115,8 +115,8 @@ def analyse(rows: Rows) -> Findings:
 
 def utilization(row: Row) -> Remark:
     """MFU, and the rate that it is a share of."""
-    told = "A step of {step} reaches {mfu} (MFU) of the {throughput} of a product of {m} cubed"
-    return row.best.remark(told, step=row.step, mfu=quantity(row.mfu, "%"))
+    told = "A step of {step} reaches {mfu:%} (MFU) of the {throughput} of a product of {m} cubed"
+    return row.best.remark(told, step=row.step, mfu=row.mfu)
 
 
 def time_by_part(parts: Rows) -> Remark:
@@ -124,9 +124,9 @@ def time_by_part(parts: Rows) -> Remark:
     whole = sum(row.seconds for row in parts)
     slowest = max(parts, key=attrgetter("seconds"))
     return slowest.remark(
-        "In forward of {step} products take {products} of the time, {part} alone {slowest}",
-        products=Quantity(sum(row.seconds for row in parts if row.product) / whole, "%"),
-        slowest=Quantity(slowest.seconds / whole, "%"),
+        "In forward of {step} products take {products:%} of the time, {part} alone {slowest:%}",
+        products=sum(row.seconds for row in parts if row.product) / whole,
+        slowest=slowest.seconds / whole,
     )
 
 

@@ -20,7 +20,18 @@ from pyperf_suite.limits import Within
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import BEKMAN, Claim, Figure, Findings, Panel, Quantity, Remark, Verdict, findings
+from pyperf_suite.spec.findings import (
+    BEKMAN,
+    Claim,
+    Figure,
+    Findings,
+    Panel,
+    Quantity,
+    Remark,
+    Verdict,
+    figure,
+    findings,
+)
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import Column, Row, Rows, all_observed, series_by, table
 from pyperf_suite.workloads.training.shape import Checkpointing
@@ -250,7 +261,7 @@ def _figure(number: int, rows: Rows) -> Figure | None:
     panel = Panel(rows[0].model, "held at most", "tokens", lines, edges, x_unit="MB", y_unit="/s")
     caption = "A point a batch, the larger to the right; bars span the processes. Line: the budget."
     title = "Throughput over memory by checkpointing"
-    return Figure(f"checkpointing_{number}", title, caption, ((panel,),)) if len(lines) > 1 else None
+    return figure(f"checkpointing_{number}", title, caption, [panel] if len(lines) > 1 else ())
 
 
 PROBE = Probe(

@@ -31,11 +31,12 @@ from pyperf_suite.spec.findings import (
     Remark,
     Table,
     Verdict,
+    figure,
     findings,
     remark,
 )
 from pyperf_suite.spec.probe import Probe, RowClaim
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, series, table
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, misses, series, table
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.training.data_parallel import BUCKET_BYTES, EXCHANGES, DataParallelParameters
 
@@ -322,19 +323,15 @@ def _single_and_several(steps: Rows) -> tuple[Row | None, Row | None]:
 def _law(setting: str, fitted: Fitted | None) -> Remark | None:
     if fitted is None:
         return None
-    errors = fitted.held_out.values()
     return remark(
-        "Law on {setting}: {hidden} of what is exchanged during backward is hidden, an all_reduce takes {slowdown} as "
-        "long in a step as alone; steps held out are missed by {error} (median of {steps}, wanted {wanted}) and "
-        "at worst by {worst}",
+        "Law on {setting}: {law.hidden:%} of what is exchanged during backward is hidden, an all_reduce takes "
+        "{law.slowdown:x} as long in a step as alone; steps held out are missed by {median} (median of {count}, wanted "
+        "{wanted:%}) and at worst by {worst}",
+        fitted,
         kind="law",
         setting=setting,
-        hidden=Quantity(fitted.law.hidden, "%"),
-        slowdown=Quantity(fitted.law.slowdown, "x"),
-        error=Quantity(statistics.median(errors), "%"),
-        steps=len(errors),
-        worst=Quantity(max(errors), "%"),
-        wanted=Quantity(WANTED_ERROR, "%"),
+        wanted=WANTED_ERROR,
+        **misses(fitted.held_out.values()),
     )
 
 
@@ -360,17 +357,18 @@ def _order(step: Row) -> tuple[object, ...]:
 
 
 def _figure(setting: str, ddp: Sequence[Rows], fitted: Fitted | None) -> Figure | None:
-    panels = tuple(_panel(steps, fitted) for steps in ddp if len(steps) >= FEWEST_BUCKETS)
+    panels = [_panel(steps, fitted) for steps in ddp if len(steps) >= FEWEST_BUCKETS]
     if not panels:
         return None
     of = ddp[0][0]
     library = "gloo" if of.implementation == "gloo" else "NCCL"
-    return Figure(
-        name=f"data_parallel_{library}_{of.ranks}_ranks_{of.dtype}{'' if of.peer_to_peer else '_no_p2p'}",
-        title=f"A data-parallel step over the size of gradient buckets: {setting}",
-        caption="Points: measured, bars span the processes. Line: compute + exposed communication. Dashed: without "
+    return figure(
+        f"data_parallel_{library}_{of.ranks}_ranks_{of.dtype}{'' if of.peer_to_peer else '_no_p2p'}",
+        f"A data-parallel step over the size of gradient buckets: {setting}",
+        "Points: measured, bars span the processes. Line: compute + exposed communication. Dashed: without "
         f"exchange. torch's own buckets are {size_name(BUCKET_BYTES)}.",
-        rows=(panels,),
+        panels,
+        across=len(panels),
     )
 
 

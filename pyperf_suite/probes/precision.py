@@ -16,7 +16,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.axes import crossed
-from pyperf_suite.spec.findings import TRANSFORMERS, Claim, Figure, Findings, Panel, Quantity, Remark, Verdict, findings
+from pyperf_suite.spec.findings import TRANSFORMERS, Claim, Figure, Findings, Panel, Remark, Verdict, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows, series_by, table
 from pyperf_suite.workloads.training.shape import MOMENTS, PRECISIONS
@@ -160,8 +160,8 @@ def _pure(row: Row) -> Iterator[Remark]:
     yield row.remark(FASTER, effect="measured", measured=row.faster)
     if cast := row.like(precision=AUTOCAST + row.precision):
         yield row.remark(
-            "{precision} needs {less} less memory than {cast} at batch {batch} and is {faster} as fast",
-            less=Quantity(cast.needed - row.needed, "MB"),
+            "{precision} needs {less:MB} less memory than {cast} at batch {batch} and is {faster} as fast",
+            less=cast.needed - row.needed,
             cast=cast.precision,
             faster=row.faster_than(cast),
         )
@@ -171,12 +171,11 @@ def _break_even(row: Row) -> Remark:
     """From which batch on it is more than copies of weights take."""
     of_one = row.freed / row.batch
     return row.remark(
-        "{precision} saves {of_one} a sequence and keeps {copies} of copies of weights: up to batch {break_even} "
-        "it needs more memory than float32",
+        "{precision} saves {of_one:MB} a sequence and keeps {weight_copies:MB} of copies of weights: up to batch "
+        "{break_even:count~} it needs more memory than float32",
         kind="predicted",
-        of_one=Quantity(of_one, "MB"),
-        copies=Quantity(row.weight_copies, "MB"),
-        break_even=Quantity(math.floor(row.weight_copies / of_one), "count", predicted=True),
+        of_one=of_one,
+        break_even=math.floor(row.weight_copies / of_one),
     )
 
 
@@ -193,7 +192,7 @@ def _figures(number: int, rows: Rows) -> Iterator[Figure]:
         ("memory", "needed", "memory", "MB", "Weights, gradients, AdamW's moments, and what forward keeps: counted."),
         ("speed", "faster", "speed-up over float32", "x", "Bars are 95 % intervals over processes."),
     ):
-        drawn = tuple(each for each in series_by("precision", rows, "batch", y) if len(each.x) >= FEWEST_SIZES)
+        drawn = series_by("precision", rows, "batch", y, FEWEST_SIZES)
         if any(each.label != BASE for each in drawn):
             panel = Panel(rows[0].model, "batch", label, drawn, y_unit=unit)
             yield Figure(f"precision_{name}_{number}", f"{name.title()} of a step by precision", caption, ((panel,),))

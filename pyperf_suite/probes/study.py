@@ -40,7 +40,7 @@ from pyperf_suite.spec.findings import (
     remark,
 )
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.rows import Column, Reading, Rows, grouped, mean_speedup, readings, table
+from pyperf_suite.spec.rows import Column, Reading, Rows, grouped, mean_speedup, misses, readings, table
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training.on_ranks import MOST_RANKS
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
@@ -502,9 +502,9 @@ def _how_taken(fewest: Result) -> Remark:
     if fewest.error is None:
         return remark("One experiment has no error: --experiments 3 shows how far experiments differ", kind="caution")
     return remark(
-        "Rates are means over {experiments} experiments; intervals of medians have a confidence of {confidence}",
+        "Rates are means over {experiments} experiments; intervals of medians have a confidence of {confidence:%}",
         experiments=len(fewest.rates),
-        confidence=Quantity(fewest.median[1], "%"),
+        confidence=fewest.median[1],
     )
 
 
@@ -568,12 +568,12 @@ def _least_memory(timed: Sequence[Result]) -> Remark | None:
     if least is best or not best.memory:
         return None
     return remark(
-        "{configuration} holds the least memory a rank: {held}, {share} that of the fastest, at {rate} its rate",
+        "{configuration} holds the least memory a rank: {held:MB}, {share:x} that of the fastest, at {rate:x} its rate",
         effect="share",
         configuration=least.name,
-        held=Quantity(held(least.memory), "MB"),
-        share=Quantity(held(least.memory) / held(best.memory), "x"),
-        rate=Quantity(least.rate / best.rate, "x"),
+        held=held(least.memory),
+        share=held(least.memory) / held(best.memory),
+        rate=least.rate / best.rate,
     )
 
 
@@ -583,19 +583,17 @@ def _agreement(predicted: Sequence[Result]) -> Iterator[Remark | Table]:
         return
     errors = [abs(each.time_error or 0.0) for each in predicted]
     yield remark(
-        "Predicted times of {configurations} configurations are off by {median} (median; worst {worst}); the rank "
-        "correlation of predicted with measured times is {order} (Spearman)",
+        "Predicted times of {count} configurations are off by {median} (median; worst {worst}); the rank correlation "
+        "of predicted with measured times is {order} (Spearman)",
         kind="law",
-        configurations=len(errors),
-        median=Quantity(statistics.median(errors), "%"),
-        worst=Quantity(max(errors), "%"),
+        **misses(errors),
         order=rank_correlation([law.seconds for law in laws], [each.reading.seconds for each in predicted]),
     )
     both = [(law.rank_memory, each.rank_memory) for law, each in zip(laws, predicted, strict=True)]
     weighed = [list(zip(*pair, strict=True)) for pair in both if pair[0] and len(pair[0]) == len(pair[1])]
     if worst := memory_errors([rank for ranks in weighed for rank in ranks]):
-        told = "Predicted memory of every rank of {configurations} configurations is off by {error} at most"
-        yield remark(told, kind="law", configurations=len(weighed), error=Quantity(worst[ALL], "%"))
+        told = "Predicted memory of every rank of {configurations} configurations is off by {error:%} at most"
+        yield remark(told, kind="law", configurations=len(weighed), error=worst[ALL])
         columns = (Column("part", lambda each: each[0]), Column("worst error of a rank", lambda each: each[1], "%"))
         yield table("Predicted memory", columns, worst.items())
 

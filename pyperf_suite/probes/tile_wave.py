@@ -24,7 +24,7 @@ from pyperf_suite.probes.baseline import Pair, ProductAxes, Sweep, library_of, o
 from pyperf_suite.runner.case import Case
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Quantity, Remark, Series, findings, remark
 from pyperf_suite.spec.probe import Probe
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, series, table
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, misses, series, table
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
@@ -231,28 +231,25 @@ def _of_library(sweep: Sweep) -> Remark | None:
         return None
     most, step = max(costs)
     return library.remark(
-        "{implementation} on the same shapes, {dtype}, {workers} workers: a step over those edges costs at most {most} "
-        "time, at {along} = {step}, and {median} at the median",
-        workers=library.schedule.workers,
-        most=Quantity(most, "+%"),
+        "{implementation} on the same shapes, {dtype}, {schedule.workers} workers: a step over those edges costs at "
+        "most {most:+%} time, at {along} = {step}, and {median:+%} at the median",
+        most=most,
         along=sweep.name,
         step=step,
-        median=Quantity(statistics.median(cost for cost, _ in costs), "+%"),
+        median=statistics.median(cost for cost, _ in costs),
     )
 
 
 def _law(row: Row, found: JudgedLaw) -> Remark:
     return row.remark(
-        "Law for {implementation}, tile {tile}, {dtype}, K = {k}: time = {overhead} + waves x {step}; fitted to "
-        "{fitted} cases with an odd number of waves, it misses the {held_out} others by {error} (median; worst "
+        "Law for {implementation}, tile {tile}, {dtype}, K = {k}: time = {overhead:us~} + waves x {step:us~}; fitted "
+        "to {fitted} cases with an odd number of waves, it misses the {count} others by {median} (median; worst "
         "{worst})",
         kind="law",
-        overhead=Quantity(found.law.overhead_s, "us", predicted=True),
-        step=Quantity(found.law.tile_seconds(row.k), "us", predicted=True),
+        overhead=found.law.overhead_s,
+        step=found.law.tile_seconds(row.k),
         fitted=found.fitted_on,
-        held_out=len(found.held_out),
-        error=Quantity(statistics.median(found.held_out), "%"),
-        worst=Quantity(max(found.held_out), "%"),
+        **misses(found.held_out),
     )
 
 

@@ -328,6 +328,14 @@ def series_by(by: str, rows: Iterable[Row], x: str, y: str, fewest: int = 1) -> 
     return tuple(each for each in drawn if len(set(each.x)) >= fewest)
 
 
+def law_over_sizes(label: str, law: Any, smallest: float, largest: float, points: int, factor: float = 1.0) -> Series:
+    """The rate that a law of seconds over bytes promises between two sizes, times a factor."""
+    import numpy as np
+
+    sizes = np.geomspace(smallest, largest, points)
+    return Series(label, sizes.tolist(), (sizes / law.seconds(sizes) * factor).tolist(), "line")
+
+
 def asked(what: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
     """A function of an item, where text names an attribute of it, or one of its attribute's; true without text."""
     if callable(what):

@@ -45,7 +45,11 @@ def test_every_product_stands_beside_the_librarys() -> None:
 def test_the_ratio_is_speed_over_speed_and_dtypes_are_compared() -> None:
     found = PROBE.findings(records())
     library, dtypes, other = (each.values for each in found.remarks)
-    assert (library["dtype"], library["mean"].value, library["workers"]) == ("bfloat16", pytest.approx(1 / 3), 1)
+    assert (library["dtype"], library["mean"].value, library["schedule_workers"]) == (
+        "bfloat16",
+        pytest.approx(1 / 3),
+        1,
+    )
     assert (other["dtype"], other["mean"].value, other["products"]) == ("float32", pytest.approx(1 / 2), 2)
     assert (dtypes["dtype"], dtypes["mean"].value, "float32" in dtypes["what"]) == (
         "bfloat16",

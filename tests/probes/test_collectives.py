@@ -210,7 +210,7 @@ def test_the_law_finds_the_machines_constants_and_states_its_error(network: Any)
     assert [row["last rate"] for row in rows] == pytest.approx([2e9, 3e9])
     assert [(row["from"], row["pieces"]) for row in rows] == [(0, 1), (0, 1)]
     error = said(findings, "held out by")
-    assert (error["curves"], round(error["error"], 6), round(error["worst"], 6)) == (2, 0, 0)
+    assert (error["count"], round(error["median"], 6), round(error["worst"], 6)) == (2, 0, 0)
 
 
 def test_two_sizes_make_no_law_and_no_verdict(network: Any) -> None:

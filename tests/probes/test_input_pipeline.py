@@ -65,8 +65,8 @@ def test_loaders_that_feed_the_model_are_said_to():
     best = judged(findings, WORKERS_HELP)
     assert (best.outcome, best.told.values["how"]) == ("holds", "2 loaders, prefetch 2")
     assert best.measured.value == pytest.approx(2.5)
-    waits = told(findings, "waits").values
-    assert (waits["waits"].value, waits["how"]) == (0.0, "2 loaders, prefetch 2")
+    waits = told(findings, "starved").values
+    assert (waits["starved"].value, waits["how"]) == (0.0, "2 loaders, prefetch 2")
     assert not [each for each in findings.remarks if isinstance(each, Remark) and each.kind == "predicted"]
     without, *_ = rows(findings)
     assert without["waiting"].value == pytest.approx(0.6)
@@ -80,7 +80,7 @@ def test_too_few_loaders_bind_and_enough_are_named():
         *("2 loaders, prefetch 2", "the loaders", 4),
     )
     assert bound.kind == "predicted"
-    assert told(findings, "waits").values["waits"].value == pytest.approx(4 / 9)
+    assert told(findings, "starved").values["starved"].value == pytest.approx(4 / 9)
     assert [row["law"].value for row in rows(findings)] == pytest.approx([23e-3, 18e-3, 9e-3])
     assert [row["waiting"].value for row in rows(findings)] == pytest.approx([18 / 23, 13 / 18, 4 / 9])
 
@@ -104,20 +104,20 @@ def test_waiting_that_the_law_does_not_explain_is_not_put_on_the_loaders():
 
 def test_the_laws_own_error_is_told():
     near = over_loaders(0.0075, loaders=(0, 1, 2)) + visits(replace(BASE, loaders=4), 0.0075, scale=1.25)
-    error = told(PROBE.findings(near), "error")
-    assert (error.kind, error.values["settings"]) == ("law", 3)
-    assert error.values["error"].value == pytest.approx(0.01, abs=2e-3)
+    error = told(PROBE.findings(near), "median")
+    assert (error.kind, error.values["count"]) == ("law", 3)
+    assert error.values["median"].value == pytest.approx(0.01, abs=2e-3)
     far = [each for count in (1, 2) for each in visits(replace(BASE, loaders=count), 0.0075, scale=1.25)]
-    error = told(PROBE.findings(visits(BASE, 0.0075) + far), "error")
-    assert error.values["settings"] == 2
-    assert error.values["error"].value == pytest.approx(0.208, abs=2e-3)
+    error = told(PROBE.findings(visits(BASE, 0.0075) + far), "median")
+    assert error.values["count"] == 2
+    assert error.values["median"].value == pytest.approx(0.208, abs=2e-3)
 
 
 def test_loaders_that_only_cost_contradict_the_claim():
     findings = PROBE.findings(visits(BASE, 0.0002) + visits(replace(BASE, loaders=2), 0.0002, scale=1.5))
     assert judged(findings, WORKERS_HELP).outcome == "does not hold here"
-    waits = told(findings, "waits").values
-    assert (waits["how"], waits["waits"].value) == ("no loaders", pytest.approx(0.2 / 5.2))
+    waits = told(findings, "starved").values
+    assert (waits["how"], waits["starved"].value) == ("no loaders", pytest.approx(0.2 / 5.2))
 
 
 def test_a_start_is_told_apart_from_steady_iterations():
@@ -177,12 +177,12 @@ def test_the_figure_shows_what_was_measured_and_the_law():
 def test_without_a_case_without_loaders_there_is_no_law_and_nothing_breaks():
     findings = PROBE.findings(over_loaders(0.0075, loaders=(1, 2, 4)))
     assert {row["law"] for row in rows(findings)} == {None}
-    assert told(findings, "waits").values["waits"].value == 0.0
+    assert told(findings, "starved").values["starved"].value == 0.0
 
 
 def test_a_task_without_loaders_is_told_without_comparing():
     findings = PROBE.findings(visits(BASE, 0.0075))
-    assert told(findings, "waits").values["how"] == "no loaders"
+    assert told(findings, "starved").values["how"] == "no loaders"
     assert findings.verdicts == []
 
 

@@ -128,7 +128,7 @@ def test_memory_is_saved_by_activations_alone_and_from_a_batch_on() -> None:
     assert (grows.measured.value, grows.told.values["smallest_batch"], grows.outcome) == (pytest.approx(16), 1, "holds")
     (told,) = (each for each in remarks(precision="autocast_bfloat16") if each.kind == "predicted")
     assert told.values["of_one"].value == pytest.approx(0.8 * MB)
-    assert told.values["copies"].value == 5 * MB
+    assert told.values["weight_copies"].value == 5 * MB
     assert (told.values["break_even"].value, told.values["break_even"].predicted) == (6, True)
 
 

@@ -79,7 +79,7 @@ def test_a_claim_is_tried_on_each_row_that_has_a_ratio(product: Any) -> None:
     (verdict,) = BESIDE.verdicts(rows_of(records, computed=COMPUTED))
     assert (verdict.claim, verdict.outcome, verdict.measured.value) == (TWICE, "holds", pytest.approx(4.0))
     assert verdict.told.values == {"n": 16, "implementation": "numpy", "loud": "NUMPY", "measured": verdict.measured}
-    assert list(BESIDE.verdicts([])) == []
+    assert list(BESIDE.verdicts(rows_of([]))) == []
     assert list(replace(BESIDE, where=lambda row: row.n > 16).verdicts(rows_of(records))) == []
 
 

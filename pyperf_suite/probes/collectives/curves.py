@@ -21,8 +21,8 @@ from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import size_ticks
-from pyperf_suite.spec.findings import Claim, Figure, Panel, Quantity, Remark, Series, Table, Verdict, remark
-from pyperf_suite.spec.rows import Column, Row, Rows, grouped, mean_speedup, series, table
+from pyperf_suite.spec.findings import Claim, Figure, Panel, Quantity, Remark, Series, Table, Verdict, figure, remark
+from pyperf_suite.spec.rows import Column, Row, Rows, grouped, law_over_sizes, mean_speedup, misses, series, table
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.collective.parameters import OPERATIONS
 
@@ -343,9 +343,8 @@ def laws(curves: Sequence[Curve]) -> Iterator[Remark | Table]:
     fitted = [curve for curve in plain(curves) if curve.law is not None]
     errors = [curve.law.held_out_error for curve in fitted if curve.law and curve.law.held_out_error is not None]
     if errors:
-        told = "The laws of {curves} curves miss sizes held out by {error} (median; worst curve {worst})"
-        error, worst = Quantity(statistics.median(errors), "%"), Quantity(max(errors), "%")
-        yield remark(told, kind="law", curves=len(errors), error=error, worst=worst)
+        told = "The laws of {count} curves miss sizes held out by {median} (median; worst curve {worst})"
+        yield remark(told, kind="law", **misses(errors))
     if any(curve.implementation == "nccl" for curve in fitted):
         yield remark(
             "The start time of nccl includes a host thread that NCCL starts for each call on a communicator that does "
@@ -395,32 +394,29 @@ def tables(curves: Sequence[Curve]) -> Iterator[Table]:
             yield table(str(curve), columns, points)
 
 
-def figures(curves: Sequence[Curve]) -> Iterator[Figure]:
+def figures(curves: Sequence[Curve]) -> Iterator[Figure | None]:
     """One for each number of ranks and dtype: a panel an operation, a series a path or variant."""
     long = [curve for curve in curves if len(curve.points) >= FEWEST_SIZES]
     for (ranks, dtype), together in grouped(long, attrgetter("ranks", "dtype")).items():
         alike = grouped(together, lambda curve: " ".join(curve.varied))
-        panels = tuple(_panel(title, each) for title, each in alike.items())
         peak = together[0].largest.peak
-        yield Figure(
+        caption = "Points: measured, bars span the trials. Line: the law, α + β·size in pieces."
+        yield figure(
             f"collectives_{ranks}_ranks_{dtype}",
             f"Collectives among {ranks} ranks, {dtype}",
-            "Points: measured, bars span the trials. Line: the law, α + β·size in pieces."
-            + (f" Dashed: the peak of {peak.name}." if peak else ""),
-            tuple(panels[start : start + MOST_IN_A_ROW] for start in range(0, len(panels), MOST_IN_A_ROW)),
+            caption + (f" Dashed: the peak of {peak.name}." if peak else ""),
+            map(_panel, alike, alike.values()),
+            MOST_IN_A_ROW,
         )
 
 
 def _panel(title: str, curves: Sequence[Curve]) -> Panel:
-    drawn = [series(each.how, each.points.values(), attrgetter("size.value"), attrgetter("rate")) for each in curves]
+    drawn = [series(each.how, each.points.values(), "size.value", "rate") for each in curves]
     first = curves[0]
     ends, peak = (min(first.points), max(first.points)), first.largest.peak
     if first.law is not None:
-        sizes = np.geomspace(*ends, LAW_POINTS)
-        factor = 1.0 if first.ranks == 1 else bus_factor(first.counted_as, first.ranks)
-        drawn.append(
-            Series(f"law of {first.how}", sizes.tolist(), (sizes / first.law.seconds(sizes) * factor).tolist(), "line")
-        )
+        factor = 1.0 if first.ranks == 1 else float(bus_factor(first.counted_as, first.ranks))
+        drawn.append(law_over_sizes(f"law of {first.how}", first.law, *ends, LAW_POINTS, factor))
     if peak is not None and first.ranks > 1:
         drawn.append(Series(f"peak of {peak.name}", ends, [peak.gb_per_s * GIGA] * 2, "beside"))
     # About so many powers of two as have room, evenly spaced, the largest among them.

@@ -222,7 +222,7 @@ def predictor(factor: float) -> Any:
 def test_predictions_stand_beside_each_row_and_are_judged_in_a_remark(studied: list[Record]) -> None:
     findings = found(studied, predictor(1.1))
     law = remark_with(findings, "order")
-    assert (law.kind, law.values["configurations"]) == ("law", 4)
+    assert (law.kind, law.values["count"]) == ("law", 4)
     assert (value(law, "order"), value(law, "median"), value(law, "worst")) == pytest.approx((1.0, 0.1, 0.1))
     row = rows(findings.tables[0])[0]
     assert row["predicted"].value == pytest.approx(8 / 0.121)
@@ -238,7 +238,7 @@ def test_what_was_not_predicted_or_gave_no_time_is_not_compared(layout: Layout, 
     known = {layout().case_id: Prediction(0.1), layout(pipeline=2).case_id: Prediction(0.1)}
     records = [*visits(layout(), [0.2]), *visits(layout(pipeline=2), [None]), *visits(layout(data=2), [0.3])]
     law = remark_with(found(records, lambda *_: known), "order")
-    assert (law.values["configurations"], value(law, "worst")) == (1, 0.5)
+    assert (law.values["count"], value(law, "worst")) == (1, 0.5)
     assert law.values["order"] is None
     nothing = found(records, lambda *_: {})
     assert all(each.kind != "law" for each in nothing.remarks if isinstance(each, Remark))
