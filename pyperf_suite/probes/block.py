@@ -13,6 +13,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule
+from pyperf_suite.laws.model_flops import hardware_flop, model_flop
 from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.measure.ratio import Ratio
 from pyperf_suite.runner.case import Case
@@ -26,8 +27,6 @@ from pyperf_suite.workloads.training.shape import (
     Checkpointing,
     TransformerShape,
     asked_flop,
-    computed_flop,
-    guides_flop,
 )
 from pyperf_suite.workloads.training.training_step import TrainingStepParameters
 
@@ -128,6 +127,25 @@ def time_by_part(parts: Rows) -> Remark:
         products=sum(row.seconds for row in parts if row.product) / whole,
         slowest=slowest.seconds / whole,
     )
+
+
+def computed_flop(shape: TransformerShape, causal_halved: bool = True) -> float:
+    """With what checkpointing computes again: all of a group up to its last product, whose result nobody needs.
+
+    Selective checkpointing computes no product again. Fused attention computes its scores again in backward, which
+    here is left out as in most published figures (PaLM, appendix B).
+    """
+    if shape.checkpointing.kind != "every":
+        return asked_flop(shape, causal_halved)
+    size = (shape.dimensions, shape.batch, shape.seq)
+    again = hardware_flop(*size, "layers", causal_halved) - model_flop(*size, causal_halved)
+    groups = -(-shape.layers // shape.checkpointing.every)
+    return asked_flop(shape, causal_halved) + float(again) - groups * 2 * shape.tokens * shape.width * shape.hidden
+
+
+def guides_flop(shape: TransformerShape, parameters: int) -> float:
+    """Parameters x 3 (4 with checkpointing) x 2 x seq x batch (BigScience, tflops_optimization.md)."""
+    return 2.0 * (3 + (shape.checkpointing.kind == "every")) * parameters * shape.tokens
 
 
 def is_step(row: Row) -> bool:

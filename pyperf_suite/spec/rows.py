@@ -118,11 +118,6 @@ def _counted(record: Record) -> Reading:
     return Reading(record.parsed_case(), *unknown, flop=0, converged=True, kernel=dict(record.kernel), by_process={})
 
 
-def observed(records: Iterable[Record], metric: str) -> dict[str, float]:
-    """That metric's median over the processes that measured it, by case id; cases that lack it are left out."""
-    return {case_id: told[metric] for case_id, told in all_observed(records).items() if metric in told}
-
-
 def all_observed(records: Iterable[Record]) -> dict[str, Mapping[str, float]]:
     """By case id, the median over processes of every metric but time, in the unit of its record."""
     import statistics

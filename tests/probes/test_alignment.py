@@ -13,8 +13,6 @@ from pyperf_suite.probes.alignment import PROBE, AlignmentAxes, Base
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.findings import Findings, Remark
-from pyperf_suite.workloads import find_workload
-from pyperf_suite.workloads.matmul import MatmulParameters
 from tests import records as made_up
 from tests.records import remarks
 
@@ -130,12 +128,6 @@ def test_padding_that_costs_more_at_each_call_than_it_wins_is_only_advised_once(
     assert (calls.values["winning"], calls.values["tried"]) == (0, 3)
 
 
-def test_where_divisors_are_nothing_padding_is_not_advised() -> None:
-    found = findings(by_work)
-    assert remarks(found, "divisor") == []
-    assert {row["verdict"] for row in rows(found, "Pad or not")} == {"leave it"}
-
-
 def test_noise_wider_than_the_gain_leaves_the_advice_undecided() -> None:
     slightly = records(
         sweep(axes(along=("k",))),
@@ -149,16 +141,6 @@ def test_noise_wider_than_the_gain_leaves_the_advice_undecided() -> None:
 def vocabulary(seconds: Seconds, **changed: object) -> Remark:
     (advice,) = remarks(findings(seconds, real=("vocabulary",), ladder=(64,), **changed), "known_as")
     return advice
-
-
-def test_real_life_sizes_are_told_by_name() -> None:
-    advice = vocabulary(by_work)
-    told = ("known_as", "size", "other", "sweep_setting", "sweep_shape", "verdict")
-    assert [advice.values[name] for name in told] == [
-        *("vocabulary of GPT-2", 50257, 50304),
-        *("torch, float32, TN", "64 x N x 256", "leave it"),
-    ]
-    assert not advice.is_noise
 
 
 def test_advice_that_noise_explains_is_not_told_and_advice_to_pad_names_what_it_wins() -> None:
@@ -267,42 +249,9 @@ def test_one_process_has_the_interval_of_its_own_samples() -> None:
     assert not [each for each in findings(odd_is_half, along=("k",)).remarks if each.kind == "caution"]
 
 
-def test_the_picture_has_a_row_for_each_implementation_and_a_column_for_each_dimension() -> None:
-    (figure,) = findings(by_work, real=("hidden",)).figures
-    assert [[panel.x_label for panel in row] for row in figure.rows] == [["M", "N", "K"]] * 2
-    labels = [series.label for series in figure.rows[0][2].series]
-    assert labels == ["divides by 1", "divides by 2", "divides by 8", "divides by 64", "divides by 128"]
-    panel = figure.rows[0][2]
-    assert panel.y_unit == "TFLOP/s"
-    assert panel.series[0].y == pytest.approx([100e9], rel=0.01)
-    assert panel.series[0].low[0] < panel.series[0].y[0] < panel.series[0].high[0]
-
-
-def test_implementations_without_a_sweep_in_common_share_no_picture() -> None:
-    made = [
-        record
-        for record in records(sweep(axes()), by_work)
-        if (record.parsed_case().parameters.k == 1024) == (record.case["implementation"] == "native")
-    ]
-    assert PROBE.findings(made).figures == ()
-
-
-def test_sizes_far_from_the_base_do_not_squeeze_the_picture() -> None:
-    (figure,) = findings(by_work, along=("n",), span=(0.5, 1.0)).figures
-    drawn = {size for row in figure.rows for panel in row for series in panel.series for size in series.x}
-    assert drawn == {960, 1016, 1022, 1023, 1024}
-
-
 def test_what_an_implementation_never_takes_is_left_out_unless_nothing_is_left() -> None:
     # The kernel for compute capability 8.0 multiplies in tensor cores, and float32 is not for them.
     mixed = sweep(axes(implementation=("native", "cuda_sm80")))
     assert {case.implementation for case in mixed} == {"native", "torch", "torch_padded"}
     with pytest.raises(UserError, match="workers were asked for"):
         PROBE.cases("quick", CPU, {"workers": "4096"})
-
-
-def test_padded_products_keep_the_work_of_those_asked_for() -> None:
-    (case,) = [c for c in PROBE.cases("quick", CPU) if c.implementation == "torch_padded" and c.parameters.k % 2]
-    p = case.parameters
-    assert isinstance(p, MatmulParameters)
-    assert find_workload("matmul").work(p).flop == 2 * p.m * p.n * p.k

@@ -6,18 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.attention.counted import Blocks, TiledAttention
 from pyperf_suite.laws.attention.law import AttentionLaw
 from pyperf_suite.probes.attention_heads import CAUSES, PROBE, AttentionHeadsAxes
-from pyperf_suite.render.picture import draw
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.findings import Findings, Remark
-from pyperf_suite.workloads.attention import Attention, AttentionParameters
+from pyperf_suite.workloads.attention import AttentionParameters
 from tests.records import records
 
 CPU = resolve("cpu")
@@ -130,17 +128,6 @@ def test_other_masks_key_heads_and_lengths_are_varied_one_at_a_time_on_the_first
     assert varied == base | {(8, 2, False, 256), (8, 1, False, 256), (8, 8, True, 256), (8, 8, False, 512)}
 
 
-def test_decoding_asks_one_query_of_all_keys() -> None:
-    swept = cases(phase=("forward", "decode"), mask=("causal",))
-    decoding = {case.parameters for case in swept if case.parameters.seq_q == 1}
-    assert {(p.heads, p.keys, p.causal) for p in decoding} == {(8, 256, False)}
-
-
-def test_blocks_are_asked_of_our_kernel_and_of_no_library() -> None:
-    asked = {(case.implementation, str(case.parameters.blocks)) for case in cases(blocks=("64x64", "32x64"))}
-    assert asked == {("native", "64x64"), ("native", "32x64"), ("sdpa_default", "None")}
-
-
 def test_the_recommendation_has_both_passes_and_no_cause_that_nothing_tells() -> None:
     found = findings(Machine())
     # The softmax of 8 heads costs twice that of 4; all else is equal, in both passes alike.
@@ -168,12 +155,6 @@ def test_a_split_that_only_its_backward_pass_makes_the_best_is_slower_in_forward
         "forward": pytest.approx(0.5),
         "backward": pytest.approx(2),
     }
-
-
-def test_multi_query_attention_is_not_said_to_have_the_same_parameters() -> None:
-    found = told(findings(Machine(), kv_ratio=("all",)), "slow", kernel="sdpa_default, float32")
-    assert {each.values["split"] for each in found} == {"4 x 128"}
-    assert not any("same parameters" in each.template for each in found)
 
 
 def test_noise_is_not_turned_into_advice() -> None:
@@ -287,45 +268,6 @@ def test_the_bucket_that_flash_attention_tells_in_its_kernels_name_is_a_cause() 
     assert (said.values["cause"], said.values["fast"]) == (CAUSES["padding"], "5 x 128")
     (line,) = lines(found, "Throughput by number", implementation="sdpa_default, float32", **{"computed as": 128})[1:]
     assert line["heads x head_dim"] == "8 x 80"
-
-
-def test_the_fastest_split_stands_beside_every_length() -> None:
-    changed = {"heads": (8, 4, 2), "seq": (256, 512), "varied_splits": (2,), "implementation": ("native",)}
-    found = findings(Machine(), **changed)
-    ends = {line["what"]: (line["fastest"], line["slowest"]) for line in lines(found, "Fastest and slowest")}
-    assert ends == {"1 x 256 tokens": ("2 x 256", "8 x 64"), "1 x 512 tokens": ("4 x 128", "8 x 64")}
-    assert {each.values["what"] for each in told(found, "slow")} == {"1 x 256 tokens", "1 x 512 tokens"}
-
-
-def test_figures_draw_every_implementation_beside_the_law(tmp_path: Any) -> None:
-    machine = Machine(noise=1e-5)
-    found = findings(machine, heads=(8, 4, 2), head_dim=(40, 64, 72, 96), mask=("full", "causal"), seq=(256, 512))
-    assert {figure.name.split("_b1")[0] for figure in found.figures} == {
-        "attention_heads_hidden_512_burst_float32_w2",
-        "attention_head_dim_4_heads_burst_float32_w2",
-    }
-    for figure in found.figures:
-        ((forward, backward),) = figure.rows
-        assert [series.label for series in forward.series] == ["native", "law of native", "sdpa_default"]
-        assert [series.label for series in backward.series] == ["sdpa_default"]
-        points, law = forward.series[:2]
-        if figure.name.startswith("attention_heads_hidden"):
-            np.testing.assert_allclose(law.y, points.y, rtol=1e-3)
-        assert draw(figure, tmp_path).stat().st_size > 10_000
-
-
-def test_every_row_is_in_a_sweep_or_in_a_table_of_its_own() -> None:
-    found = findings(Machine(), mask=("full", "causal"), phase=("forward", "decode"))
-    native = {"implementation": "native, float32"}
-    others = lines(found, "Other masks", **native)
-    assert [(line["what"], line["heads x head_dim"], line["pass"]) for line in others] == [
-        ("1 x 1 tokens to 256 keys", "8 x 64", "forward"),
-        ("1 x 256 tokens, causal", "8 x 64", "forward"),
-    ]
-    assert others[1]["time"].value == pytest.approx(others[1]["rate"].value ** -1 * Attention().work(CAUSAL).flop)
-    best, other = lines(found, "Throughput by number", **native)
-    assert (best["hidden"], best["beside the best"], best["heads x head_dim"]) == (512, "best", "4 x 128")
-    assert other["beside the best"].value == pytest.approx(other["forward"].value / best["forward"].value)
 
 
 def test_cases_that_different_processes_measured_are_not_compared() -> None:

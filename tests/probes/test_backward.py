@@ -10,7 +10,6 @@ import pytest
 
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME, BackwardAxes
-from pyperf_suite.render.picture import draw
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.findings import Claim, Findings, Remark, Verdict
@@ -95,11 +94,6 @@ def test_a_backward_as_fast_as_forward_contradicts_the_guide() -> None:
     assert (verdict.outcome, verdict.measured.value) == ("does not hold here", 1.0)
 
 
-def test_processes_that_disagree_leave_it_undecided() -> None:
-    noisy = Machine(lambda p, process: 1e-3 * (1 + (p.phase == "backward") * (0.5 + 0.5 * process)))
-    assert judged("linear", TWICE_THE_TIME, noisy)[0].outcome == "undecided"
-
-
 def test_products_whose_backward_takes_more_than_its_flops_are_counted() -> None:
     (counted,) = (each for each in remarks(slower(2, layer="conv", phase="backward")) if "longer" in each.values)
     assert (counted.values["longer"], counted.values["all"]) == (1, 2)
@@ -123,11 +117,6 @@ def test_an_activation_that_computes_is_not_bound_by_bandwidth() -> None:
     assert (forward.outcome, backward.outcome) == ("does not hold here", "holds")
 
 
-def test_without_a_copy_beside_it_no_bandwidth_is_judged() -> None:
-    records = Machine().records(list(PROBE.sweep(replace(axes(), layer=("relu",)))))
-    assert {each.claim for each in PROBE.findings(records).verdicts} == {READS_MORE}
-
-
 @pytest.mark.parametrize(("tensors", "times", "outcome"), [(1, 2.0, "holds"), (0, 1.0, "does not hold here")])
 def test_what_backward_reads_is_counted_by_what_forward_kept(tensors: float, times: float, outcome: str) -> None:
     (verdict,) = judged("silu", READS_MORE, Machine(kept_tensors=tensors))
@@ -142,20 +131,3 @@ def test_attention_and_norms_are_told_without_a_claim() -> None:
     assert "flop" not in told["layer_norm"]
     assert told["layer_norm"]["of_forward"].value == pytest.approx(1.5, rel=0.01)
     assert not judged("attention", TWICE_THE_TIME) + judged("layer_norm", TWICE_THE_TIME)
-
-
-def test_the_table_has_a_row_a_layer_with_all_its_passes() -> None:
-    rows = table_of(findings(Machine()))
-    assert list(rows) == list(LAYERS)
-    assert None not in rows["linear"].values()
-    assert rows["copy"]["backward time"] is None
-    assert rows["relu"]["forward bandwidth"].value == pytest.approx(BYTES_PER_S)
-    assert rows["relu"]["forward rate"] is None
-    assert rows["relu"]["kept"].value == 1 << 22
-
-
-def test_enough_batches_are_drawn_and_two_are_not(tmp_path) -> None:
-    assert findings(Machine(), batch=(1, 4)).figures == ()
-    (figure,) = findings(Machine(), batch=(1, 4, 16)).figures
-    assert {len(series.x) for series in figure.rows[0][0].series} == {3}
-    assert draw(figure, tmp_path).is_file()

@@ -13,7 +13,6 @@ from pyperf_suite.probes.baseline import HOPPER_TILES, PROBE
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import Shape
-from pyperf_suite.spec.findings import Findings
 from tests import records as made_up
 
 AXES = replace(
@@ -30,16 +29,6 @@ def records(cases: Iterable[Case] | None = None, seconds: Any = None, **fields: 
     seconds = seconds or (lambda case: usual.get((case.implementation, case.parameters.dtype), 1.0))
     details = {"tile": "64x64x64"}
     return made_up.records(cases or PROBE.sweep(AXES), seconds, **{"processes": 1, "details": details} | fields)
-
-
-def test_every_product_stands_beside_the_librarys() -> None:
-    cases = list(PROBE.sweep(AXES))
-    assert len(cases) == 8
-    ours, theirs = (
-        {replace(case.parameters, schedule=None) for case in cases if case.implementation == name}
-        for name in ("native", "torch")
-    )
-    assert ours == theirs
 
 
 def test_the_ratio_is_speed_over_speed_and_dtypes_are_compared() -> None:
@@ -108,9 +97,3 @@ def test_sustained_speed_is_compared_with_sustained_speed() -> None:
     burst, sustained = (each.values for each in PROBE.findings(made).remarks)
     assert (burst["mode"], burst["mean"].value) == ("burst", pytest.approx(0.5))
     assert (sustained["mode"], sustained["mean"].value) == ("sustained", pytest.approx(0.75))
-
-
-def test_a_product_that_one_side_lacks_takes_no_part() -> None:
-    without_torch = [record for record in records() if record.case["implementation"] == "native"]
-    found = PROBE.findings(without_torch)
-    assert found == Findings()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pyperf_suite.hardware.devices import Device
@@ -50,13 +48,6 @@ def test_steps_as_fast_as_the_product_use_all_of_it():
     assert {row["MFU by data sheet"] for row in plain} == {None}
 
 
-def test_a_remark_says_what_mfu_is_a_share_of():
-    first, *_ = remarks(found(), "mfu")
-    assert first["mfu"].value == pytest.approx(1.0)
-    assert first["throughput"].value == pytest.approx(1e9, rel=2e-3)
-    assert first["m"] == 1024
-
-
 def test_the_fastest_product_is_what_all_is_held_against():
     def slow_small(case):
         is_small = case.operator == "matmul" and case.parameters.m == 256
@@ -92,28 +83,6 @@ def test_a_part_stands_under_the_roof_that_binds_it():
     # Both take a millisecond, and an activation has four times the width to read and to write.
     assert of_part["activation"]["of its roof"].value == pytest.approx(1.0)
     assert of_part["norm"]["of its roof"].value == pytest.approx(0.25, rel=0.01)
-
-
-def test_compiled_steps_stand_beside_eager_ones():
-    cases = PROBE.cases("quick", CPU, {"compiled": "no,yes"})
-    steps = [case.parameters for case in cases if case.operator == "training_step"]
-    assert {replace(p, compiled=False) for p in steps} == {p for p in steps if not p.compiled}
-    assert len(steps) == 2
-
-
-def test_parts_are_timed_of_every_block_that_is_asked_for():
-    cases = PROBE.cases("standard", CPU, {"hidden": "64,128", "seq": "32,64"})
-    parts = {(c.parameters.hidden, c.parameters.seq) for c in cases if c.operator == "block_part"}
-    assert parts == {(64, 32), (64, 64), (128, 32), (128, 64)}
-
-
-def test_dropped_activations_alone_are_measured_where_nothing_else_is_asked_for():
-    cases = PROBE.cases("quick", CPU, {"checkpointing": "every:1"})
-    assert [str(c.parameters.checkpointing) for c in cases if c.operator == "training_step"] == ["every:1"]
-
-
-def test_of_a_single_part_no_share_is_told():
-    assert remarks(found(part="norm"), "slowest") == []
 
 
 def test_the_guides_formula_is_judged_once_for_steps_of_the_same_flops():

@@ -135,17 +135,6 @@ def test_the_cost_is_judged_and_compared_with_what_flops_alone_would_give():
     assert (peaks["every:1", 4], peaks["none", 4]) == (Quantity(20e6, "MB"), Quantity(46e6, "MB"))
 
 
-def test_the_largest_batches_are_told_by_policy():
-    rows = cells(PROBE.findings(searched()[0]).tables[0])
-    assert {row["checkpointing"]: row["largest batch"].value for row in rows} == {
-        "none": 10,
-        "selective": 15,
-        "every:1": 36,
-        "every:2": 30,
-    }
-    assert {row["the next one"] for row in rows} == {"does not fit"}
-
-
 def test_a_search_that_has_not_ended_does_not_say_that_the_next_batch_does_not_fit():
     records = [record for record in searched()[0] if record.outcome == "ok"]
     assert {row["the next one"] for row in cells(PROBE.findings(records).tables[0])} == {None}
@@ -167,40 +156,6 @@ def test_the_fastest_policy_within_the_budget_is_the_advice(rate_of_batch, polic
     advice = found.remarks[-1].values
     assert (advice["checkpointing"], advice["batch"]) == fastest
     assert advice["budget"] == Quantity(100e6, "MB")
-
-
-def test_processes_that_disagree_leave_it_undecided():
-    records, _ = searched(replace(AXES, checkpointing=tuple(map(Checkpointing.parse, ("none", "every:1")))))
-    shaken = [
-        replace(r, metrics={**r.metrics, "time": made_up.metric(r.metrics["time"].value * (1 + 0.5 * r.process))})
-        if r.outcome == "ok" and str(r.parsed_case().parameters.checkpointing) == "every:1"
-        else r
-        for r in records
-    ]
-    assert {each.claim: each.outcome for each in PROBE.findings(shaken).verdicts}[COSTS] == "undecided"
-
-
-def test_every_step_has_a_row_and_the_figure_a_line_at_the_budget():
-    records, _ = searched()
-    found = PROBE.findings(records)
-    rows = {(row["checkpointing"], row["batch"]): row for row in cells(found.tables[1])}
-    assert rows["none", 10]["batch after it"] == "does not fit"
-    assert rows["none", 4]["batch after it"] is None
-    assert rows["every:1", 4]["relative to none"].value == pytest.approx(0.78)
-    assert rows["none", 4]["tokens"].value == pytest.approx(1e5)
-    assert len(rows) == sum(len(each) for each in batches(records, "ok").values())
-    panel = found.figures[0].rows[0][0]
-    assert (panel.strong_edges, panel.x_unit) == ((100e6,), "MB")
-    assert {series.label: series.x[0] for series in panel.series} == {
-        policy: 1e6 * (FIXED_MB + 4 * each) for policy, each in MB_EACH.items()
-    }
-    none = next(series for series in panel.series if series.label == "none")
-    assert none.y[0] == pytest.approx(1e5)
-    assert none.low[0] < none.y[0] < none.high[0]
-
-
-def test_one_policy_alone_is_not_drawn():
-    assert PROBE.findings(searched(replace(AXES, checkpointing=(Checkpointing(),)))[0]).figures == ()
 
 
 def test_a_gpu_is_searched_up_to_its_memory(monkeypatch):

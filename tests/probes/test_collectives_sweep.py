@@ -12,7 +12,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes, tournament
 from pyperf_suite.runner.profiles import find_profile
-from pyperf_suite.spec.axes import NO, YES, Sizes, size_name
+from pyperf_suite.spec.axes import NO, YES, Sizes
 
 CPU = resolve("cpu")
 
@@ -50,11 +50,6 @@ def test_sizes_are_read_back_as_they_are_written(smallest: int, more: int, facto
     sizes = Sizes(smallest, smallest + more, factor)
     again = Sizes.parse(str(sizes))
     assert again.ladder() == sizes.ladder()
-
-
-@pytest.mark.parametrize(("size", "name"), [(8, "8 B"), (1536, "1536 B"), (64 * 2**10, "64 KiB"), (2**30, "1 GiB")])
-def test_the_name_of_a_size_is_exact(size: int, name: str) -> None:
-    assert size_name(size) == name
 
 
 def test_what_an_operation_does_not_take_is_not_crossed_with_it() -> None:
@@ -108,14 +103,6 @@ def test_in_a_tournament_all_meet_once_and_none_is_at_two_places(ranks: int) -> 
     for pairs in rounds:
         busy = [rank for pair in pairs for rank in pair]
         assert len(busy) == len(set(busy))
-
-
-def test_of_many_ranks_many_pairs_are_measured_at_once() -> None:
-    cases = [case for case in PROBE.sweep(axes(ranks=(16,), pairs=("all",))) if case.parameters.pairs]
-    assert len(cases) == 15
-    assert all(len(case.parameters.pairs) == 8 for case in cases)
-    for case in cases:
-        case.validate()
 
 
 def test_under_a_launcher_the_ranks_are_those_it_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,16 +108,6 @@ def test_steps_stand_beside_one_without_exchange_and_options_beside_the_usual():
     assert len({case.case_id for case in cases}) == len(cases)
 
 
-def test_a_gpu_has_data_parallel_and_nccl_without_direct_copies_beside():
-    axes = DataParallelAxes(
-        (4,), ("nccl",), (4096,), (2,), (128,), (1,), ("none", "ddp", "dp"), (Sizes.parse("25MiB"),)
-    )
-    cases = swept(axes)
-    assert [case.implementation for case in cases] == ["nccl", "nccl", "dp"]
-    for case in cases:
-        case.validate()
-
-
 def test_under_a_launcher_its_ranks_are_those_there_are(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -160,14 +150,6 @@ def test_without_all_reduces_there_is_no_law_but_everything_else():
     )
 
 
-@pytest.mark.slow
-def test_steps_without_their_like_without_exchange_have_no_law():
-    cases = [case for case in swept(AXES) if getattr(case.parameters, "exchange", "") != "none"]
-    findings = PROBE.findings(records_of([*cases, *swept(replace(AXES, layers=(8,), bucket=(Sizes.parse("1MiB"),)))]))
-    (figure,) = findings.figures
-    assert [series.label for series in figure.rows[0][0].series] == ["DDP"]
-
-
 def test_each_claim_of_the_guides_gets_its_verdict():
     findings = PROBE.findings(records_of(swept(AXES)))
     judged = verdicts(findings)
@@ -178,11 +160,6 @@ def test_each_claim_of_the_guides_gets_its_verdict():
     every = [case.parameters for case in swept(AXES) if case.operator == "data_parallel"]
     (correct,) = remarks(findings, "trials")
     assert correct.values["trials"] == PROCESSES * len(every)
-
-
-def test_a_static_graph_stands_beside_the_usual_one():
-    (graph,) = remarks(PROBE.findings(records_of(swept(replace(AXES, static_graph=(NO, YES))))), "faster")
-    assert graph.values["faster"].value == pytest.approx(1)
 
 
 def test_on_gpus_dp_and_slow_links_stand_beside_ddp():
@@ -201,10 +178,3 @@ def test_on_gpus_dp_and_slow_links_stand_beside_ddp():
     dp = next(row for row in direct.rows if row[1] == "DataParallel")
     assert dp[3].value == pytest.approx(dp[2].value / (4 * COMPUTE_S_A_LAYER))
     assert "DataParallel" not in [row[1] for row in around.rows]
-
-
-def test_what_a_rank_sends_is_told_in_bytes():
-    (table,) = PROBE.findings(records_of(swept(AXES))).tables
-    rows = {row[1]: dict(zip([column.name for column in table.columns], row, strict=True)) for row in table.rows}
-    assert rows["DDP, 4 MiB"]["sent by a rank"].value == pytest.approx(12.6e6, rel=0.01)
-    assert (rows["DDP, 4 MiB"]["buckets"], rows["none"]["buckets"]) == (3, None)

@@ -80,18 +80,3 @@ def test_claims_are_tried_where_they_speak():
         (8 * START_S + 512 * ROW_S) / (START_S + 8 * 188 * ROW_S), rel=0.01
     )
     assert {each.outcome for each in tried[SKEW_IS_FREE]} == {"holds"}
-
-
-def test_without_a_loop_or_a_balanced_case_nothing_is_compared():
-    found = PROBE.findings(made(replace(AXES, implementation=("grouped_mm",), skew=(0.5, 1.0))))
-    assert found.verdicts == []
-
-
-def test_the_picture_has_throughput_in_flop_a_second_by_skew():
-    (figure,) = PROBE.findings(made()).figures
-    panels = [panel for row in figure.rows for panel in row]
-    assert len(panels) == 4
-    series = {each.label: each for each in panels[0].series}
-    assert list(series["loop"].x) == [0.0, 0.5, 1.0]
-    assert series["grouped_mm"].y[0] > series["padded"].y[2]
-    assert panels[0].y_unit == "TFLOP/s"

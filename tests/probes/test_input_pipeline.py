@@ -156,43 +156,6 @@ def test_tasks_are_never_compared_with_each_other():
     assert len({figure.name for figure in findings.figures}) == 3
 
 
-def test_the_table_has_each_setting_with_the_law_beside_it():
-    by_loaders = {row["loaders"]: row for row in rows(PROBE.findings(over_loaders(0.0075)))}
-    assert by_loaders[0]["law"].value == pytest.approx(12.5e-3)
-    assert by_loaders[0]["law"].predicted
-    assert by_loaders[1]["binds"] == "the loaders"
-    assert by_loaders[4]["binds"] == "the model"
-    assert by_loaders[0]["prefetch"] is None
-    assert by_loaders[4]["from"].value < by_loaders[4]["iteration"].value < by_loaders[4]["to"].value
-
-
-def test_the_figure_shows_what_was_measured_and_the_law():
-    (figure,) = PROBE.findings(over_loaders(0.0075)).figures
-    measured, law = figure.rows[0][0].series
-    assert list(measured.x) == [0, 1, 2, 4]
-    assert list(law.x) == [0, 1, 2, 3, 4]
-    assert measured.y[0] == pytest.approx(law.y[0], rel=2 * DRIFT)
-
-
-def test_without_a_case_without_loaders_there_is_no_law_and_nothing_breaks():
-    findings = PROBE.findings(over_loaders(0.0075, loaders=(1, 2, 4)))
-    assert {row["law"] for row in rows(findings)} == {None}
-    assert told(findings, "starved").values["starved"].value == 0.0
-
-
-def test_a_task_without_loaders_is_told_without_comparing():
-    findings = PROBE.findings(visits(BASE, 0.0075))
-    assert told(findings, "starved").values["how"] == "no loaders"
-    assert findings.verdicts == []
-
-
-def test_a_record_that_lacks_what_was_observed_takes_no_part():
-    records = visits(BASE, 0.0075)
-    for record in records:
-        del record.metrics["starved"]
-    assert PROBE.findings(records) == Findings()
-
-
 @pytest.mark.parametrize("cores", [1, 2, 6, 192])
 @pytest.mark.parametrize("profile", ["quick", "standard", "full"])
 def test_machines_of_any_size_have_cases_that_can_be(profile, cores, monkeypatch):
@@ -204,9 +167,3 @@ def test_machines_of_any_size_have_cases_that_can_be(profile, cores, monkeypatch
     assert all(case.parameters.loaders <= 4 for case in cases if case.parameters.start == "spawn")
     varied = {case.parameters.loaders for case in cases if case.parameters.prefetch != 2}
     assert varied <= {min(cores, 4)}
-
-
-def test_settings_of_workers_are_not_varied_where_there_are_none():
-    cases = PROBE.cases("full", CPU, {"loaders": "0"})
-    assert all(case.parameters.persistent and case.parameters.start == "fork" for case in cases)
-    assert {case.parameters.prefetch for case in cases} == {2}

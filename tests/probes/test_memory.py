@@ -59,13 +59,6 @@ def test_a_case_without_a_gpu_is_unsupported_with_the_reason():
     assert "cannot use the GPU" in answer["reason"]
 
 
-def test_the_standard_sweep_crosses_more_than_forty_configurations():
-    cases = PROBE.cases("standard", CPU)
-    assert len(cases) >= 40
-    assert len({case.case_id for case in cases}) == len(cases)
-    assert {case.parameters.checkpointing.kind for case in cases} == {"none", "every", "selective"}
-
-
 def record(parameters, **changed):
     parts = {"parameters": 1000, "weights": 4000, "gradients": 4000, "optimizer": 8000, "weight_copies": 2000}
     values = {**parts, "activations": 5000, "peak": 20000, "capacity": 1e9, **changed}
@@ -137,29 +130,6 @@ def test_checkpointing_keeps_a_share_of_the_activations():
     (row,) = cells(found.tables[1])
     assert row["configuration"] == "gpt, sdpa, float32, 2 x 16"
     assert (row["every:1"].value, row["every:2"], row["selective"].value) == (0.2, None, 0.8)
-
-
-def test_batches_are_drawn_as_points_on_the_law():
-    batches = [replace(SMALL, batch=batch) for batch in (4, 1, 2)]
-    laws = [kept_bytes(p.dimensions, p.batch, p.seq, p.keeping("cpu")).total for p in batches]
-    counted = [record(p, activations=law) for p, law in zip(batches, laws, strict=True)]
-    (figure,) = PROBE.findings([record(MIXED), *counted]).figures  # that stands first in the table
-    (panel,) = figure.rows[0]
-    law, points = panel.series
-    assert list(points.x) == [1, 2, 4]
-    drawn = dict(zip(law.x, law.y, strict=True))
-    assert [drawn[x] for x in points.x] == pytest.approx(points.y)
-
-
-def test_panels_of_one_model_are_told_apart_by_their_titles():
-    sizes = [replace(SMALL, **changed) for changed in ({}, {"batch": 4}, {"seq": 32})]
-    (figure,) = PROBE.findings([record(p) for p in sizes]).figures
-    titles = [panel.title for panel in figure.rows[0]]
-    assert titles == ["gpt, sdpa, float32, seq 16", "gpt, sdpa, float32, batch 2"]
-
-
-def test_one_size_alone_is_not_drawn():
-    assert PROBE.findings([record(SMALL)]).figures == ()
 
 
 def test_ranks_and_recomputing_lower_the_need_by_the_law():

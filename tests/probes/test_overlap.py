@@ -62,10 +62,6 @@ def test_a_message_that_is_shorter_than_compute_and_does_not_hide_fails_its_clai
     assert verdict.outcome == "holds"
 
 
-def test_a_message_that_is_longer_than_compute_is_no_case_of_that_claim():
-    assert verdicts(PARTLY | {"all_reduce": 25e-3}, HIDES) == []
-
-
 def test_each_is_told_how_the_other_slows_it():
     findings = found(PARTLY)
     told = {each.values["run"]: each.values["longer"] for each in findings.remarks if isinstance(each, Remark)}
@@ -77,12 +73,3 @@ def test_each_is_told_how_the_other_slows_it():
 def test_on_a_gpu_nccls_share_of_it_is_told_where_it_is_known(blocks):
     row = cells(found(PARTLY, {"nccl_blocks": blocks, "multiprocessors": 132}))
     assert (row["blocks of NCCL"], row["SMs"]) == (blocks, 132)
-
-
-def test_the_table_shows_what_was_measured_and_leaves_out_what_was_not():
-    row = cells(found({name: PARTLY[name] for name in ("in_turn", "together")}))
-    assert row["together"].value == pytest.approx(26.4e-3)
-    assert sorted(name for name, cell in row.items() if cell is None) == sorted(
-        ("product", "all_reduce", "hidden", "product beside", "all_reduce beside", "blocks of NCCL", "SMs")
-    )
-    assert PROBE.findings([]) == Findings()

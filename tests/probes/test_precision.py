@@ -192,30 +192,3 @@ def test_the_guides_table_stands_beside_the_measured_one_and_not_in_it() -> None
         16: pytest.approx(7.8),
     }
     assert saved[16, "float32"] is None
-
-
-def test_a_gpus_peak_is_told_where_it_was_measured() -> None:
-    assert {row["peak"].value for row in cells(findings(Machine(peak=True)).tables[1])} == {99 * MB}
-    assert {row["peak"] for row in cells(findings().tables[1])} == {None}
-
-
-def test_enough_batches_are_drawn() -> None:
-    memory, speed = (figure.rows[0][0] for figure in findings().figures)
-    assert [(series.label, [y / MB for y in series.y]) for series in memory.series] == [
-        ("float32", [42, 48, 72]),
-        ("autocast_bfloat16", [46.2, 49.8, 64.2]),
-    ]
-    assert [(series.label, len(series.x)) for series in speed.series] == [("autocast_bfloat16", 3)]
-
-
-def test_two_batches_or_float32_alone_are_not_drawn() -> None:
-    assert findings(batch=(1, 4)).figures == ()
-    assert findings(precision=("float32",)).figures == ()
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast_bfloat16"])
-def test_a_single_precision_has_nothing_beside_it(precision: str) -> None:
-    chosen = findings(precision=(precision,), beside=(), cast_cache=("iteration",), unaligned_hidden=(0,))
-    assert chosen.remarks == ()
-    (steps,) = (table for table in chosen.tables if "step by precision" in table.title)
-    assert {row["precision"] for row in cells(steps)} == {precision}

@@ -105,13 +105,6 @@ def test_several_tiles_across_reach_the_same_waves_in_fewer_steps() -> None:
     assert remarks(PROBE.findings(Machine().records(wide)), "cost")[0].values["step"] == "704 -> 705"
 
 
-def test_the_library_runs_each_shape_once_whatever_the_schedules() -> None:
-    cases = list(PROBE.sweep(axes()))
-    library = [case for case in cases if case.implementation == "torch"]
-    assert len(library) == 24
-    assert len({case.case_id for case in cases}) == len(cases) == 24 * 4
-
-
 def test_a_machine_that_obeys_the_law_is_explained_without_error() -> None:
     (law,) = remarks(findings(Machine()), "overhead")
     assert law.kind == "law"
@@ -170,24 +163,6 @@ def test_the_library_stands_beside_with_its_steps_and_the_tiles_that_it_chose() 
     steps = [row for row in lines(found, "Steps") if "data_parallel" in row["setting"]]
     assert [row["in tiles of"] for row in steps] == ["64x64"] * 3 + ["128x64"] * 5
     assert steps[0]["costs the library"].value == pytest.approx(1 / 64)
-
-
-def test_stream_k_has_the_smaller_cliff() -> None:
-    costs = {row["schedule"]: row["costs"].value for row in lines(findings(Machine()), "Tile and wave")}
-    assert costs["stream_k@2"] < costs["data_parallel@2"]
-
-
-def test_both_directions_get_their_sweeps_and_pictures() -> None:
-    found = findings(Machine(), along=("m", "n"))
-    assert {row["along"] for row in lines(found, "Tile and wave")} == {"M", "N"}
-    assert len(found.figures) == 2
-    for figure in found.figures:
-        assert [len(row) for row in figure.rows] == [3, 3]
-        assert [{panel.y_unit for panel in row} for row in figure.rows] == [{"us"}, {"TFLOP/s"}]
-        labels = {series.label for row in figure.rows for panel in row for series in panel.series}
-        assert labels == {"measured", "wave law", "torch"}
-        assert figure.rows[0][0].strong_edges == (128.0, 256.0, 384.0, 512.0)
-        assert figure.rows[0][0].weak_edges == (64.0, 192.0, 320.0, 448.0)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.probes.transfer import OVER_BUS, PINNED_IS_FASTER, PROBE, TRADES_BANDWIDTH
+from pyperf_suite.probes.transfer import PINNED_IS_FASTER, PROBE, TRADES_BANDWIDTH
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.findings import Cell, Findings, Remark
@@ -57,33 +57,6 @@ def test_a_law_that_is_far_off_somewhere_says_by_how_much_and_the_best_rate_is_t
     assert found["rate"].value == pytest.approx(1.5e9, rel=0.02)
     assert found["best rate"].value == pytest.approx(9.89e9, rel=0.01)
     assert found["law off at worst"].value > 0.5
-
-
-def test_a_single_size_has_a_rate_and_no_law():
-    found = PROBE.findings(way("memcpy", 0.0, 10.0, sizes=[1 << 20]))
-    assert ways(found)["memcpy"]["rate"].value == pytest.approx(10e9, rel=0.02)
-    assert ways(found)["memcpy"]["latency by the law"] is None
-    assert found.tables[1].rows[0][-2:] == (None, None)
-    assert found.figures == ()
-
-
-def test_every_size_has_its_row_and_the_figure_its_law():
-    found = PROBE.findings(way("memcpy", 2e-6, 10.0) + way("disk_direct", 60e-6, 2.0))
-    rows = found.tables[1].rows
-    assert len(rows) == 2 * len(SIZES)
-    assert rows[0][4].predicted
-    assert rows[0][5].value == pytest.approx(1, rel=0.05)
-    (figure,) = found.figures
-    (panel,) = figure.rows[0]
-    memcpy, law, *_ = panel.series
-    assert [(series.label, series.predicted) for series in (memcpy, law)] == [
-        ("memcpy", False),
-        ("law of memcpy", True),
-    ]
-    assert list(memcpy.x) == SIZES
-    assert memcpy.y[-1] == pytest.approx(10e9, rel=0.02)
-    assert law.y[-1] == pytest.approx(10e9, rel=0.02)
-    assert len(panel.x_ticks) <= 8
 
 
 @pytest.mark.parametrize(("disk", "outcome"), [(2.0, "holds"), (10.0, "does not hold here")])
@@ -142,10 +115,3 @@ def test_what_offloading_would_take_is_marked_as_a_prediction():
     assert all(time.predicted for time in times.values())
     assert times["memcpy"].value == pytest.approx(1.0, rel=0.02)
     assert times["O_DIRECT"].value == pytest.approx(6.06, rel=0.01)
-
-
-def test_on_a_gpu_both_directions_are_measured_pinned_and_pageable():
-    cases = PROBE.cases("quick", GPU)
-    settings = {(case.implementation, case.parameters.pinned) for case in cases}
-    assert settings == {(name, pinned) for name in OVER_BUS for pinned in (True, False)}
-    assert {*OVER_BUS, "memcpy", "disk_direct"} <= {case.implementation for case in PROBE.cases("standard", GPU)}

@@ -55,11 +55,6 @@ def test_the_whole_interval_decides(measured, outcome, why):
     assert bool(verdict.remedy) == (why in (ONE_PROCESS, OPEN_INTERVAL))
 
 
-@pytest.mark.parametrize("value", [1.0, 50, 1e300, math.inf])
-def test_a_claim_of_more_than_something_has_no_upper_end(value):
-    assert IS_FASTER.judge("{measured}", value).outcome == "holds"
-
-
 def test_a_verdict_has_the_claim_the_words_and_the_values_apart():
     verdict = COSTS_A_FIFTH.judge("{policy} runs at {measured}", Ratio(0.77, 0.76, 0.79, 3), policy="every", blocks=8)
     assert verdict.claim is COSTS_A_FIFTH
@@ -108,15 +103,6 @@ def test_what_is_counted_is_judged_in_its_unit_without_an_interval():
 def test_an_effect_is_noise_where_none_is_possible(effect, is_noise):
     told = remark("{faster} as fast", effect="faster", faster=effect)
     assert told.is_noise is is_noise
-
-
-def test_a_remark_that_names_no_effect_is_no_noise():
-    told = remark("{share}", share=Ratio(1.0, 0.9, 1.1, 3))
-    assert not told.is_noise
-
-
-def test_an_effect_that_a_remark_has_no_value_of_is_not_told():
-    assert remark("", effect="faster").is_noise
 
 
 def test_values_of_a_remark_are_quantities_names_or_unknown():

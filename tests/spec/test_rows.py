@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,18 +83,6 @@ def test_the_later_of_two_visits_of_a_process_stands(product: Any) -> None:
     assert (row.by_process, row.seconds) == ({0: 3.0, 1: 1.0}, 2.0)
 
 
-def test_a_record_whose_case_has_another_id_does_no_harm(product: Any) -> None:
-    (record,) = product(8).records(1.0, passing=3.0)
-    (row,) = rows_of([replace(record, case_id="another")])
-    assert (row.seconds, row.seen) == (1.0, {})
-
-
-def test_an_order_sorts_the_rows(rows: Rows) -> None:
-    sorted_rows = rows_of(rows.records, lambda row: (-row.n, row.implementation))
-    assert [(row.n, row.implementation) for row in sorted_rows[:2]] == [(32, "numpy"), (32, "torch")]
-    assert of(sorted_rows, 16).like(implementation="numpy") is of(sorted_rows, 16, "numpy")
-
-
 def test_the_row_like_another_differs_in_what_is_named_and_in_nothing_else(rows: Rows) -> None:
     torch = of(rows, 16)
     assert torch.like(implementation="numpy") is of(rows, 16, "numpy")
@@ -130,18 +117,6 @@ def test_nothing_is_compared_with_itself_or_with_what_no_common_process_measured
     assert of(rows, 16).against(implementation="triton") is None
     assert of(rows, 32).like(implementation="numpy") is not None
     assert of(rows, 32).against(implementation="numpy") is None
-
-
-def test_groups_and_choices_keep_the_order(rows: Rows) -> None:
-    groups = [[row.implementation for row in group] for group in rows.groups("implementation")]
-    assert groups == [["torch", "numpy"], ["torch", "numpy"], ["torch"]]
-    assert [row.n for row in rows.where(lambda row: row.seconds > 3, k=8)] == [16, 32, 32]
-    assert rows.first(n=64) is None
-
-
-def test_an_unknown_unit_is_refused() -> None:
-    with pytest.raises(ValueError, match="'furlong' is no unit"):
-        Column("c", lambda item: item, "furlong").cell(1.0)
 
 
 def test_a_table_has_a_line_an_item_and_the_headings_of_its_columns() -> None:
@@ -202,11 +177,6 @@ def test_a_cell_is_a_quantity_a_name_or_unknown(value, unit, cell):
     found = Column("c", lambda item: item, unit).cell(value)
     assert (found.value, found.unit) == (cell.value, cell.unit) if isinstance(cell, Quantity) else found == cell
     assert type(found) is type(cell)
-
-
-def test_numbers_of_a_laws_column_are_predicted():
-    assert Column("c", float, "GB", predicted=True).cell(3).predicted
-    assert not Column("c", float, "GB").cell(3).predicted
 
 
 def test_a_row_tells_of_itself_and_of_what_it_is_given():

@@ -184,13 +184,6 @@ def test_what_nobody_claimed_is_told_without_a_verdict(
     assert value(compared, "measured") == pytest.approx(ratio)
 
 
-def test_several_pairs_that_differ_in_nothing_else_are_one_mean(layout: Layout, visits: Visits) -> None:
-    math_ways = [*visits(layout(attention="math"), [0.2] * 3), *visits(layout(data=2, attention="math"), [0.8] * 3)]
-    (verdict,) = found([*visits(layout(), [0.1] * 3), *visits(layout(data=2), [0.1] * 3), *math_ways]).verdicts
-    assert verdict.measured.value == pytest.approx(4.0)
-    assert verdict.told.values["pairs"] == 2
-
-
 def test_a_single_experiment_decides_nothing_and_has_no_error(layout: Layout, visits: Visits) -> None:
     findings = found([*visits(layout(attention="math"), [0.2]), *visits(layout(), [0.1])])
     (verdict,) = findings.verdicts
@@ -248,10 +241,6 @@ COUNTED = {"weights": 100.0, "gradients": 100.0, "optimizer": 200.0, "activation
 LESS = {name: held / 2 for name, held in COUNTED.items()} | {"activations": 40.0}
 
 
-def test_memory_predicted_to_the_byte_is_exact() -> None:
-    assert set(memory_errors([(COUNTED, COUNTED), (LESS, LESS)]).values()) == {0.0}
-
-
 def test_the_worst_rank_of_each_part_counts() -> None:
     worst = memory_errors([({**COUNTED, "activations": 52.0}, COUNTED), ({**LESS, "activations": 30.0}, LESS)])
     assert worst == pytest.approx({"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0.25, ALL: 10 / 240})
@@ -274,15 +263,6 @@ def test_memory_errors_are_a_table_by_part(layout: Layout, visits: Visits) -> No
         (ALL, pytest.approx(10 / 300)),
     ]
     assert value(remark_with(findings, "error"), "error") == pytest.approx(10 / 300)
-
-
-def test_the_bars_are_the_tables_rows_with_the_standard_error_and_the_reasons(studied: list[Record]) -> None:
-    panel = bars_of(found(studied))
-    assert [bar.name for bar in panel.bars][:2] == ["dp2 flash", "1 rank flash"]
-    assert panel.bars[0].value == pytest.approx((80 + 8 / 0.11 + 8 / 0.12) / 3)
-    assert panel.bars[0].error > 0
-    assert math.isnan(panel.bars[-1].value)
-    assert panel.bars[-1].note == "failed: rank 1 died"
 
 
 @pytest.mark.parametrize("other", [{"micro_batches": 8}, {"vocab": 1024}])
@@ -367,8 +347,3 @@ def test_the_rank_correlation_is_spearmans_with_ties_too(pairs) -> None:
         assert order == pytest.approx(stats.spearmanr(predicted, measured).statistic, abs=1e-12)
     else:
         assert order is None
-
-
-def test_an_order_needs_three() -> None:
-    assert rank_correlation([3.0, 2.0, 1.0], [1.0, 2.0, 30.0]) == pytest.approx(-1.0)
-    assert rank_correlation([2.0, 1.0], [1.0, 2.0]) is None

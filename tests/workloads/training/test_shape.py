@@ -9,6 +9,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
+from pyperf_suite.probes.block import computed_flop, guides_flop
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.plan import Plan, PlannedCase
@@ -18,13 +19,7 @@ from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training.block_part import BlockPartParameters
 from pyperf_suite.workloads.training.layers import LayerPassParameters
 from pyperf_suite.workloads.training.optimizer_update import OptimizerUpdateParameters, TensorSet
-from pyperf_suite.workloads.training.shape import (
-    Checkpointing,
-    TransformerShape,
-    asked_flop,
-    computed_flop,
-    guides_flop,
-)
+from pyperf_suite.workloads.training.shape import Checkpointing, TransformerShape, asked_flop
 from pyperf_suite.workloads.training.step_memory import (
     CheckpointedStepParameters,
     TrainingMemory,
