@@ -1,6 +1,7 @@
 """How our own matrix product compares with the library's on the same shapes, in the same run.
 
-A probe's kernel explains a machine only where it is about as fast as what people really use there.
+A probe's kernel explains a machine only where it is about as fast as what people really use there. The other probes of
+products share the axes, the library's side of a product, and the sweeps along one of its sizes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """The short run that laws are fitted to on this machine: products and attentions of a library, spread over all sizes.
 
-`pyperf-suite calibrate` reads its records; here they are held against the laws that are shipped.
+The sizes are points of a lattice that fills the space of their logarithms: on a grid of four sizes each, sixty-four
+products would only ever see four values of m. `pyperf-suite calibrate` reads the records; here they are compared with
+the laws that are shipped.
 """
 
 from __future__ import annotations

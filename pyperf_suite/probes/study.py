@@ -1,4 +1,8 @@
-"""A study of layouts: the same training step cut over ranks in many ways, each run and ranked by samples per second."""
+"""A study of layouts: the same training step cut over ranks in many ways, each run and ranked by samples per second.
+
+Which configurations there are, and their order, depends on the grid alone and not on the machine. What cannot be is
+left out of a product of axes, but never a value that was asked for.
+"""
 
 from __future__ import annotations
 
@@ -256,13 +260,13 @@ class Result:
     of experiments that are `timed`; without one there are none.
     """
 
-    visits: tuple[Record, ...]
+    trials: tuple[Record, ...]
     prediction: Prediction | None = None
 
     @cached_property
     def case(self) -> Case:
         """The same in all its records."""
-        return self.visits[0].parsed_case()
+        return self.trials[0].parsed_case()
 
     @property
     def parameters(self) -> Any:
@@ -275,16 +279,16 @@ class Result:
 
     @cached_property
     def timed(self) -> list[Record]:
-        return [each for each in self.visits if each.outcome == "ok" and min(each.kept_seconds, default=0) > 0]
+        return [each for each in self.trials if each.outcome == "ok" and min(each.kept_seconds, default=0) > 0]
 
     @property
     def lost(self) -> list[Record]:
-        return [visit for visit in self.visits if visit not in self.timed]
+        return [trial for trial in self.trials if trial not in self.timed]
 
     @cached_property
     def rates(self) -> list[float]:
         """Samples per second of each experiment, over the time of all its steps."""
-        steps = [visit.kept_seconds for visit in self.timed]
+        steps = [trial.kept_seconds for trial in self.timed]
         return [self.parameters.global_batch * len(each) / math.fsum(each) for each in steps]
 
     @cached_property
@@ -309,7 +313,7 @@ class Result:
     def reading(self) -> Reading:
         """Seconds a step, of each experiment by the mean of its steps, as its samples per second are counted."""
         usual = readings(self.timed)[0]
-        times = {visit.process: statistics.fmean(visit.kept_seconds) for visit in self.timed}
+        times = {trial.process: statistics.fmean(trial.kept_seconds) for trial in self.timed}
         half = (usual.high - usual.low) / 2 if len(times) == 1 else 0.0
         low, high = min(times.values()) - half, max(times.values()) + half
         return replace(usual, seconds=statistics.median(times.values()), low=low, high=high, by_process=times)
@@ -342,7 +346,7 @@ class Result:
     @property
     def mfu(self) -> float | None:
         """Share of all GPUs' peak by their data sheet; None on a CPU and for a GPU without one."""
-        gpu = gpu_of(self.visits[0].identity)
+        gpu = gpu_of(self.trials[0].identity)
         peak = gpu and gpu.peak_flop_per_s.get(DTYPE_OF_LAW[self.parameters.dtype])
         return float(utilization(self.flop_per_s, 1.0, self.parameters.ranks, peak)) if peak else None
 
@@ -368,15 +372,15 @@ def held(memory: Memory) -> float:
 
 
 def results_of(records: Iterable[Record], predictor: Predictor | None = None) -> list[Result]:
-    """One result a configuration: the fastest first, then those that gave no time, in the order they were visited."""
+    """One result a configuration: the fastest first, then those that gave no time, in the order they were tried."""
     latest: dict[str, dict[int, Record]] = {}
     for record in records:
         if record.case.get("operator") == OPERATOR and record.kind == "timing":
-            # A later visit of the same experiment is one that was resumed: it stands.
+            # A later trial of the same experiment is one that was resumed: it stands.
             latest.setdefault(record.case_id, {})[record.process] = record
-    found = [Result(tuple(visits.values())) for visits in latest.values()]
+    found = [Result(tuple(trials.values())) for trials in latest.values()]
     if predictor is not None and found:
-        predicted = predictor([each.case for each in found], [visit for each in found for visit in each.visits])
+        predicted = predictor([each.case for each in found], [trial for each in found for trial in each.trials])
         found = [replace(each, prediction=predicted.get(each.case.case_id)) for each in found]
     return sorted(found, key=lambda each: -each.rate if each.timed else 0.0)
 
@@ -456,7 +460,7 @@ LOST = (
     Column("configuration", "name", priority=2),
     Column("outcome", lambda each: each.lost[0].outcome),
     Column("experiments lost", lambda each: len(each.lost)),
-    Column("of", lambda each: len(each.visits)),
+    Column("of", lambda each: len(each.trials)),
     Column("reason", lambda each: textwrap.shorten(each.lost[0].reason, LONGEST_REASON), priority=2),
 )
 
@@ -642,7 +646,7 @@ PROBE = Probe(
     sweep=cases_of,
     analyse=analyse,
     group=lambda _: "study",
-    # Each visit starts a launcher anew, minutes in all: a run that names no probe, and pytest's table, leave it out.
+    # Each trial starts a launcher anew, minutes in all: a run that names no probe, and pytest's table, leave it out.
     is_timed=False,
     has_items=False,
 )

@@ -29,7 +29,7 @@ from pyperf_suite.workloads.matmul import MatmulParameters
 
 SCHEDULES = ("data_parallel", "persistent", "split_k(2)", "stream_k")
 
-# Up to here every tile count is visited; beyond, only those next to a wave edge.
+# Up to here every tile count is measured; beyond, only those next to a wave edge.
 EVERY_TILE_COUNT = 16
 # Elements of 2 bytes that TMA needs between one row length and the next: one element more would be another kernel's.
 TMA_STEP = 8

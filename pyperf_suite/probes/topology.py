@@ -1,4 +1,4 @@
-"""How the machine's parts are connected, beside what they are made for: read in a second, nothing is timed."""
+"""How the machine's parts are connected, compared with what they are made for; read in a second, nothing is timed."""
 
 from __future__ import annotations
 

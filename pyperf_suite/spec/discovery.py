@@ -2,7 +2,8 @@
 
 A package brings probes by entry points of the group `pyperf_suite.probes`, each named as its probe. One that cannot be
 imported is named in a warning and passed over; only who asks for it is refused. A name that ends in `.py` or holds `:`
-is a user's own: a file with all its kernels, one kernel of a file or module, or a test that pytest measured.
+is a user's own: a file with all its kernels, one kernel of a file or module, or a test that pytest measured. While a
+run goes on, probes may ask for more cases: `follow_ups`.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def follow_ups(plan: Plan, records: Sequence[Record]) -> Iterator[PlannedCase]:
     """The cases that the plan's probes ask for after it, each to be measured before the next is drawn.
 
     `records` must grow as cases are measured: it is read anew before each round. What an interrupted run began beyond
-    its plan comes first, so that every process visits it. Raises UserError for a case that can never be measured.
+    its plan comes first, so that every process measures it. Raises UserError for a case that can never be measured.
     """
     from pyperf_suite.runner.plan import PlannedCase
 

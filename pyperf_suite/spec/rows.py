@@ -85,19 +85,19 @@ class Reading:
 
 
 def readings(records: Iterable[Record]) -> list[Reading]:
-    """One reading for each case that was measured; failed and unsupported visits take no part."""
+    """One reading for each case that was measured; failed and unsupported trials take no part."""
     by_case: dict[str, list[Record]] = {}
     for record in records:
         if record.kind == "timing" and record.outcome == "ok":
             by_case.setdefault(record.case_id, []).append(record)
-    return [_reading(visits) for visits in by_case.values()]
+    return [_reading(trials) for trials in by_case.values()]
 
 
-def _reading(visits: list[Record]) -> Reading:
+def _reading(trials: list[Record]) -> Reading:
     import statistics
 
-    # A resumed run may hold a second visit of the same process; the later one stands.
-    latest = list({record.process: record for record in visits}.values())
+    # A resumed run may hold a second trial of the same process; the later one stands.
+    latest = list({record.process: record for record in trials}.values())
     times = [record.metrics["time"] for record in latest]
     medians = [time.value for time in times]
     alone = len(times) == 1

@@ -1,4 +1,4 @@
-"""What of all findings a reader is told first: the largest effects, claims that fail here, and what is undecided."""
+"""The findings a reader sees first: cautions, the largest effects, claims that fail here, and what is undecided."""
 
 from __future__ import annotations
 

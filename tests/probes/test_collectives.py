@@ -27,12 +27,6 @@ HOPPERS = {"kind": "cuda", "model": "NVIDIA H200", "link": "nvlink4x18", "count"
 WRONG = {"passed": False, "wrong": 7, "compared": 100, "message": "rank 1 has 7 of 100 elements wrong"}
 
 
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def cases(**changed: object) -> list[Case]:
     usual = CollectivesAxes(op=("all_reduce",), size=(LADDER,), ranks=(4,))
     return list(PROBE.sweep(replace(usual, **changed)))  # type: ignore[arg-type]

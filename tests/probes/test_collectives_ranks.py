@@ -20,12 +20,6 @@ from pyperf_suite.workloads.collective import CollectiveParameters
 LADDER = Sizes(64, 64 * 2**20, 16)
 
 
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def cases(**changed: object) -> list[Case]:
     usual = CollectivesAxes(op=("all_reduce",), size=(LADDER,), ranks=(4,))
     return list(PROBE.sweep(replace(usual, **changed)))  # type: ignore[arg-type]

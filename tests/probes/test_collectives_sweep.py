@@ -17,12 +17,6 @@ from pyperf_suite.spec.axes import NO, YES, Sizes
 CPU = resolve("cpu")
 
 
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def axes(**changed: object) -> CollectivesAxes:
     usual = CollectivesAxes(op=("all_reduce",), size=(Sizes(64, 64),), ranks=(4,))
     return replace(usual, **changed)  # type: ignore[arg-type]

@@ -34,12 +34,6 @@ PROCESSES = 3
 COMPUTE_S_A_LAYER = 8e-3
 
 
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def all_reduce_s(size_bytes: float) -> float:
     return 1e-3 + size_bytes / 1e9
 

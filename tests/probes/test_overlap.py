@@ -24,12 +24,6 @@ PARTLY = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def found(seconds: dict[str, float], details: dict[str, Any] | None = None) -> Findings:
     """Processes are faster and slower as a whole."""
     cases = [case for case in PROBE.sweep(PROBE.axes("standard", CPU)) if case.parameters.run in seconds]

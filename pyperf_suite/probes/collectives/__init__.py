@@ -1,6 +1,8 @@
 """Raw collective bandwidth: every collective over sizes, by each path that the machine has, among all its ranks.
 
 Under a launcher the ranks are those that it started; else they are started on this machine, as many as the axis says.
+The laws of the measured curves decide whether the network is enough to train in parallel. The records are also written
+as the table of nccl-tests (2.13 and later, src/common.cu: its heading and writeBenchmarkLineBody).
 """
 
 from __future__ import annotations

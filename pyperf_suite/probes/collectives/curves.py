@@ -1,4 +1,4 @@
-"""Records of collectives in order: what stays fixed, and time over size as a curve with its law."""
+"""Time of a collective over sizes as a curve with its law; rates, paths and laws compared, as tables and pictures."""
 
 from __future__ import annotations
 

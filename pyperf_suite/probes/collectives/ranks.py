@@ -1,4 +1,4 @@
-"""Which rank the others wait for, and how fast each rank reaches each other: which link or rank is slow."""
+"""Which rank the others wait for, which link or rank is slow, and how stable a shared network is over minutes."""
 
 from __future__ import annotations
 
