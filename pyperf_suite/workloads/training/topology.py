@@ -1,6 +1,6 @@
 """How this machine is put together, as it tells itself: sockets, memory nodes, PCIe links, and GPUs among each other.
 
-Only what is read stands here; what to expect of it is the probe's (probes/topology/checks.py).
+Only what is read stands here; what to expect of it is the probe's (probes/topology.py).
 """
 
 from __future__ import annotations
