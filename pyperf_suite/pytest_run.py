@@ -206,7 +206,7 @@ class SuiteRun:
             self._tests.close()
 
     def _open(self) -> Any:
-        from pyperf_suite.hardware.identity import identity
+        from pyperf_suite.hardware.machine import identity
         from pyperf_suite.runner.results import create_run, find_run
         from pyperf_suite.runner.session import Session
 

@@ -11,8 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from pyperf_suite.hardware.cuda_driver import driver
-from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.hardware.devices import Unavailable, driver
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.record import Metric, Record
 from pyperf_suite.workloads import find_workload

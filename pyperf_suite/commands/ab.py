@@ -102,7 +102,7 @@ def ab(
       pyperf-suite ab --old main --new . benches/bench_softmax.py:softmax -a n=8192
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.hardware.machine import identity
     from pyperf_suite.history.pairs.ab import compare_arms
     from pyperf_suite.history.pairs.pair_journal import PairJournal, comparison_folder
 
@@ -240,8 +240,7 @@ def _arm(asked: str, environment: bool) -> Arm:
 
 
 def _manifest(old: Arm, new: Arm, cases: Sequence[PairedCase], where: Device, rule: dict[str, Any]) -> dict[str, Any]:
-    from pyperf_suite.hardware.identity import identity
-    from pyperf_suite.hardware.state import state
+    from pyperf_suite.hardware.machine import identity, state
 
     arms = {"old": old.to_json(), "new": new.to_json()}
     machine = {"device": str(where), "identity": dict(identity(where).fields), "state": state(where)}

@@ -52,7 +52,7 @@ def calibrate(
 def _run_folder(run: Path | None, results: Path, device: str) -> RunFolder:
     from pyperf_suite.advise.calibrate.results import newest_run
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.hardware.machine import identity
     from pyperf_suite.runner.results import open_run
 
     if run is not None:

@@ -40,16 +40,35 @@ def doctor(results: Path, expect: str | None, show_all: bool, as_json: bool) -> 
     """  # noqa: D301 - click keeps the lines below \b as they are
     import json
 
-    from pyperf_suite.doctor.check import as_json as to_json
-    from pyperf_suite.doctor.check import exit_code
-    from pyperf_suite.doctor.examination import examine
+    from pyperf_suite.doctor import check
 
     groups = examine(results, gpus_expected=None if expect is None else _gpus(expect))
     if as_json:
-        click.echo(json.dumps(to_json(groups), indent=2))
+        click.echo(json.dumps(check.as_json(groups), indent=2))
     else:
         _print(groups, show_all)
-    raise SystemExit(exit_code(groups))
+    raise SystemExit(check.exit_code(groups))
+
+
+def examine(results: Path, gpus_expected: int | None = None) -> tuple[Group, ...]:
+    """Read and judge everything. The load is watched first, before any process of ours adds to it."""
+    from pyperf_suite.doctor import gpu, host, load, software
+    from pyperf_suite.doctor.check import Group
+    from pyperf_suite.hardware.kernel_files import KernelFiles
+
+    files = KernelFiles()
+    watched = load.read_load(files)
+    swapped_pages = watched.activity.swapped_pages if watched.activity else 0
+    gpus = gpu.read_gpus(files)
+    found = software.read_software(files, len(gpus.gpus), driver_cuda=gpus.cuda)
+    return (
+        Group("CPU", host.cpu_checks(host.read_cpu(files))),
+        Group("Load", load.load_checks(watched)),
+        Group("Memory", host.memory_checks(host.read_memory(files, swapped_pages))),
+        Group("GPU", gpu.gpu_checks(gpus, gpus_expected)),
+        Group("Software", software.software_checks(found)),
+        Group("Disk", host.place_checks(host.read_places(results))),
+    )
 
 
 def _gpus(expect: str) -> int:

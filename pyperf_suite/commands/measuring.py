@@ -39,7 +39,7 @@ def workers_of_the_launcher(device: str, deadline_s: float) -> Any:
 
 def folder_of(plan: Plan, results: Path, resume: str | None) -> RunFolder:
     """A new run's folder, or the one to go on with. Raises UserError where there is none."""
-    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.hardware.machine import identity
     from pyperf_suite.runner.results import create_run, find_run
 
     machine = identity(plan.device)

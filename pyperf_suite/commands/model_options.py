@@ -72,7 +72,7 @@ def asked_gpu(name: str | None, calibration: Path | None) -> tuple[GpuSpec, GpuS
 def _gpu_of_this_machine() -> GpuSpec:
     from pyperf_suite.hardware.catalogue import find_gpu
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.hardware.machine import identity
 
     device = resolve("auto")
     if device.kind != "cuda":

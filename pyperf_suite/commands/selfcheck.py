@@ -119,7 +119,7 @@ def selfcheck(
       pyperf-suite selfcheck bench_softmax.py --shifts 0:200
     """  # noqa: D301 - click keeps the lines below \b as they are
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.hardware.machine import identity
     from pyperf_suite.history.selfcheck.run import make_comparisons, planned, resumable, start
     from pyperf_suite.history.selfcheck.selfcheck import latest_selfcheck
 
@@ -198,7 +198,7 @@ def _rule(margin: float | None, max_pairs: int | None) -> SequentialRule:
 def _settings(
     where: Device, cases: list[PairedCase], rule: SequentialRule, budget_s: float, seed: int
 ) -> dict[str, Any]:
-    from pyperf_suite.hardware.state import state
+    from pyperf_suite.hardware.machine import state
 
     return {
         "device": str(where),

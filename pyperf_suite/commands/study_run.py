@@ -19,7 +19,7 @@ from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, pr
 from pyperf_suite.commands.slurm_script import Allocation, sbatch_script
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.hardware.identity import identity
+from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.calibration import load_calibration
 from pyperf_suite.probes.study import PROBE
 from pyperf_suite.probes.study.findings import analyse

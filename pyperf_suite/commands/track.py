@@ -89,7 +89,7 @@ def _confirmed(
 ) -> tuple[list[Finding], list[str]]:
     """Findings with the slower changes rerun, the rest as it was; and where the pairs lie."""
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.hardware.identity import identity
+    from pyperf_suite.hardware.machine import identity
     from pyperf_suite.history.changes.confirm import cases_of, confirm
     from pyperf_suite.history.pairs.builds import revision_arm
     from pyperf_suite.history.pairs.checkout import find_checkout

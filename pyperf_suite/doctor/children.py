@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyperf_suite.hardware.library_copies import mapped
+from pyperf_suite.hardware.software import mapped
 
 DEADLINE_S = 30.0
 ANSWER = "pyperf-suite doctor: "

@@ -6,16 +6,17 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from pyperf_suite.doctor.check import Check, gib
+from pyperf_suite.doctor.check import Check, examined, gib, not_applicable, ok, problem, warning
 from pyperf_suite.doctor.children import Child
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware import library_copies, toolkits
+from pyperf_suite.hardware import software
 from pyperf_suite.hardware.kernel_files import KernelFiles
-from pyperf_suite.hardware.library_copies import Copy
+from pyperf_suite.hardware.software import Copy
 from pyperf_suite.kernels import nvrtc
 from pyperf_suite.workloads.collective import nccl
 from pyperf_suite.workloads.native import native_extension
@@ -61,8 +62,8 @@ class SoftwareReadings:
     """What was found of the software; `torch` is None where it is not installed."""
 
     extension: str | None  # why it does not load; None where it does
-    compiler: toolkits.Compiler | None
-    toolkits: tuple[toolkits.Toolkit, ...]
+    compiler: software.Compiler | None
+    toolkits: tuple[software.Toolkit, ...]
     copies: Mapping[str, tuple[Opened, ...]]  # by the library's name, in the order in which they are tried
     torch: Mapping[str, Any] | None
     python: tuple[int, int, int]
@@ -80,14 +81,14 @@ def read_software(
     waiting = {
         library.name: [
             (copy, Child("library", copy.path, library.version_function))
-            for copy in library_copies.copies(files, library.sonames, library.override, wheels, environment)
+            for copy in software.copies(files, library.sonames, library.override, wheels, environment)
         ]
         for library, wheels in ((NVRTC, list(nvrtc.wheels())), (NCCL, list(nccl.wheels())))
     }
     return SoftwareReadings(
         extension=_why_no_extension(),
-        compiler=toolkits.compiler(environment),
-        toolkits=toolkits.toolkits(files, environment),
+        compiler=software.compiler(environment),
+        toolkits=software.toolkits(files, environment),
         copies={
             name: tuple(Opened(copy, child.answer()) for copy, child in children) for name, children in waiting.items()
         },
@@ -114,29 +115,13 @@ def _version(name: str) -> str | None:
         return None
 
 
-def software_checks(readings: SoftwareReadings) -> tuple[Check, ...]:
-    """Every check of the software."""
-    return (
-        python(readings),
-        pytest_plugin(readings),
-        extension(readings),
-        compiler(readings),
-        cuda_toolkits(readings),
-        library(readings, NVRTC),
-        library(readings, NCCL),
-        torch(readings),
-        *gpu_memory(readings),
-        triton(readings),
-    )
-
-
 def python(readings: SoftwareReadings) -> Check:
     """The interpreter."""
     version = ".".join(map(str, readings.python))
     if readings.python[:2] >= OLDEST_PYTHON:
-        return Check("Python", "ok", f"{platform.python_implementation()} {version}")
+        return ok(f"{platform.python_implementation()} {version}")
     oldest = ".".join(map(str, OLDEST_PYTHON))
-    return Check("Python", "problem", version, f"Use Python {oldest} or newer.")
+    return problem(version, f"Use Python {oldest} or newer.")
 
 
 def pytest_plugin(readings: SoftwareReadings) -> Check:
@@ -144,16 +129,16 @@ def pytest_plugin(readings: SoftwareReadings) -> Check:
     missing = [name for name in ("pytest", PLUGIN) if readings.packages.get(name) is None]
     if not missing:
         told = ", ".join(f"{name} {readings.packages[name]}" for name in ("pytest", PLUGIN))
-        return Check(PLUGIN, "ok", told)
+        return ok(told)
     found = f"{' and '.join(missing)} not installed: `pytest --benchmark-only` does not run"
-    return Check(PLUGIN, "problem", found, "Install what is missing.", f"pip install {' '.join(missing)}")
+    return problem(found, "Install what is missing.", f"pip install {' '.join(missing)}")
 
 
 def extension(readings: SoftwareReadings) -> Check:
     """The package's own C++."""
     if readings.extension is None:
-        return Check("C++ extension", "ok", "loads")
-    return Check("C++ extension", "problem", readings.extension, "Build it in the checkout.", "pip install -e .")
+        return ok("loads")
+    return problem(readings.extension, "Build it in the checkout.", "pip install -e .")
 
 
 def compiler(readings: SoftwareReadings) -> Check:
@@ -161,19 +146,19 @@ def compiler(readings: SoftwareReadings) -> Check:
     found = readings.compiler
     command = "sudo apt install g++   # or clang++; or set CXX to a compiler's path"
     if found is None:
-        return Check("C++ compiler", "warning", "none on the PATH: the extension cannot be built", "Get one.", command)
+        return warning("none on the PATH: the extension cannot be built", "Get one.", command)
     if found.version is None:
         said = f"CXX={found.command}" if found.asked else found.command
-        return Check("C++ compiler", "warning", f"{said} cannot be run", "Correct or unset CXX.", command)
-    return Check("C++ compiler", "ok", f"{found.command}: {found.version}")
+        return warning(f"{said} cannot be run", "Correct or unset CXX.", command)
+    return ok(f"{found.command}: {found.version}")
 
 
 def cuda_toolkits(readings: SoftwareReadings) -> Check:
     """Toolkits, of which none is needed: NVRTC compiles."""
     if not readings.toolkits:
-        return Check("CUDA toolkits", "not applicable", "none found, and none is needed: NVRTC compiles the kernels")
+        return not_applicable("none found, and none is needed: NVRTC compiles the kernels")
     told = ", ".join(f"{each.version or 'of unknown version'} in {each.folder}" for each in readings.toolkits)
-    return Check("CUDA toolkits", "ok", f"{told}; none is needed: NVRTC compiles the kernels")
+    return ok(f"{told}; none is needed: NVRTC compiles the kernels")
 
 
 def library(readings: SoftwareReadings, wanted: Library) -> Check:
@@ -189,9 +174,7 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
             told = f"{len(versions)} versions: {told}"
         version = next((each.answer.get("version") for each in found if each.copy.path == chosen), None)
         if wanted is NVRTC and _needs_newer_driver(version, readings.driver_cuda):
-            return Check(
-                wanted.name,
-                "problem",
+            return problem(
                 f"{told}. Opened: {chosen}, {why}; the driver supports CUDA up to {readings.driver_cuda} and may "
                 f"refuse what NVRTC {version} compiles",
                 f"Update the driver, or set {wanted.override} to an NVRTC of CUDA {readings.driver_cuda}.",
@@ -199,12 +182,10 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
         # Of a single copy it is plain which one a run opens.
         is_plain = [each.copy.path for each in found] == [chosen]
         opened = f", {why}" if is_plain else f". Opened: {chosen}, {why}"
-        return Check(wanted.name, "ok", f"{told}{opened}")
+        return ok(f"{told}{opened}")
     broken = next((each for each in found if each.copy.found_by == wanted.override), None)
     if broken is not None:
-        return Check(
-            wanted.name,
-            "problem",
+        return problem(
             f"{wanted.override}={broken.copy.path} does not open: "
             f"{broken.answer.get('error', 'a run wants an absolute path')}",
             "A variable that is set is never passed over: correct it or unset it.",
@@ -213,8 +194,8 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
     what = f"{told}: none of them opens" if found else "no copy found"
     advice, command = f"It {wanted.use}: install a copy.", f"pip install {wanted.package}"
     if readings.gpus:
-        return Check(wanted.name, "problem", what, advice, command)
-    return Check(wanted.name, "not applicable", f"{what}, and there is no GPU to use it on")
+        return problem(what, advice, command)
+    return not_applicable(f"{what}, and there is no GPU to use it on")
 
 
 def _chosen(found: Sequence[Opened], wanted: Library, opened_by_torch: Mapping[str, str]) -> tuple[str | None, str]:
@@ -249,17 +230,13 @@ def torch(readings: SoftwareReadings) -> Check:
     """Whether torch imports, and whether it computes on every GPU."""
     found = readings.torch
     if found is None:
-        return Check(
-            "torch",
-            "problem",
+        return problem(
             "not installed: operands, references and library baselines are torch's",
             "Install it.",
             "pip install 'pyperf_suite[torch]'",
         )
     if "error" in found:
-        return Check(
-            "torch",
-            "problem",
+        return problem(
             f"does not import: {found['error']}",
             "See what it says by itself, then reinstall it.",
             f"{sys.executable} -c 'import torch'",
@@ -267,19 +244,15 @@ def torch(readings: SoftwareReadings) -> Check:
     build = f"for CUDA {found['cuda']}" if found.get("cuda") else "for CPUs alone"
     told = f"{found['version']}, built {build}, {found['threads']} threads"
     if not readings.gpus:
-        return Check("torch", "ok", told)
+        return ok(told)
     if not found.get("cuda"):
-        return Check(
-            "torch",
-            "problem",
+        return problem(
             f"{told}, but there is a GPU",
             "Install a build for CUDA, no newer than what the driver supports.",
             "pip install --force-reinstall torch",
         )
     if _needs_newer_driver(found["cuda"], readings.driver_cuda):
-        return Check(
-            "torch",
-            "problem",
+        return problem(
             f"{told}, but the driver supports CUDA up to {readings.driver_cuda}: no kernel of torch runs",
             f"Update the driver, or install a build for CUDA {readings.driver_cuda}.",
             "nvidia-smi",
@@ -287,44 +260,56 @@ def torch(readings: SoftwareReadings) -> Check:
     failed = [f"cuda:{number}: {said}" for number, said in enumerate(found.get("devices", [])) if said != "ok"]
     if failed or len(found.get("devices", [])) < readings.gpus:
         why = "; ".join(failed) or f"it sees {len(found.get('devices', []))} of {readings.gpus} GPUs"
-        return Check(
-            "torch",
-            "problem",
+        return problem(
             f"{told}; its CUDA does not work: {why}",
             "Stop the process that fills the GPU, or choose another GPU (--device cuda:N)."
             if "out of memory" in why
             else "Fit torch's CUDA to the driver: a driver older than the build cannot run it.",
             f"{sys.executable} -c \"import torch; print(torch.ones(1, device='cuda'))\"",
         )
-    return Check("torch", "ok", f"{told}; a sum on each GPU is right")
+    return ok(f"{told}; a sum on each GPU is right")
 
 
-def gpu_memory(readings: SoftwareReadings) -> tuple[Check, ...]:
+def gpu_memory(readings: SoftwareReadings) -> list[Check]:
     """What each GPU has free for a new process; NVML often lists no processes outside of its own container."""
     checks = []
     for number, (free, total) in enumerate((readings.torch or {}).get("memory", [])):
-        told = f"{gib(free)} free of {gib(total)}"
+        found = f"{gib(free)} free of {gib(total)}"
         if free >= LEAST_FREE_SHARE * total:
-            checks.append(Check(f"cuda:{number} memory", "ok", told))
-            continue
-        checks.append(
-            Check(
-                f"cuda:{number} memory",
-                "problem",
-                f"{told}: another process holds the rest, so large cases will be unsupported",
+            check = ok(found)
+        else:
+            check = problem(
+                f"{found}: another process holds the rest, so large cases will be unsupported",
                 "Stop it, wait until it is done, or choose another GPU (--device cuda:N).",
                 "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
             )
-        )
-    return tuple(checks)
+        checks.append(replace(check, name=f"cuda:{number} memory"))
+    return checks
 
 
 def triton(readings: SoftwareReadings) -> Check:
     """Triton's kernels are a second implementation on GPUs."""
     version = readings.packages.get("triton")
     if version:
-        return Check("triton", "ok", version)
+        return ok(version)
     if not readings.gpus:
-        return Check("triton", "not applicable", "not installed, and there is no GPU to use it on")
+        return not_applicable("not installed, and there is no GPU to use it on")
     found = "not installed: cases of the Triton kernels will be unsupported"
-    return Check("triton", "warning", found, "Install it.", "pip install triton")
+    return warning(found, "Install it.", "pip install triton")
+
+
+SOFTWARE_CHECKS: Mapping[str, Callable[[SoftwareReadings], Check]] = {
+    "Python": python,
+    PLUGIN: pytest_plugin,
+    "C++ extension": extension,
+    "C++ compiler": compiler,
+    "CUDA toolkits": cuda_toolkits,
+    NVRTC.name: partial(library, wanted=NVRTC),
+    NCCL.name: partial(library, wanted=NCCL),
+    "torch": torch,
+}
+
+
+def software_checks(readings: SoftwareReadings) -> list[Check]:
+    """Every check of the software."""
+    return [*examined(SOFTWARE_CHECKS, readings), *gpu_memory(readings), *examined({"triton": triton}, readings)]

@@ -10,7 +10,7 @@ import ctypes
 import functools
 from typing import Any
 
-from pyperf_suite.hardware.shared_library import Unavailable, open_library
+from pyperf_suite.hardware.devices import Unavailable, open_library
 
 LIBRARIES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 OVERRIDE = "PYPERF_LIBNVML"

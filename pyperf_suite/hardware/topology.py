@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
+from typing import Any, Protocol
 
 from pyperf_suite.errors import UserError
+from pyperf_suite.hardware.devices import Gpu, Unavailable
 from pyperf_suite.hardware.links import LinkPeak, nvlink_of, pcie_of
-from pyperf_suite.hardware.shared_library import Unavailable
 
 COMMAND = ("nvidia-smi", "topo", "-m")
 TIME_LIMIT_S = 30.0
@@ -227,3 +227,32 @@ def _column(affinity: Mapping[str, list[str]], columns: tuple[str, ...], name: s
         return {}
     place = columns.index(name)
     return {gpu: rest[place] for gpu, rest in affinity.items() if len(rest) > place and rest[place] != "N/A"}
+
+
+class Manager(Protocol):
+    """`hardware.nvml.Nvml`."""
+
+    def index(self, uuid: str) -> int | None: ...
+
+
+def wiring(gpus: Sequence[Gpu], manager: Manager, graph: LinkGraph | Unavailable | None = None) -> dict[str, Any]:
+    """For every two GPUs, as in `0-3`, the path between them and the GB/s (1e9) that it carries at best, or null.
+
+    Empty where there are fewer than two, or nvidia-smi does not tell. `graph` is read from it if not given.
+    """
+    if len(gpus) < 2:
+        return {}
+    graph = read() if graph is None else graph
+    names = {gpu.index: f"GPU{manager.index(gpu.uuid)}" for gpu in gpus}
+    if isinstance(graph, Unavailable) or not set(names.values()) <= set(graph.gpus):
+        return {}
+    told = {}
+    for one, other in combinations(gpus, 2):
+        path = graph.path(names[one.index], names[other.index])
+        peaks = graph.expected_gb_per_s(one.compute_capability)
+        pair = (names[one.index], names[other.index])
+        told[f"{one.index}-{other.index}"] = {
+            "path": str(path),
+            "gb_per_s": peaks.get(pair, peaks.get((pair[1], pair[0]))),
+        }
+    return told

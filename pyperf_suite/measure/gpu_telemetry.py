@@ -10,10 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol
 
-from pyperf_suite.hardware.cuda_driver import gpus
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.devices import Device, Unavailable, gpus
 from pyperf_suite.hardware.nvml import nvml
-from pyperf_suite.hardware.shared_library import Unavailable
 
 DISCARD_REASONS = (
     "hardware slowdown",

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pyperf_suite.hardware import cpu
-from pyperf_suite.hardware.cuda_driver import gpus
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.model_flops import Recompute, hardware_flop, model_flop
 from pyperf_suite.limits import Within
 from pyperf_suite.runner.case import Case

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import memory
-from pyperf_suite.hardware.cuda_driver import gpus
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import Profile
 from pyperf_suite.workloads import find_workload

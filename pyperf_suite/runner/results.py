@@ -13,7 +13,7 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.identity import Identity
+from pyperf_suite.hardware.machine import Identity
 from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.plan import Plan
 from pyperf_suite.runner.record import Record

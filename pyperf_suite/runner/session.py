@@ -14,8 +14,8 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyperf_suite.hardware.identity import identity as identify
-from pyperf_suite.hardware.state import state as machine_state
+from pyperf_suite.hardware.machine import identity as identify
+from pyperf_suite.hardware.machine import state as machine_state
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.measure.steady import SteadyRule
 from pyperf_suite.measure.stop_rule import StopRule

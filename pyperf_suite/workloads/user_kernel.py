@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pyperf_suite import __version__, processes
 from pyperf_suite.errors import Failed, Unsupported, UserError
 from pyperf_suite.hardware import memory
-from pyperf_suite.hardware.source import source_of
+from pyperf_suite.hardware.machine import source_of
 from pyperf_suite.kernel_arrays import lay_out
 from pyperf_suite.measure.spot_checks import WrongLaunch
 from pyperf_suite.measure.stopwatch import Stopwatch

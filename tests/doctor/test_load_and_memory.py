@@ -6,9 +6,8 @@ import dataclasses
 
 import pytest
 
-from pyperf_suite.doctor.load import LoadReadings, load_checks
-from pyperf_suite.doctor.memory import MemoryReadings, memory_checks, read_memory
-from pyperf_suite.hardware.activity import Activity, Busy
+from pyperf_suite.doctor.host import MemoryReadings, memory_checks, read_memory
+from pyperf_suite.doctor.load import Activity, Busy, LoadReadings, load_checks
 
 GIB = 2**30
 WHOLE = Busy(1.0, 0.999, 0.0, 4e-8)

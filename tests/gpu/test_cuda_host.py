@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.hardware.cuda_driver import gpus
+from pyperf_suite.hardware.devices import gpus
 from pyperf_suite.measure.sampling import measure
 from pyperf_suite.measure.stop_rule import StopRule
 from pyperf_suite.workloads.cuda import CudaDevice, cuda_device

@@ -15,7 +15,7 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.files import write_for_user
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.hardware.identity import identity
+from pyperf_suite.hardware.machine import identity
 from pyperf_suite.history.stored.store import Store
 from pyperf_suite.laws.calibration import shipped_calibration
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile

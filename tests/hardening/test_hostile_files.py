@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from pyperf_suite import files
 from pyperf_suite.cli import main
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.hardware.identity import identity
+from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal

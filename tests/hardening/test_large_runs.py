@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.hardware.identity import identity
+from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.plan import Plan, PlannedCase

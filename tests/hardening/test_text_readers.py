@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from pyperf_suite.commands.layout import _link
 from pyperf_suite.commands.options import Age
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware import cgroup, nccl_log, pcie, topology, virtualisation
+from pyperf_suite.hardware import cpu, links, memory, nccl_log, topology
 from pyperf_suite.hardware.catalogue import capability_of, find_gpu
-from pyperf_suite.hardware.cpu import read_cpu
-from pyperf_suite.hardware.cpu_layout import read_layout
+from pyperf_suite.hardware.cpu import read_cpu, read_layout
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_bytes, parse_cpu_list, parse_integer
-from pyperf_suite.hardware.links import network
-from pyperf_suite.hardware.pcie import PcieLink
-from pyperf_suite.hardware.state import kernel_state
+from pyperf_suite.hardware.links import PcieLink, network
+from pyperf_suite.hardware.machine import kernel_state
 from pyperf_suite.history.pairs.variants import parse_variant
 from pyperf_suite.history.thresholds import parse_share
 from pyperf_suite.kernels import disassembly
@@ -122,11 +120,11 @@ def machine_of(text: str) -> None:
     read_cpu(files, None)
     read_layout(files)
     json.dumps(kernel_state(files, flags))
-    for each in pcie.devices(files):
-        assert pcie.PcieDevice.from_json(each.to_json()) == each
-    cgroup.memory_available_bytes(files)
-    virtualisation.container(files)
-    virtualisation.hypervisor(files, flags)
+    for each in links.devices(files):
+        assert links.PcieDevice.from_json(each.to_json()) == each
+    memory.memory_available_bytes(files)
+    cpu.container(files)
+    cpu.hypervisor(files, flags)
 
 
 def environment_of(text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.hardware.activity import Busy, between, keep_busy, read_moment
+from pyperf_suite.doctor.load import Busy, between, keep_busy, read_moment
 
 HALF = Busy(1.0, 0.5, 0.0, 1e-7)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyperf_suite.hardware import caches, cpu
-from pyperf_suite.hardware.arm import core_name
+from pyperf_suite.hardware import cpu
+from pyperf_suite.hardware.cpu import core_name
 
 SYSTEM = "sys/devices/system/cpu"
 
@@ -148,19 +148,20 @@ def test_caches_that_nothing_tells_of_are_assumed_and_said_to_be(machine, monkey
     monkeypatch.setattr(os, "sysconf", lambda name: 0)
     found = cpu.read_cpu(machine(CONTAINER_ON_VM), affinity=8)
     assert found.caches_assumed
-    assert found.l2_bytes == caches.ASSUMED_BYTES[2]
+    assert found.l2_bytes == cpu.ASSUMED_BYTES[2]
 
 
 def test_sysctl_tells_the_caches_where_linux_files_and_c_library_do_not(machine, monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: -1)
     told = {"hw.l1dcachesize": "65536", "hw.l2cachesize": "4194304"}
-    found = caches.read_caches(machine({}), logical_cores=8, sysctl=told.get)
-    assert (found.l1d_bytes, found.l2_bytes, found.l3_bytes, found.assumed) == (65536, 4 << 20, 0, False)
+    monkeypatch.setattr(cpu, "_sysctl", told.get)
+    found = cpu.read_cpu(machine({}), affinity=None)
+    assert (found.l1d_bytes, found.l2_bytes, found.l3_bytes, found.caches_assumed) == (65536, 4 << 20, 0, False)
 
 
 def test_cores_of_two_kinds_are_sized_by_the_larger(machine):
     files = machine({**caches_of_core(0, "0", ("48K", "2048K", "36M"), "0-1"), **cache(1, 2, 2, "Unified", "4M", "1")})
-    found = caches.read_caches(files, logical_cores=2, sysctl=lambda name: None)
+    found = cpu.read_cpu(files, affinity=None)
     assert (found.l2_bytes, found.l2_total_bytes) == (4 << 20, 6 << 20)
 
 

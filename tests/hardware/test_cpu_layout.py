@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.hardware.cpu_layout import CPUS, NODES, NumaNode, read_layout
+from pyperf_suite.hardware.cpu import CPUS, NODES, NumaNode, read_layout
 from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
 
 

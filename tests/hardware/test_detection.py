@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware import detection
+from pyperf_suite.hardware import machine
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.hardware.cuda_driver import CudaDriver, Gpu
-from pyperf_suite.hardware.detection import described, installed_gpu
+from pyperf_suite.hardware.devices import CudaDriver, Gpu, Unavailable
+from pyperf_suite.hardware.machine import described, installed_gpu
 from pyperf_suite.hardware.nvml import Nvml
-from pyperf_suite.hardware.shared_library import Unavailable
 
 ABSENT = Unavailable("there is no libnvidia-ml")
 H200 = find_gpu("H200")
@@ -62,9 +61,9 @@ def test_a_gpu_that_is_not_in_the_catalogue_is_named_with_what_to_do(name, capab
 
 def test_the_machines_gpus_are_asked_for_by_index(monkeypatch, fake_cuda):
     cuda = CudaDriver(fake_cuda(["NVIDIA H200"]))
-    monkeypatch.setattr(detection, "driver", lambda: cuda)
-    monkeypatch.setattr(detection, "gpus", lambda: [cuda.gpu(0)])
-    monkeypatch.setattr(detection, "nvml", lambda: ABSENT)
+    monkeypatch.setattr(machine, "driver", lambda: cuda)
+    monkeypatch.setattr(machine, "gpus", lambda: [cuda.gpu(0)])
+    monkeypatch.setattr(machine, "nvml", lambda: ABSENT)
     assert installed_gpu().name == "H200 SXM"
     with pytest.raises(UserError, match="no GPU 3 in this machine, which has 1"):
         installed_gpu(3)
@@ -74,13 +73,13 @@ def test_a_driver_that_refuses_to_describe_its_gpus_is_quoted(monkeypatch, fake_
     def refuse():
         raise Unavailable("cuDeviceGet failed")
 
-    monkeypatch.setattr(detection, "driver", lambda: CudaDriver(fake_cuda(["NVIDIA H200"])))
-    monkeypatch.setattr(detection, "gpus", refuse)
+    monkeypatch.setattr(machine, "driver", lambda: CudaDriver(fake_cuda(["NVIDIA H200"])))
+    monkeypatch.setattr(machine, "gpus", refuse)
     with pytest.raises(UserError, match="cuDeviceGet failed: name one with --gpu"):
         installed_gpu()
 
 
 def test_a_machine_without_a_gpu_says_what_to_name_instead(monkeypatch):
-    monkeypatch.setattr(detection, "driver", lambda: Unavailable("there is no libcuda"))
+    monkeypatch.setattr(machine, "driver", lambda: Unavailable("there is no libcuda"))
     with pytest.raises(UserError, match=r"there is no libcuda: name one with --gpu"):
         installed_gpu()

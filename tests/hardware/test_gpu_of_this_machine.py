@@ -7,11 +7,8 @@ import json
 import pytest
 
 from pyperf_suite.hardware.catalogue import find_gpu
-from pyperf_suite.hardware.cuda_driver import gpus
-from pyperf_suite.hardware.detection import installed_gpu
-from pyperf_suite.hardware.devices import Device, resolve
-from pyperf_suite.hardware.identity import identity
-from pyperf_suite.hardware.state import state
+from pyperf_suite.hardware.devices import Device, gpus, resolve
+from pyperf_suite.hardware.machine import identity, installed_gpu, state
 
 pytestmark = pytest.mark.gpu
 

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.hardware import pcie
+from pyperf_suite.hardware import links as module
 from pyperf_suite.hardware.kernel_files import KernelFiles
-from pyperf_suite.hardware.links import PCIE, nvlinks_per_gpu, pcie_lanes_gb_per_s
+from pyperf_suite.hardware.links import PCIE, PcieDevice, PcieLink, nvlinks_per_gpu, pcie_lanes_gb_per_s
 from pyperf_suite.hardware.nvml import Nvml
-from pyperf_suite.hardware.pcie import PcieDevice, PcieLink
 
 CARD = "0000:17:00.0"
 
@@ -40,7 +39,7 @@ def bus(machine, tmp_path: Path) -> KernelFiles:
         | links(bridge, ("8.0 GT/s PCIe", "16"), ("8.0 GT/s PCIe", "16"))
         | {f"{bridge}/class": "0x060400"}
     )
-    folder = tmp_path / pcie.FOLDER
+    folder = tmp_path / module.FOLDER
     folder.mkdir(parents=True)
     for device in (port, card, disk, bridge):
         (folder / device.rpartition("/")[2]).symlink_to(tmp_path / device)
@@ -48,7 +47,7 @@ def bus(machine, tmp_path: Path) -> KernelFiles:
 
 
 def test_devices_tell_their_link_the_cards_and_that_of_the_port_above(bus):
-    card, disk = pcie.devices(bus)
+    card, disk = module.devices(bus)
     assert card == PcieDevice("mlx5_3", "network", PcieLink(4, 8), PcieLink(5, 16), PcieLink(4, 16), 1)
     assert (disk.kind, disk.now, disk.slot, disk.numa_node) == ("NVMe", PcieLink(3, 4), None, None)
     assert card.card is not None
@@ -57,16 +56,16 @@ def test_devices_tell_their_link_the_cards_and_that_of_the_port_above(bus):
 
 @pytest.mark.parametrize(("speed", "width"), [("Unknown", "16"), ("16.0 GT/s PCIe", "0"), ("16.0 GT/s PCIe", "255")])
 def test_a_device_that_does_not_tell_its_link_is_left_out(machine, speed, width):
-    folder = f"{pcie.FOLDER}/{CARD}"
+    folder = f"{module.FOLDER}/{CARD}"
     files = machine(links(folder, (speed, width), ("16.0 GT/s PCIe", "16")) | {f"{folder}/class": "0x030200"})
-    assert pcie.devices(files) == []
-    assert pcie.devices(machine({})) == []
+    assert module.devices(files) == []
+    assert module.devices(machine({})) == []
 
 
 def test_a_device_is_kept_as_json_and_read_back(bus):
-    for device in pcie.devices(bus):
+    for device in module.devices(bus):
         assert PcieDevice.from_json(device.to_json()) == device
-    assert pcie.devices(bus)[0].to_json()["now"] == "gen 4 x8"
+    assert module.devices(bus)[0].to_json()["now"] == "gen 4 x8"
 
 
 @given(st.integers(1, 6), st.sampled_from([1, 2, 4, 8, 16]))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pyperf_suite.hardware.library_copies import copies, loader_folders, mapped
-from pyperf_suite.hardware.toolkits import Toolkit, compiler, toolkits
+from pyperf_suite.hardware.software import Toolkit, compiler, copies, loader_folders, mapped, toolkits
 
 
 def test_copies_come_in_the_order_in_which_they_are_tried(machine):

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from pyperf_suite.hardware import source as module
-from pyperf_suite.hardware.source import source_of
+from pyperf_suite.hardware import machine as module
+from pyperf_suite.hardware.machine import source_of
 
 
 def git(folder, *arguments):
@@ -61,7 +61,7 @@ def test_a_git_that_hangs_is_not_waited_for(package, tmp_path, monkeypatch):
     fake.write_text("#!/bin/sh\nexec sleep 30\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(module, "DEADLINE_S", 0.1)
+    monkeypatch.setattr(module, "GIT_DEADLINE_S", 0.1)
     assert source_of(package) == {}
 
 

@@ -7,17 +7,15 @@ import platform
 import socket
 from pathlib import Path
 
-from pyperf_suite.hardware import state
-from pyperf_suite.hardware.cuda_driver import CudaDriver
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware import machine as module
+from pyperf_suite.hardware.devices import CudaDriver, Device, Unavailable
 from pyperf_suite.hardware.nvml import Nvml
-from pyperf_suite.hardware.shared_library import Unavailable
 
 CPUS = "sys/devices/system/cpu"
 
 
 def test_state_is_plain_json_with_versions_and_kernel_settings():
-    found = state.state(Device("cpu"))
+    found = module.state(Device("cpu"))
     assert json.loads(json.dumps(found)) == found
     assert found["python"].endswith(platform.python_version())
     assert found["packages"]["numpy"]
@@ -25,7 +23,7 @@ def test_state_is_plain_json_with_versions_and_kernel_settings():
 
 
 def test_state_names_neither_the_host_nor_anyones_folder():
-    text = json.dumps(state.state(Device("cpu")))
+    text = json.dumps(module.state(Device("cpu")))
     assert str(Path.home()) not in text.split('"')
     assert socket.gethostname() not in text.split('"')
 
@@ -44,7 +42,7 @@ def test_power_and_scheduling_settings_are_read_from_the_kernel(machine):
             ".dockerenv": "",
         }
     )
-    found = state.kernel_state(files, frozenset({"hypervisor"}))
+    found = module.kernel_state(files, frozenset({"hypervisor"}))
     assert found.pop("kernel")
     assert found == {
         "governors": ["performance", "powersave"],
@@ -58,11 +56,11 @@ def test_power_and_scheduling_settings_are_read_from_the_kernel(machine):
 
 
 def test_boost_on_amd_is_turbo(machine):
-    assert state.kernel_state(machine({f"{CPUS}/cpufreq/boost": "1"}), frozenset())["turbo"] is True
+    assert module.kernel_state(machine({f"{CPUS}/cpufreq/boost": "1"}), frozenset())["turbo"] is True
 
 
 def test_what_the_kernel_does_not_tell_is_none(machine):
-    found = state.kernel_state(machine({}), frozenset())
+    found = module.kernel_state(machine({}), frozenset())
     assert found["governors"] == []
     unknown = {name for name, value in found.items() if value is None}
     assert unknown == {"turbo", "smt", "transparent_hugepages", "cpu_quota_cores", "hypervisor", "container"}
@@ -71,26 +69,26 @@ def test_what_the_kernel_does_not_tell_is_none(machine):
 def test_the_compiler_is_read_from_the_note_it_leaves_in_a_binary(tmp_path):
     binary = tmp_path / "extension.so"
     binary.write_bytes(b"\x7fELF\0GCC: (Debian 12.2.0-14) 12.2.0\0.shstrtab")
-    assert state.compiler_note(binary) == "GCC: (Debian 12.2.0-14) 12.2.0"
+    assert module.compiler_note(binary) == "GCC: (Debian 12.2.0-14) 12.2.0"
     binary.write_bytes(b"\x7fELF\0Ubuntu clang version 18.1.3 (1ubuntu1)\0")
-    assert state.compiler_note(binary) == "clang version 18.1.3"
+    assert module.compiler_note(binary) == "clang version 18.1.3"
     binary.write_bytes(b"\x7fELF")
-    assert state.compiler_note(binary) is None
-    assert state.compiler_note(tmp_path / "none.so") is None
+    assert module.compiler_note(binary) is None
+    assert module.compiler_note(tmp_path / "none.so") is None
 
 
 def test_a_gpus_state_has_its_unit_driver_and_settings(monkeypatch, fake_cuda, fake_nvml):
-    monkeypatch.setattr(state, "driver", lambda: CudaDriver(fake_cuda(["NVIDIA H200"])))
-    monkeypatch.setattr(state, "nvml", lambda: Nvml(fake_nvml()))
-    found = state.state(Device("cuda", 0))["gpu"]
+    monkeypatch.setattr(module, "driver", lambda: CudaDriver(fake_cuda(["NVIDIA H200"])))
+    monkeypatch.setattr(module, "nvml", lambda: Nvml(fake_nvml()))
+    found = module.state(Device("cuda", 0))["gpu"]
     assert found["uuid"].startswith("GPU-")
     assert (found["cuda"], found["driver"], found["power_limit_w"]) == ("13.1", "580.82.07", 700.0)
     assert "unavailable" not in found
 
 
 def test_a_gpus_state_without_nvml_says_so_and_keeps_the_rest(monkeypatch, fake_cuda):
-    monkeypatch.setattr(state, "driver", lambda: CudaDriver(fake_cuda(["NVIDIA H200"])))
-    monkeypatch.setattr(state, "nvml", lambda: Unavailable("libnvidia-ml.so.1 cannot be opened"))
-    found = state.gpu_state(0)
+    monkeypatch.setattr(module, "driver", lambda: CudaDriver(fake_cuda(["NVIDIA H200"])))
+    monkeypatch.setattr(module, "nvml", lambda: Unavailable("libnvidia-ml.so.1 cannot be opened"))
+    found = module.gpu_state(0)
     assert found["uuid"].startswith("GPU-")
     assert found["unavailable"] == "libnvidia-ml.so.1 cannot be opened"

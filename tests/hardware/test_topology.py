@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import links, topology
-from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.hardware.devices import Unavailable
 from pyperf_suite.hardware.topology import LinkGraph, parse
 
 # Where each text was published; the legends are nvidia-smi's own.

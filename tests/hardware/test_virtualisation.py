@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.hardware import virtualisation
+from pyperf_suite.hardware import cpu
 
 VENDOR, PRODUCT = "sys/class/dmi/id/sys_vendor", "sys/class/dmi/id/product_name"
 GUEST = frozenset({"avx2", "hypervisor"})
@@ -29,7 +29,7 @@ METAL = frozenset({"avx2"})
     ],
 )
 def test_the_hypervisor_is_named_only_where_there_is_one(machine, contents, flags, name):
-    assert virtualisation.hypervisor(machine(contents), flags) == name
+    assert cpu.hypervisor(machine(contents), flags) == name
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_the_hypervisor_is_named_only_where_there_is_one(machine, contents, flag
     ],
 )
 def test_a_container_is_told_by_its_marks(machine, contents, kind):
-    assert virtualisation.container(machine(contents)) == kind
+    assert cpu.container(machine(contents)) == kind

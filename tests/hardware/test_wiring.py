@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.hardware.cuda_driver import Gpu
+from pyperf_suite.hardware.devices import Gpu, Unavailable
 from pyperf_suite.hardware.nvml import Nvml
-from pyperf_suite.hardware.shared_library import Unavailable
-from pyperf_suite.hardware.topology import LinkGraph, parse
-from pyperf_suite.hardware.wiring import wiring
+from pyperf_suite.hardware.topology import LinkGraph, parse, wiring
 
 
 class Manager:

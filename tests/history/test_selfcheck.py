@@ -11,7 +11,7 @@ from pyperf_suite.cli import SpokenErrors
 from pyperf_suite.commands import selfcheck as selfcheck_command
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.hardware.identity import identity
+from pyperf_suite.hardware.machine import identity
 from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.selfcheck.cases import selfcheck_cases
 from pyperf_suite.history.selfcheck.report import findings_of_selfcheck

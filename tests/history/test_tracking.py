@@ -174,7 +174,7 @@ def rerun(monkeypatch):
     monkeypatch.setattr(confirm, "compare_arms", compare)
     monkeypatch.setattr(builds, "revision_arm", arm)
     monkeypatch.setattr(checkout, "find_checkout", lambda: None)
-    monkeypatch.setattr("pyperf_suite.hardware.identity.identity", lambda device: SimpleNamespace(slug=MACHINE))
+    monkeypatch.setattr("pyperf_suite.hardware.machine.identity", lambda device: SimpleNamespace(slug=MACHINE))
     return state
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.cuda_driver import Gpu
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.devices import Device, Gpu, resolve
 from pyperf_suite.probes.alignment import PROBE, AlignmentAxes
 from pyperf_suite.probes.alignment.sizes import Base
 from pyperf_suite.runner.case import Case

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.cuda_driver import Gpu
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.devices import Device, Gpu, resolve
 from pyperf_suite.probes import checkpointing
 from pyperf_suite.probes.checkpointing import COSTS, PROBE, REPAYS, CheckpointingAxes
 from pyperf_suite.runner.case import Case

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.cuda_driver import Gpu
-from pyperf_suite.hardware.devices import Device, resolve
+from pyperf_suite.hardware.devices import Device, Gpu, resolve
 from pyperf_suite.laws.matmul.staircase import StaircaseLaw
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path
 from pyperf_suite.probes.tile_wave import PROBE, TileWaveAxes, in_slots

@@ -10,7 +10,7 @@ import pytest
 
 from pyperf_suite.cli import _plan, main
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.hardware.identity import identity
+from pyperf_suite.hardware.machine import identity
 from pyperf_suite.render.command import command_of
 from pyperf_suite.render.run_report import write_all
 from pyperf_suite.runner.results import create_run, open_run

@@ -16,7 +16,7 @@ import pytest
 
 from pyperf_suite.errors import DamagedJournal, UserError
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.hardware.identity import identity
+from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.journal import Journal, read_journal

@@ -12,8 +12,7 @@ from itertools import groupby, product
 from pyperf_suite.advise.study.memory import keeping_of, memory_by_rank
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import memory
-from pyperf_suite.hardware.cuda_driver import gpus
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.laws.training.activations import working_bytes
 from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE
 from pyperf_suite.ranks.environment import rank_environment

@@ -21,7 +21,7 @@ from pyperf_suite.errors import Interrupted, UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.hardware.identity import identity
+from pyperf_suite.hardware.machine import identity
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
 from pyperf_suite.probes.calibration.predictions import DTYPE_OF_OPERATOR

@@ -15,7 +15,7 @@ from typing import Any
 
 from pyperf_suite import files
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.identity import slug
+from pyperf_suite.hardware.machine import slug
 from pyperf_suite.history.stored import strict_json
 from pyperf_suite.history.stored.observations import Figure, Observation, positive_seconds, utc
 from pyperf_suite.measure.median import median_interval

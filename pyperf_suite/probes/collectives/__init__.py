@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.cuda_driver import gpus
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.limits import OneOf
 from pyperf_suite.probes.collectives import ranks as of_ranks
 from pyperf_suite.probes.collectives import rates, soak

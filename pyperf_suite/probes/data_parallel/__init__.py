@@ -10,8 +10,7 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 from pyperf_suite.errors import UserError
-from pyperf_suite.hardware.cuda_driver import gpus
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.limits import OneOf
 from pyperf_suite.probes.data_parallel.steps import (
     Fitted,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pyperf_suite.hardware.cuda_driver import gpus
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.devices import Device, gpus
 from pyperf_suite.probes.study.findings import analyse
 from pyperf_suite.probes.study.grid import StudyAxes, cases_of, default_axes
 from pyperf_suite.ranks.environment import rank_environment

@@ -9,9 +9,8 @@ from typing import Any
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.kernel_files import cpu_list, parse_cpu_list
-from pyperf_suite.hardware.links import nvlinks_per_gpu, pcie_of
+from pyperf_suite.hardware.links import PcieDevice, PcieLink, nvlinks_per_gpu, pcie_of
 from pyperf_suite.hardware.nvml import ALLOWED
-from pyperf_suite.hardware.pcie import PcieDevice, PcieLink
 from pyperf_suite.hardware.topology import LinkGraph
 from pyperf_suite.spec.findings import Cell, Remark, remark
 from pyperf_suite.spec.quantity import Quantity

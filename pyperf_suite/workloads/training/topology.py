@@ -15,13 +15,12 @@ from itertools import combinations
 from typing import Annotated, Any
 
 from pyperf_suite.errors import Unsupported
-from pyperf_suite.hardware import cgroup, cpu, pcie, topology, virtualisation
-from pyperf_suite.hardware.cpu_layout import CpuLayout, read_layout
-from pyperf_suite.hardware.cuda_driver import Gpu, gpus
+from pyperf_suite.hardware import cpu, links, memory, topology
+from pyperf_suite.hardware.cpu import CpuLayout, read_layout
+from pyperf_suite.hardware.devices import Gpu, Unavailable, gpus
 from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_cpu_list
+from pyperf_suite.hardware.links import PcieLink
 from pyperf_suite.hardware.nvml import Nvml, nvml
-from pyperf_suite.hardware.pcie import PcieLink
-from pyperf_suite.hardware.shared_library import Unavailable
 from pyperf_suite.limits import OneOf
 from pyperf_suite.workloads.workload import Exact, Implementation, Kernel, Place, Workload, by_name, exact_metric
 
@@ -74,11 +73,11 @@ def host_details(files: KernelFiles) -> dict[str, Any]:
         "sockets": layout.sockets,
         "cores": layout.cores,
         "online": cpu_list(layout.online),
-        "quota_cores": cgroup.cpu_quota_cores(files),
-        "memory_left_bytes": cgroup.memory_available_bytes(files),
-        "hypervisor": virtualisation.hypervisor(files, frozenset(found.isa_flags)),
-        "container": virtualisation.container(files),
-        "pcie": [device.to_json() for device in pcie.devices(files)],
+        "quota_cores": memory.cpu_quota_cores(files),
+        "memory_left_bytes": memory.memory_available_bytes(files),
+        "hypervisor": cpu.hypervisor(files, frozenset(found.isa_flags)),
+        "container": cpu.container(files),
+        "pcie": [device.to_json() for device in links.devices(files)],
         **_placement(layout),
     }
 
@@ -134,8 +133,8 @@ def _gpu(gpu: Gpu, manager: Nvml | Unavailable, files: KernelFiles) -> dict[str,
     if isinstance(manager, Unavailable):
         return told
     address = manager.pci_address(gpu.uuid)
-    seen = pcie.device(files, address) if address else None
-    cpus = parse_cpu_list(files.text(f"{pcie.FOLDER}/{address}/local_cpulist")) if address else frozenset()
+    seen = links.device(files, address) if address else None
+    cpus = parse_cpu_list(files.text(f"{links.FOLDER}/{address}/local_cpulist")) if address else frozenset()
     now, awake = _link_now(gpu, manager)
     figures = manager.pcie(gpu.uuid)
     slot = _link(figures, "slot_generation", "slot_width")

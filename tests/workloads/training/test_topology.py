@@ -10,11 +10,9 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import topology as wires
-from pyperf_suite.hardware.cuda_driver import Gpu
-from pyperf_suite.hardware.devices import Device
+from pyperf_suite.hardware.devices import Device, Gpu, Unavailable
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_cpu_list
-from pyperf_suite.hardware.pcie import PcieLink
-from pyperf_suite.hardware.shared_library import Unavailable
+from pyperf_suite.hardware.links import PcieLink
 from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.workloads.training import topology
