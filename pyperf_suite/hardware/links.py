@@ -81,9 +81,12 @@ def nvlink_of(compute_capability: tuple[int, int]) -> LinkPeak | None:
     return _BY_NAME[nvlink] if nvlink else None
 
 
-def pcie_of(compute_capability: tuple[int, int]) -> LinkPeak:
-    """The PCIe that GPUs of that compute capability are made for; a slot may be of an older generation."""
-    return _BY_NAME[architecture(compute_capability).pcie]
+def pcie_of(compute_capability: tuple[int, int] | None) -> LinkPeak:
+    """The PCIe that GPUs of that compute capability are made for, 4 for GPUs that CUDA does not run on.
+
+    A slot may be of an older generation.
+    """
+    return PCIE[4] if compute_capability is None else _BY_NAME[architecture(compute_capability).pcie]
 
 
 def pcie_lanes_gb_per_s(generation: int, lanes: int) -> float | None:
