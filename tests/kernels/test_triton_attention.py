@@ -248,13 +248,12 @@ def cases() -> list[tuple[str, Configuration, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case[0]}-{case[1].name}-{case[2]}")
-def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, tmp_path, monkeypatch):
+def test_the_default_set_compiles_to_tensor_core_code_without_spills(case, triton_cache):
     pytest.importorskip("triton")
     try:
         disassembler()
     except NoDisassembler as missing:
         pytest.skip(str(missing))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     target, asked, kernel = case
     binary = attention_backward.compile_for(target, asked, kernel) if asked.backward else compile_for(target, asked)
     assert binary.threads % (asked.warps * 32) == 0

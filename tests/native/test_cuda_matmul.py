@@ -98,7 +98,7 @@ def test_a_multiprocessor_without_a_neighbour_gets_no_worker_of_a_pair(prepare, 
 )
 def test_a_pair_of_the_largest_tiles_is_the_default_where_every_worker_gets_one(m: int, n: int, tile: str) -> None:
     asked = MatmulParameters(m, n, 4096, Schedule("persistent", 132), dtype="bfloat16", layout="TN")
-    assert str(cuda_own.Sm90Matmul().tile(asked)) == tile
+    assert str(Matmul().implementation("cuda_sm90").tile(asked)) == tile
 
 
 @pytest.mark.parametrize("name", ["cuda_sm80", "triton"])
