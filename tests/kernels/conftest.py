@@ -12,12 +12,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+
+from pyperf_suite.kernels import nvrtc
 
 
 def version_of(module: ModuleType) -> tuple[int, int]:
@@ -77,6 +79,32 @@ def emulation() -> Callable[..., Path]:
         return kept("launch", texts, (*FLAGS, *options, *include, source))
 
     return build
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine_code() -> Iterator[None]:
+    """What NVRTC compiles is kept by the hash of what it is given, and of its version."""
+    compile_anew = nvrtc.compile_cubin
+
+    @functools.wraps(compile_anew)
+    def compile_cubin(
+        name: str, source: str, headers: Mapping[str, str], architecture: str, options: Sequence[str] = ()
+    ) -> nvrtc.Compiled:
+        asked = [nvrtc.version(), nvrtc.library()._name, name, source, dict(headers), architecture, list(options)]
+        file = KEPT / "nvrtc" / hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
+        if file.exists():
+            log, cubin = file.read_bytes().split(b"\0", 1)
+            return nvrtc.Compiled(cubin, log.decode())
+        compiled = compile_anew(name, source, headers, architecture, options)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as made:
+            made.write(compiled.log.encode() + b"\0" + compiled.cubin)
+        Path(made.name).replace(file)
+        return compiled
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvrtc, "compile_cubin", compile_cubin)
+        yield
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Copies of libraries, toolkits and compilers, found without opening or starting more than is said."""
+"""Copies of libraries, compilers and toolkits that a machine has."""
 
 from __future__ import annotations
 
