@@ -397,10 +397,10 @@ def prepare(folder: Path) -> int:
     stopwatch = (ROOT / "kernels" / "cuda" / "stopwatch.cu").read_text("utf-8")
     asked.append(("stopwatch.cu", stopwatch, {}, ["--std=c++17"]))
     for source in asked:
-        compiler.compile(*source[:3], "sm_90a", source[3])
+        compiler.compile(*source[:3], gemm_sm90.ARCHITECTURE, source[3])
     version = ".".join(map(str, nvrtc.version()))
     print(
-        f"{len(asked)} kernels for sm_90a in {folder}, compiled in {time.monotonic() - began:.0f} s. With "
+        f"{len(asked)} kernels for {gemm_sm90.ARCHITECTURE} in {folder}, compiled in {time.monotonic() - began:.0f} s. With "
         f"PYPERF_CACHE_DIR naming the folder, a machine whose NVRTC is {version} takes them; others compile their own."
     )
     return 0

@@ -91,11 +91,11 @@ def _print(groups: Sequence[Group], show_all: bool) -> None:
 
     left_out = 0
     for group in groups:
-        told = [check for check in group.checks if show_all or check.verdict != "not applicable"]
-        left_out += len(group.checks) - len(told)
-        if told:
+        shown = [check for check in group.checks if show_all or check.verdict != "not applicable"]
+        left_out += len(group.checks) - len(shown)
+        if shown:
             line(f"\n[bold]{escape(group.name)}[/bold]")
-        for check in told:
+        for check in shown:
             colour = COLOURS[check.verdict]
             line(f"  [{colour}]{_short(check.verdict):8}[/{colour}] {escape(check.name)}: {_safe(check.found)}")
             if check.advice:
@@ -122,8 +122,8 @@ def _safe(text: str) -> Any:
 
 def _counts(groups: Sequence[Group]) -> str:
     verdicts = [check.verdict for group in groups for check in group.checks]
-    told = []
+    counts = []
     for verdict in ("problem", "warning", "ok"):
         number = verdicts.count(verdict)
-        told.append(f"{number} {verdict if verdict == 'ok' or number == 1 else verdict + 's'}")
-    return ", ".join(told)
+        counts.append(f"{number} {verdict if verdict == 'ok' or number == 1 else verdict + 's'}")
+    return ", ".join(counts)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def workers_of_the_launcher(device: str, deadline_s: float) -> Any:
-    """Rank 0's hold on all ranks; None in the others once the run is over, for they have nothing to tell."""
+    """Rank 0's hold on all ranks; None in the others once the run is over, for they have nothing to report."""
     from pyperf_suite.hardware.devices import resolve
     from pyperf_suite.ranks.group import Group, RanksMissing
     from pyperf_suite.runner.worker import follow

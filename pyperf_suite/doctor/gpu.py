@@ -120,7 +120,7 @@ def manager_check(readings: GpuReadings) -> Check:
     if readings.silence is None:
         return ok("answers")
     return warning(
-        f"{readings.silence}: records will not tell clocks, power or why a GPU was throttled",
+        f"{readings.silence}: records will not have clocks, power or why a GPU was throttled",
         "Hand the driver's tools into the container (NVIDIA_DRIVER_CAPABILITIES=compute,utility).",
     )
 
@@ -129,12 +129,12 @@ def kind(reading: GpuReading) -> Check:
     """Which GPU, and whether our kernels run on it."""
     gpu = reading.gpu
     capability = ".".join(map(str, gpu.compute_capability))
-    told = f"{gpu.name}, compute capability {capability}, {gpu.multiprocessors} SMs, {gib(gpu.memory_bytes)}"
+    summary = f"{gpu.name}, compute capability {capability}, {gpu.multiprocessors} SMs, {gib(gpu.memory_bytes)}"
     if architecture(gpu.compute_capability).cuda_kernels:
-        return ok(told)
+        return ok(summary)
     first = next(each for each in architectures() if each.cuda_kernels)
     oldest = ".".join(map(str, first.compute_capability))
-    return warning(f"{told}: there are own kernels from {oldest} on", "Measure the library's kernels.")
+    return warning(f"{summary}: there are own kernels from {oldest} on", "Measure the library's kernels.")
 
 
 def power(reading: GpuReading) -> Check:
@@ -157,16 +157,16 @@ def clocks(reading: GpuReading) -> Check:
     now, default = reading.readings.get("sm_clock_mhz"), reading.health.get("default_sm_clock_mhz")
     if highest is None:
         return not_applicable()
-    told = f"SM {now if now is not None else '?'} MHz now, at most {highest} MHz"
+    summary = f"SM {now if now is not None else '?'} MHz now, at most {highest} MHz"
     if asked is None:
-        return ok(f"{told}, no clock of applications set")
+        return ok(f"{summary}, no clock of applications set")
     if default is not None and asked < default:
         return warning(
-            f"{told}; applications are held to {asked} MHz, below the default of {default} MHz",
+            f"{summary}; applications are held to {asked} MHz, below the default of {default} MHz",
             "Give them the default again.",
             f"sudo nvidia-smi -i {reading.gpu.uuid} -rac",
         )
-    return ok(f"{told}, applications {asked} MHz")
+    return ok(f"{summary}, applications {asked} MHz")
 
 
 def throttling(reading: GpuReading) -> Check:
@@ -189,16 +189,16 @@ def temperature(reading: GpuReading) -> Check:
     now, slowdown = reading.readings.get("temperature_celsius"), reading.health.get("slowdown_celsius")
     if now is None:
         return not_applicable()
-    told = f"{now} °C" + (f", slowed down at {slowdown} °C" if slowdown else "")
+    summary = f"{now} °C" + (f", slowed down at {slowdown} °C" if slowdown else "")
     if slowdown and now >= slowdown - NEAR_CELSIUS:
         return problem(
-            told,
+            summary,
             "Let it cool, and see to fans and airflow.",
             "nvidia-smi -q -d TEMPERATURE",
         )
     if now >= HOT_IDLE_CELSIUS:
-        return warning(f"{told}: warm before anything is measured", "Let it cool.")
-    return ok(told)
+        return warning(f"{summary}: warm before anything is measured", "Let it cool.")
+    return ok(summary)
 
 
 def mode(reading: GpuReading) -> Check:
@@ -241,7 +241,7 @@ def slices(reading: GpuReading) -> Check:
         )
     on = reading.health.get("mig")
     if on is None:
-        return not_applicable("this GPU has none, or does not tell")
+        return not_applicable("this GPU has none, or does not report")
     if not on:
         return ok("off")
     return problem(
@@ -256,8 +256,8 @@ def memory_errors(reading: GpuReading) -> Check:
     ecc, errors = reading.settings.get("ecc"), reading.health.get("uncorrected_errors", 0)
     remapping = reading.health.get("remapping", "none")
     if ecc is None:
-        return not_applicable("this GPU has none, or does not tell")
-    told = "on" if ecc else "off: about 6 % more bandwidth on GDDR, and wrong bits go unseen"
+        return not_applicable("this GPU has none, or does not report")
+    summary = "on" if ecc else "off: about 6 % more bandwidth on GDDR, and wrong bits go unseen"
     if errors or remapping != "none":
         waiting = {"pending": "; rows of memory wait to be replaced", "failed": "; rows could not be replaced"}
         return problem(
@@ -265,7 +265,7 @@ def memory_errors(reading: GpuReading) -> Check:
             "Take the GPU out of use, reset it when idle; where errors come back, replace it.",
             f"nvidia-smi -i {reading.gpu.uuid} -q -d ECC,ROW_REMAPPER",
         )
-    return ok(told)
+    return ok(summary)
 
 
 def neighbours(reading: GpuReading) -> Check:

@@ -33,7 +33,7 @@ SCARCE_DISK_BYTES, TIGHT_DISK_BYTES = 100 * 2**20, 2 * 2**30
 
 @dataclass(frozen=True)
 class CpuReadings:
-    """What the kernel tells of the CPU; None where it does not."""
+    """What the kernel reports of the CPU; None where it does not."""
 
     model: str
     settings: Mapping[str, object]  # of `state.kernel_state`
@@ -93,7 +93,7 @@ def turbo(readings: CpuReadings) -> Check:
     """Whether clocks above the base depend on heat and on how many cores work."""
     on = readings.settings["turbo"]
     if on is None:
-        return not_applicable("the kernel does not tell whether the CPU may exceed its base clock")
+        return not_applicable("the kernel does not report whether the CPU may exceed its base clock")
     if not on:
         return ok("off: clocks do not depend on heat or on how many cores work")
     return warning(
@@ -107,7 +107,7 @@ def threads(readings: CpuReadings) -> Check:
     """Whether two workers may land on two threads of one core."""
     cores = readings.siblings
     if not cores:
-        return not_applicable("the kernel does not tell which CPUs are threads of one core")
+        return not_applicable("the kernel does not report which CPUs are threads of one core")
     total = sum(map(len, cores))
     if total == len(cores):
         return ok(f"{total} usable CPUs, each a core of its own")
@@ -141,7 +141,7 @@ def cpuset(readings: CpuReadings) -> Check:
     """Which CPUs this process may run on."""
     allowed, online = readings.layout.allowed_cpus, readings.layout.online
     if not allowed or not online:
-        return not_applicable("the kernel does not tell")
+        return not_applicable("the kernel does not report")
     if allowed == online:
         return ok(f"all {len(online)} that are online")
     return ok(f"{cpu_list(allowed)}, {len(allowed)} of {len(online)} that are online")
@@ -151,7 +151,7 @@ def nodes(readings: CpuReadings) -> Check:
     """Whether threads and their memory may lie on different NUMA nodes."""
     layout = readings.layout
     if not layout.nodes:
-        return not_applicable("the kernel tells of no nodes")
+        return not_applicable("the kernel reports no nodes")
     used = layout.nodes_of(layout.allowed_cpus)
     if len(layout.nodes) == 1:
         return ok("one node")
@@ -166,16 +166,16 @@ def nodes(readings: CpuReadings) -> Check:
 
 
 def clock(readings: CpuReadings) -> Check:
-    """Whether looking at the time is cheap, and how finely it is told."""
+    """Whether looking at the time is cheap, and how fine it is."""
     source = readings.clock_source
     fine = readings.clock_resolution_s <= COARSE_CLOCK_S
-    told = f"{source or 'not named'}, told in steps of {readings.clock_resolution_s * 1e9:g} ns"
+    summary = f"{source or 'not named'}, in steps of {readings.clock_resolution_s * 1e9:g} ns"
     if source is None and fine:
-        return not_applicable(told)
+        return not_applicable(summary)
     if fine and source in FAST_CLOCKS:
-        return ok(told)
+        return ok(summary)
     return warning(
-        f"{told}: a look at it may cost a microsecond or more",
+        f"{summary}: a look at it may cost a microsecond or more",
         "See whether the kernel offers a faster one, and why it was dropped (dmesg | grep -i clocksource).",
         "cat /sys/devices/system/clocksource/clocksource0/available_clocksource",
     )
@@ -183,7 +183,7 @@ def clock(readings: CpuReadings) -> Check:
 
 @dataclass(frozen=True)
 class MemoryReadings:
-    """Bytes; None where this system does not tell."""
+    """Bytes; None where this system does not report."""
 
     available_bytes: int
     limit_bytes: int | None
@@ -200,7 +200,7 @@ class MemoryReadings:
 def read_memory(files: KernelFiles, swapped_pages: int) -> MemoryReadings:
     """The readings now; pages swapped are those of the time that `load` watched."""
     total, free = _shared()
-    swap, unused = _told(files, "SwapTotal"), _told(files, "SwapFree")
+    swap, unused = _meminfo(files, "SwapTotal"), _meminfo(files, "SwapFree")
     return MemoryReadings(
         available_bytes=memory.available_bytes(files),
         limit_bytes=memory.memory_limit_bytes(files),
@@ -215,7 +215,7 @@ def read_memory(files: KernelFiles, swapped_pages: int) -> MemoryReadings:
     )
 
 
-def _told(files: KernelFiles, name: str) -> int | None:
+def _meminfo(files: KernelFiles, name: str) -> int | None:
     """A figure of /proc/meminfo in bytes."""
     match = re.search(rf"^{name}:\s*(\d+ kB)$", files.text("proc/meminfo") or "", re.MULTILINE)
     return parse_bytes(match[1]) if match else None
@@ -239,11 +239,11 @@ def _locked_limit() -> int | None:
 def available(readings: MemoryReadings) -> Check:
     """What can be taken without swapping and without breaking a limit."""
     limit = f", of a limit of {gib(readings.limit_bytes)}" if readings.limit_bytes is not None else ""
-    told = f"{gib(readings.available_bytes)} can be taken{limit}"
+    summary = f"{gib(readings.available_bytes)} can be taken{limit}"
     if readings.available_bytes >= TIGHT_BYTES:
-        return ok(told)
+        return ok(summary)
     return (problem if readings.available_bytes < SCARCE_BYTES else warning)(
-        f"{told}: large cases will be unsupported or killed",
+        f"{summary}: large cases will be unsupported or killed",
         "Free memory, or raise the limit of the container or job (docker: --memory; SLURM: --mem).",
     )
 
@@ -257,14 +257,14 @@ def swap(readings: MemoryReadings) -> Check:
         )
     total, used = readings.swap_total_bytes, readings.swap_used_bytes
     if total is None or used is None:
-        return not_applicable("this system does not tell")
+        return not_applicable("this system does not report")
     if total == 0:
         return ok("none")
-    told = f"{gib(used)} of {gib(total)} used"
+    summary = f"{gib(used)} of {gib(total)} used"
     if used < SWAPPED_SHARE * total:
-        return ok(told)
+        return ok(summary)
     return warning(
-        f"{told}: pages that lie there come back in the middle of measurements",
+        f"{summary}: pages that lie there come back in the middle of measurements",
         "Free memory, then take the pages back.",
         "sudo swapoff -a && sudo swapon -a",
     )
@@ -273,7 +273,7 @@ def swap(readings: MemoryReadings) -> Check:
 def huge_pages(readings: MemoryReadings) -> Check:
     """Whether large operands can lie in pages of 2 MiB."""
     if readings.huge_pages is None:
-        return not_applicable("the kernel tells of none")
+        return not_applicable("the kernel reports none")
     if readings.huge_pages != "never":
         return ok(readings.huge_pages)
     return warning(
@@ -294,11 +294,11 @@ def shared(readings: MemoryReadings) -> Check:
             "Mount one in the container.",
             "docker run --shm-size=8g ...   # or --ipc=host",
         )
-    told = f"{gib(free)} free of {gib(total)}"
+    summary = f"{gib(free)} free of {gib(total)}"
     if free >= SMALL_SHARED_BYTES:
-        return ok(told)
+        return ok(summary)
     return (problem if free < TINY_SHARED_BYTES else warning)(
-        f"{told}: DataLoader's workers die of a bus error and NCCL of `unhandled system error` where it is full",
+        f"{summary}: DataLoader's workers die of a bus error and NCCL of `unhandled system error` where it is full",
         "Start the container with more, or with the host's, or remove what finished jobs left there.",
         "docker run --shm-size=8g ...   # or --ipc=host",
     )
@@ -360,22 +360,22 @@ def place_check(place: Place) -> Check:
     command = "export PYPERF_CACHE_DIR=/path/to/a/folder" if is_cache else ""
     if not place.folder:
         return warning("there is no home folder to keep it in", choose, command)
-    told = place.folder if place.exists else f"{place.folder} (not there yet)"
+    summary = place.folder if place.exists else f"{place.folder} (not there yet)"
     if not (place.is_folder and place.writable):
         consequence = (
             ": each process compiles its own kernels" if is_cache else ": a run could not keep what it measured"
         )
         refused = "cannot be written" if place.is_folder else "is no folder"
-        return (warning if is_cache else problem)(f"{told} {refused}{consequence}", choose, command)
+        return (warning if is_cache else problem)(f"{summary} {refused}{consequence}", choose, command)
     if place.free_bytes is None:
-        return ok(told)
-    told = f"{told}, {gib(place.free_bytes)} free"
+        return ok(summary)
+    summary = f"{summary}, {gib(place.free_bytes)} free"
     if place.free_bytes >= TIGHT_DISK_BYTES:
-        return ok(told)
+        return ok(summary)
     if place.free_bytes == 0:
-        return problem(f"{told}: the file system is full or takes no files", choose, command)
+        return problem(f"{summary}: the file system is full or takes no files", choose, command)
     judged = problem if place.free_bytes < SCARCE_DISK_BYTES and not is_cache else warning
-    return judged(told, f"Free some of the disk, or: {choose[0].lower()}{choose[1:]}", command)
+    return judged(summary, f"Free some of the disk, or: {choose[0].lower()}{choose[1:]}", command)
 
 
 CPU_CHECKS: Mapping[str, Callable[[CpuReadings], Check]] = {

@@ -39,7 +39,7 @@ class Busy:
     wall_s: float
     cpu_s: float
     longest_interruption_s: float
-    clock_step_s: float  # the smallest difference that the clock told
+    clock_step_s: float  # the smallest difference that the clock shows
 
     @property
     def share(self) -> float:
@@ -155,18 +155,18 @@ def others(readings: LoadReadings) -> Check:
     """Cores that other processes keep busy, and which processes those are."""
     activity = readings.activity
     if activity is None:
-        return not_applicable("this system does not tell")
+        return not_applicable("this system does not report")
     greedy = [
         f"{name} ({number}) {cores / readings.cores:.0%}"
         for name, number, cores in activity.consumers[:CONSUMERS_TOLD]
         if cores / readings.cores >= BUSY_SHARE / 4
     ]
     share = activity.other_cores / readings.cores
-    told = f"{share:.0%} of {readings.cores} CPUs busy with others" + (f": {', '.join(greedy)}" if greedy else "")
+    summary = f"{share:.0%} of {readings.cores} CPUs busy with others" + (f": {', '.join(greedy)}" if greedy else "")
     if share < BUSY_SHARE:
-        return ok(told)
+        return ok(summary)
     return (problem if share >= CROWDED_SHARE else warning)(
-        told,
+        summary,
         "Stop what is not needed, or wait until it is done.",
         "top -o %CPU",
     )
@@ -175,16 +175,16 @@ def others(readings: LoadReadings) -> Check:
 def whole_core(readings: LoadReadings) -> Check:
     """What a thread that wants a whole core gets of it."""
     if readings.activity is None:
-        return not_applicable("this system does not tell")
+        return not_applicable("this system does not report")
     busy = readings.activity.busy
     interruption = f", its longest interruption {busy.longest_interruption_s * 1e3:.2g} ms"
-    told = (
+    summary = (
         f"got {busy.share:.0%} of a core for {busy.wall_s:.1f} s{interruption if busy.longest_interruption_s else ''}"
     )
     if busy.share >= WHOLE_CORE:
-        return ok(told)
+        return ok(summary)
     return warning(
-        f"{told}: others, a quota or the hypervisor had the rest",
+        f"{summary}: others, a quota or the hypervisor had the rest",
         "See the checks of other processes, stolen time and the CPU quota.",
     )
 
@@ -192,12 +192,12 @@ def whole_core(readings: LoadReadings) -> Check:
 def average(readings: LoadReadings) -> Check:
     """The run queue of the last minutes: a job that pauses just now comes back."""
     if readings.load_average is None:
-        return not_applicable("this system does not tell")
+        return not_applicable("this system does not report")
     one, five, fifteen = readings.load_average
-    told = f"{one:.2f}, {five:.2f}, {fifteen:.2f} over 1, 5 and 15 minutes on {readings.cores} CPUs"
+    summary = f"{one:.2f}, {five:.2f}, {fifteen:.2f} over 1, 5 and 15 minutes on {readings.cores} CPUs"
     if five < max(0.5, readings.cores / 4):
-        return ok(told)
-    return warning(f"{told}: this machine was busy, and may be again", "Find out what comes and goes.")
+        return ok(summary)
+    return warning(f"{summary}: this machine was busy, and may be again", "Find out what comes and goes.")
 
 
 LOAD_CHECKS: Mapping[str, Callable[[LoadReadings], Check]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import sys
@@ -77,7 +76,7 @@ def read_software(
 ) -> SoftwareReadings:
     """Ask this machine; torch and each library are opened in processes of their own, side by side."""
     environment = os.environ if environment is None else environment
-    torch = Child("torch", "yes" if gpus else "no") if _version("torch") else None
+    torch = Child("torch", "yes" if gpus else "no") if software.installed_version("torch") else None
     waiting = {
         library.name: [
             (copy, Child("library", copy.path, library.version_function))
@@ -94,7 +93,7 @@ def read_software(
         },
         torch=torch.answer() if torch else None,
         python=sys.version_info[:3],
-        packages={name: _version(name) for name in ("pytest", PLUGIN, "triton")},
+        packages={name: software.installed_version(name) for name in ("pytest", PLUGIN, "triton")},
         gpus=gpus,
         driver_cuda=driver_cuda,
     )
@@ -106,13 +105,6 @@ def _why_no_extension() -> str | None:
     except UserError as error:
         return str(error)
     return None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def python(readings: SoftwareReadings) -> Check:
@@ -128,8 +120,8 @@ def pytest_plugin(readings: SoftwareReadings) -> Check:
     """What `pytest --benchmark-only` needs."""
     missing = [name for name in ("pytest", PLUGIN) if readings.packages.get(name) is None]
     if not missing:
-        told = ", ".join(f"{name} {readings.packages[name]}" for name in ("pytest", PLUGIN))
-        return ok(told)
+        summary = ", ".join(f"{name} {readings.packages[name]}" for name in ("pytest", PLUGIN))
+        return ok(summary)
     found = f"{' and '.join(missing)} not installed: `pytest --benchmark-only` does not run"
     return problem(found, "Install what is missing.", f"pip install {' '.join(missing)}")
 
@@ -157,32 +149,32 @@ def cuda_toolkits(readings: SoftwareReadings) -> Check:
     """Toolkits, of which none is needed: NVRTC compiles."""
     if not readings.toolkits:
         return not_applicable("none found, and none is needed: NVRTC compiles the kernels")
-    told = ", ".join(f"{each.version or 'of unknown version'} in {each.folder}" for each in readings.toolkits)
-    return ok(f"{told}; none is needed: NVRTC compiles the kernels")
+    summary = ", ".join(f"{each.version or 'of unknown version'} in {each.folder}" for each in readings.toolkits)
+    return ok(f"{summary}; none is needed: NVRTC compiles the kernels")
 
 
 def library(readings: SoftwareReadings, wanted: Library) -> Check:
     """All copies of a library, which of them a run opens, and why that one."""
     found = readings.copies.get(wanted.name, ())
     chosen, why = _chosen(found, wanted, (readings.torch or {}).get("opened", {}))
-    told = "; ".join(_told(each, chosen) for each in found)
+    summary = "; ".join(_described(each, chosen) for each in found)
     if chosen is not None:
         if all(each.copy.path != chosen for each in found):
-            told = "; ".join(filter(None, (told, f"{chosen} (torch)")))
+            summary = "; ".join(filter(None, (summary, f"{chosen} (torch)")))
         versions = {version for each in found if (version := each.answer.get("version"))}
         if len(versions) > 1:
-            told = f"{len(versions)} versions: {told}"
+            summary = f"{len(versions)} versions: {summary}"
         version = next((each.answer.get("version") for each in found if each.copy.path == chosen), None)
         if wanted is NVRTC and _needs_newer_driver(version, readings.driver_cuda):
             return problem(
-                f"{told}. Opened: {chosen}, {why}; the driver supports CUDA up to {readings.driver_cuda} and may "
+                f"{summary}. Opened: {chosen}, {why}; the driver supports CUDA up to {readings.driver_cuda} and may "
                 f"refuse what NVRTC {version} compiles",
                 f"Update the driver, or set {wanted.override} to an NVRTC of CUDA {readings.driver_cuda}.",
             )
         # Of a single copy it is plain which one a run opens.
         is_plain = [each.copy.path for each in found] == [chosen]
         opened = f", {why}" if is_plain else f". Opened: {chosen}, {why}"
-        return ok(f"{told}{opened}")
+        return ok(f"{summary}{opened}")
     broken = next((each for each in found if each.copy.found_by == wanted.override), None)
     if broken is not None:
         return problem(
@@ -191,7 +183,7 @@ def library(readings: SoftwareReadings, wanted: Library) -> Check:
             "A variable that is set is never passed over: correct it or unset it.",
             f"unset {wanted.override}",
         )
-    what = f"{told}: none of them opens" if found else "no copy found"
+    what = f"{summary}: none of them opens" if found else "no copy found"
     advice, command = f"It {wanted.use}: install a copy.", f"pip install {wanted.package}"
     if readings.gpus:
         return problem(what, advice, command)
@@ -220,7 +212,7 @@ def _needs_newer_driver(built_for: str | None, driver_cuda: str | None) -> bool:
     return int(built_for.partition(".")[0]) > int(driver_cuda.partition(".")[0])
 
 
-def _told(each: Opened, chosen: str | None) -> str:
+def _described(each: Opened, chosen: str | None) -> str:
     said = each.answer.get("version") or f"does not open ({each.answer.get('error')})"
     unused = ", where nothing looks" if each.copy.found_by == "elsewhere" and each.copy.path != chosen else ""
     return f"{said} {each.copy.path} ({each.copy.found_by}{unused})"
@@ -242,18 +234,18 @@ def torch(readings: SoftwareReadings) -> Check:
             f"{sys.executable} -c 'import torch'",
         )
     build = f"for CUDA {found['cuda']}" if found.get("cuda") else "for CPUs alone"
-    told = f"{found['version']}, built {build}, {found['threads']} threads"
+    summary = f"{found['version']}, built {build}, {found['threads']} threads"
     if not readings.gpus:
-        return ok(told)
+        return ok(summary)
     if not found.get("cuda"):
         return problem(
-            f"{told}, but there is a GPU",
+            f"{summary}, but there is a GPU",
             "Install a build for CUDA, no newer than what the driver supports.",
             "pip install --force-reinstall torch",
         )
     if _needs_newer_driver(found["cuda"], readings.driver_cuda):
         return problem(
-            f"{told}, but the driver supports CUDA up to {readings.driver_cuda}: no kernel of torch runs",
+            f"{summary}, but the driver supports CUDA up to {readings.driver_cuda}: no kernel of torch runs",
             f"Update the driver, or install a build for CUDA {readings.driver_cuda}.",
             "nvidia-smi",
         )
@@ -261,13 +253,13 @@ def torch(readings: SoftwareReadings) -> Check:
     if failed or len(found.get("devices", [])) < readings.gpus:
         why = "; ".join(failed) or f"it sees {len(found.get('devices', []))} of {readings.gpus} GPUs"
         return problem(
-            f"{told}; its CUDA does not work: {why}",
+            f"{summary}; its CUDA does not work: {why}",
             "Stop the process that fills the GPU, or choose another GPU (--device cuda:N)."
             if "out of memory" in why
             else "Fit torch's CUDA to the driver: a driver older than the build cannot run it.",
             f"{sys.executable} -c \"import torch; print(torch.ones(1, device='cuda'))\"",
         )
-    return ok(f"{told}; a sum on each GPU is right")
+    return ok(f"{summary}; a sum on each GPU is right")
 
 
 def gpu_memory(readings: SoftwareReadings) -> list[Check]:

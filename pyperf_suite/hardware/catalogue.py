@@ -23,7 +23,7 @@ else:
 CATALOGUE = Path(__file__).with_name("gpus.toml")
 # The names that peaks go by, widest first. A GPU lacks those that it has no units for.
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
-# Drivers and people write these or leave them out; they tell no two GPUs apart.
+# Drivers and people write these or leave them out; they distinguish no two GPUs.
 MAKERS_WORDS = r"\b(nvidia|tesla|geforce|quadro|amd|instinct|gpu)\b"
 NAMES_OFFERED = 3
 
@@ -240,7 +240,7 @@ def _model_word(gpu: GpuSpec) -> str | None:
 
 
 def _key(name: str) -> str:
-    """A name without what does not tell GPUs apart."""
+    """A name without what does not report GPUs apart."""
     return re.sub(r"[^a-z0-9]", "", re.sub(MAKERS_WORDS, " ", name.lower()))
 
 

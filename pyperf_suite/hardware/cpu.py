@@ -65,7 +65,7 @@ FIRMWARE = {
     "vmware": "vmware",
     "xen": "xen",
 }
-# What nearly every server core since 2017 has at least; used, and said to be assumed, where nothing tells.
+# What nearly every server core since 2017 has at least; used, and said to be assumed, if nothing is reported.
 ASSUMED_BYTES = {1: 32 * 1024, 2: 1024 * 1024, 3: 0}
 SYSCONF = {1: "SC_LEVEL1_DCACHE_SIZE", 2: "SC_LEVEL2_CACHE_SIZE", 3: "SC_LEVEL3_CACHE_SIZE"}
 SYSCTL = {1: "hw.l1dcachesize", 2: "hw.l2cachesize", 3: "hw.l3cachesize"}
@@ -83,7 +83,7 @@ class Cpu:
     l2_total_bytes: int
     l3_bytes: int  # 0 where there is none
     l3_total_bytes: int
-    caches_assumed: bool  # the machine does not tell its caches' sizes, and usual ones stand in
+    caches_assumed: bool  # the machine does not report its caches' sizes, and usual ones stand in
     isa_flags: tuple[str, ...]  # sorted, in the kernel's spelling: avx2, avx512f, asimd, sve, ...
     numa_nodes: int
     virtualised: bool
@@ -101,7 +101,7 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class CpuLayout:
-    """Sockets and cores of the CPUs that are online; 0 where it is not told. `nodes` are those with CPUs or memory."""
+    """Sockets and cores of the CPUs that are online; 0 if unknown. `nodes` are those with CPUs or memory."""
 
     sockets: int
     cores: int
@@ -257,9 +257,9 @@ def _caches(files: KernelFiles, logical_cores: int) -> dict[str, Any]:
     totals = {level: sum(found.values()) for level, found in instances.items()}
     assumed = False
     if 2 not in sizes:
-        told = {level: _from_system(level) for level in (1, 2, 3)}
-        assumed = not told[2]
-        sizes = {level: size or ASSUMED_BYTES[level] for level, size in told.items()}
+        reported = {level: _from_system(level) for level in (1, 2, 3)}
+        assumed = not reported[2]
+        sizes = {level: size or ASSUMED_BYTES[level] for level, size in reported.items()}
         totals = {2: sizes[2] * logical_cores, 3: sizes[3]}
     return {
         "l1d_bytes": sizes.get(1, ASSUMED_BYTES[1]),

@@ -173,14 +173,14 @@ class PcieLink:
 
 @dataclass(frozen=True)
 class PcieDevice:
-    """A device and its link `now`; `card` and `slot` are what it and the port before it are made for, if told."""
+    """A device and its link `now`; `card` and `slot` are what it and the port before it are made for."""
 
     name: str
     kind: str
     now: PcieLink
     card: PcieLink | None
     slot: PcieLink | None
-    numa_node: int | None  # None where the machine has one node or does not tell
+    numa_node: int | None  # None where the machine has one node or does not report
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, links as they are written."""
@@ -215,7 +215,7 @@ def device(files: KernelFiles, address: str) -> PcieDevice | None:
 
 
 def _link(files: KernelFiles, folder: str, which: str) -> PcieLink | None:
-    """The link that `current_link_*` or `max_link_*` tell; None where they do not, as with no lanes or 255 of them."""
+    """The link of `current_link_*` or `max_link_*`; None if they have none, as with no lanes or 255 of them."""
     speed = re.match(r"(\d+(?:\.\d+)?) GT/s", files.text(f"{folder}/{which}_link_speed") or "")
     generation = GENERATION.get(speed[1].removesuffix(".0")) if speed else None
     width = parse_integer(files.text(f"{folder}/{which}_link_width"))

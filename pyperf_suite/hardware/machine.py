@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -28,12 +27,13 @@ from pyperf_suite.hardware.devices import Device, Gpu, Unavailable, driver, gpus
 from pyperf_suite.hardware.kernel_files import KernelFiles
 from pyperf_suite.hardware.links import LinkPeak, bonded, pcie_of
 from pyperf_suite.hardware.nvml import Nvml, nvml
+from pyperf_suite.hardware.software import installed_version
 from pyperf_suite.hardware.topology import wiring
 
 BY_DRIVER = "the CUDA driver"
 PACKAGE = Path(__file__).resolve().parent.parent
 GIT_DEADLINE_S = 5.0
-# A file name may hold 255 bytes; a run's folder and a suffix must fit a path beside it.
+# A file name may hold 255 bytes; a run's folder and a suffix must fit into a path.
 LONGEST_SLUG = 96
 PACKAGES = ("numpy", "pytest-benchmark", "torch", "triton")
 CPU_SETTINGS = "sys/devices/system/cpu"
@@ -112,7 +112,7 @@ def state(device: Device) -> dict[str, Any]:
     """The machine's state now, for a run on that device."""
     condition: dict[str, Any] = {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "packages": {"pyperf_suite": __version__, **{name: _version(name) for name in PACKAGES}},
+        "packages": {"pyperf_suite": __version__, **{name: installed_version(name) for name in PACKAGES}},
         "compiler": compiler_of_extension(),
         "source": source(),
         **kernel_state(KernelFiles(), frozenset(cpu.detect().isa_flags)),
@@ -123,7 +123,7 @@ def state(device: Device) -> dict[str, Any]:
 
 
 def kernel_state(files: KernelFiles, flags: frozenset[str]) -> dict[str, Any]:
-    """What the kernel tells of itself, of power and scheduling, and of the walls around this process."""
+    """What the kernel reports of itself, of power and scheduling, and of the walls around this process."""
     return {
         "kernel": f"{platform.system()} {platform.release()}",
         "governors": sorted(
@@ -175,14 +175,6 @@ def compiler_note(binary: Path) -> str | None:
     except OSError:
         return None
     return note[0].decode("ascii", "replace") if note else None
-
-
-def _version(name: str) -> str | None:
-    """A distribution's version without importing it; None where it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _turbo(files: KernelFiles) -> bool | None:
@@ -254,25 +246,25 @@ def installed_gpu(index: int = 0) -> GpuSpec:
 
 
 def described(gpu: Gpu, count: int, manager: Nvml | Unavailable) -> GpuSpec:
-    """A GPU that the CUDA driver reports, one of `count`, as the catalogue has it and the device tells it.
+    """A GPU that the CUDA driver reports, one of `count`, as the catalogue has it and the device reports it.
 
     A slice under MIG has its share of what its GPU has: rates of computing by multiprocessors, all else by memory.
     Raises UserError where neither the driver's name of it nor NVML's, looked up by UUID, is in the catalogue.
     """
     spec = _in_catalogue(gpu, manager)
     profile = re.search(r"\bMIG (\S+)", gpu.name)
-    told: dict[str, Any] = {"sms": gpu.multiprocessors, "memory_bytes": gpu.memory_bytes}
-    sources = dict.fromkeys(told, BY_DRIVER)
+    fields: dict[str, Any] = {"sms": gpu.multiprocessors, "memory_bytes": gpu.memory_bytes}
+    sources = dict.fromkeys(fields, BY_DRIVER)
     if profile:
         share = _share(gpu, spec)
-        told |= share
+        fields |= share
         sources |= {field: f"{spec.sources[field]}, a slice's share" for field in share}
     elif count > 1 and not isinstance(manager, Unavailable):
         link = _active_link(gpu, manager)
-        told["link_bytes_per_s"] = link.gb_per_s * 1e9
+        fields["link_bytes_per_s"] = link.gb_per_s * 1e9
         sources["link_bytes_per_s"] = f"NVML: {link.name}"
     name = f"{spec.name} MIG {profile[1]}" if profile else spec.name
-    return replace(spec, name=name, **told, sources={**spec.sources, **sources})
+    return replace(spec, name=name, **fields, sources={**spec.sources, **sources})
 
 
 def _in_catalogue(gpu: Gpu, manager: Nvml | Unavailable) -> GpuSpec:

@@ -5,6 +5,7 @@ Both versions of control groups are read. Each group from this process's own up 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -98,8 +99,5 @@ def _groups(files: KernelFiles, controller: str) -> Iterator[str]:
 
 def _statistic(files: KernelFiles, path: str, name: str) -> int:
     """One figure of a `name value` file; 0 where it is not there."""
-    for line in (files.text(path) or "").splitlines():
-        words = line.split()
-        if len(words) == 2 and words[0] == name:
-            return parse_integer(words[1]) or 0
-    return 0
+    found = re.search(rf"^{name}\s+(\d+)$", files.text(path) or "", re.MULTILINE)
+    return int(found[1]) if found else 0

@@ -7,6 +7,7 @@ nor toolkit, but both explain why a build fails.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import shlex
@@ -119,10 +120,18 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A folder with CUDA's compiler in it, and the toolkit's version, None where no file tells it."""
+    """A folder with CUDA's compiler in it, and the toolkit's version, None if no file names it."""
 
     folder: str
     version: str | None
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of a Python distribution without importing it; None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def compiler(environment: Mapping[str, str]) -> Compiler | None:

@@ -73,7 +73,7 @@ def test_where_nothing_is_counted_nothing_is_judged():
         ("swap", {"swapped_pages": 900}, "problem", "900 pages"),
         ("swap", {"swap_total_bytes": 8 * GIB, "swap_used_bytes": GIB}, "warning", "1.0 GiB of 8.0 GiB"),
         ("swap", {"swap_total_bytes": 8 * GIB}, "ok", "of 8.0 GiB"),
-        ("swap", {"swap_total_bytes": None}, "not applicable", "does not tell"),
+        ("swap", {"swap_total_bytes": None}, "not applicable", "does not report"),
         ("huge pages", {"huge_pages": "never"}, "warning", "4 KiB"),
         ("/dev/shm", {"shared_total_bytes": 64 * 2**20, "shared_free_bytes": 64 * 2**20}, "problem", "64 MiB"),
         ("/dev/shm", {"shared_free_bytes": GIB // 2}, "warning", "512 MiB free of 32.0 GiB"),
