@@ -232,7 +232,7 @@ def test_against_a_double_of_the_driver_it_runs_to_its_end_and_names_what_failed
         [compiler, "-shared", "-fPIC", "-I", checkout / "csrc", "-o", double, source, "-lm", "-lrt"], check=True
     )
     done = subprocess.run(
-        [checkout / "tools" / "gpu_check.sh", "1", "--python", sys.executable, "--seconds", "12"],
+        [checkout / "tools" / "gpu_check.sh", "1", "--python", sys.executable, "--seconds", "6"],
         env=os.environ | {"PYPERF_LIBCUDA": str(double), "OUT": str(out), "PYTHON": sys.executable},
         capture_output=True,
         text=True,
