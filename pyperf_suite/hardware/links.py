@@ -21,24 +21,20 @@ class LinkPeak:
     """A kind of link's peak, in one direction.
 
     `gb_per_s` is the data sheet's. `per_link_gb_per_s` is one NVLink's share where a GPU bonds several.
-    `nccl_gb_per_s` is what NCCL's own model reckons with, after protocol overhead, None where it has no figure.
     """
 
     name: str
     gb_per_s: float
     source: str
     per_link_gb_per_s: float | None = None
-    nccl_gb_per_s: float | None = None
 
 
-# NCCL's model of NVLink is the bandwidth of one link for each architecture (src/graph/topo.h: SM70 20.0, SM80 20.0,
-# SM90 20.6, SM100 40.1 GB/s) times the links of the largest GPU of that generation: 6, 12, 18 and 18.
-_NVLINK_SOURCE = "NVIDIA {} architecture whitepaper, halved to one direction; NCCL src/graph/topo.h"
+_NVLINK_SOURCE = "NVIDIA {} architecture whitepaper, halved to one direction"
 NVLINK = {
-    2: LinkPeak("NVLink 2", 150.0, _NVLINK_SOURCE.format("Volta"), 25.0, 120.0),
-    3: LinkPeak("NVLink 3", 300.0, _NVLINK_SOURCE.format("Ampere"), 25.0, 240.0),
-    4: LinkPeak("NVLink 4", 450.0, _NVLINK_SOURCE.format("Hopper"), 25.0, 370.8),
-    5: LinkPeak("NVLink 5", 900.0, _NVLINK_SOURCE.format("Blackwell"), 50.0, 721.8),
+    2: LinkPeak("NVLink 2", 150.0, _NVLINK_SOURCE.format("Volta"), 25.0),
+    3: LinkPeak("NVLink 3", 300.0, _NVLINK_SOURCE.format("Ampere"), 25.0),
+    4: LinkPeak("NVLink 4", 450.0, _NVLINK_SOURCE.format("Hopper"), 25.0),
+    5: LinkPeak("NVLink 5", 900.0, _NVLINK_SOURCE.format("Blackwell"), 50.0),
 }
 # Sixteen lanes in 128b/130b; generation 6 has FLITs of 256 bytes instead, of which 242 are payload.
 PCIE = {
@@ -71,7 +67,7 @@ INFINIBAND = {
     for rate, gb_per_s in {"EDR": 12.5, "HDR": 25.0, "NDR": 50.0, "XDR": 100.0}.items()
 }
 # The bridges of RTX 3090, A40 and A6000 run slower than those between A100.
-NVLINK_BRIDGE = LinkPeak("NVLink 3 bridge", 56.25, _NVLINK_SOURCE.format("Ampere GA102"), 14.0625, 48.0)
+NVLINK_BRIDGE = LinkPeak("NVLink 3 bridge", 56.25, _NVLINK_SOURCE.format("Ampere GA102"), 14.0625)
 _BY_NAME = {peak.name: peak for peak in (*NVLINK.values(), NVLINK_BRIDGE, *PCIE.values())}
 
 

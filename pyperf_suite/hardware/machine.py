@@ -1,4 +1,4 @@
-"""What records say about a machine: its identity, the state it was measured in, and its GPU's catalogue entry.
+"""What records say about a machine: its identity, and the state it was measured in.
 
 The identity is what the user cannot change without changing the machine: results of one identity are comparable, and
 are kept in a folder of its name. All else is state: a change of state between two runs is a marked break in a series.
@@ -7,7 +7,6 @@ Neither has a host name or a path.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -15,22 +14,18 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pyperf_suite import __version__
-from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import cpu, memory
-from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.devices import Device, Gpu, Unavailable, driver, gpus
 from pyperf_suite.hardware.kernel_files import KernelFiles
-from pyperf_suite.hardware.links import LinkPeak, bonded, pcie_of
 from pyperf_suite.hardware.nvml import Nvml, nvml
 from pyperf_suite.hardware.software import installed_version
 from pyperf_suite.hardware.topology import wiring
 
-BY_DRIVER = "the CUDA driver"
 PACKAGE = Path(__file__).resolve().parent.parent
 GIT_DEADLINE_S = 5.0
 # A file name may hold 255 bytes; a run's folder and a suffix must fit into a path.
@@ -225,77 +220,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode("utf-8", "replace").strip()
-
-
-def installed_gpu(index: int = 0) -> GpuSpec:
-    """The GPU of that index in this machine, as `described`.
-
-    Raises:
-        UserError: there is no such GPU, or the catalogue does not know it.
-    """
-    found = driver()
-    try:
-        present = gpus()
-    except Unavailable as reason:
-        found, present = reason, []
-    if isinstance(found, Unavailable):
-        raise UserError(f"No GPU of this machine can be looked up, as {found}: name one with --gpu, as in --gpu H200.")
-    if index >= len(present):
-        raise UserError(f"There is no GPU {index} in this machine, which has {len(present)}: name one with --gpu.")
-    return described(present[index], len(present), nvml())
-
-
-def described(gpu: Gpu, count: int, manager: Nvml | Unavailable) -> GpuSpec:
-    """A GPU that the CUDA driver reports, one of `count`, as the catalogue has it and the device reports it.
-
-    A slice under MIG has its share of what its GPU has: rates of computing by multiprocessors, all else by memory.
-    Raises UserError where neither the driver's name of it nor NVML's, looked up by UUID, is in the catalogue.
-    """
-    spec = _in_catalogue(gpu, manager)
-    profile = re.search(r"\bMIG (\S+)", gpu.name)
-    fields: dict[str, Any] = {"sms": gpu.multiprocessors, "memory_bytes": gpu.memory_bytes}
-    sources = dict.fromkeys(fields, BY_DRIVER)
-    if profile:
-        share = _share(gpu, spec)
-        fields |= share
-        sources |= {field: f"{spec.sources[field]}, a slice's share" for field in share}
-    elif count > 1 and not isinstance(manager, Unavailable):
-        link = _active_link(gpu, manager)
-        fields["link_bytes_per_s"] = link.gb_per_s * 1e9
-        sources["link_bytes_per_s"] = f"NVML: {link.name}"
-    name = f"{spec.name} MIG {profile[1]}" if profile else spec.name
-    return replace(spec, name=name, **fields, sources={**spec.sources, **sources})
-
-
-def _in_catalogue(gpu: Gpu, manager: Nvml | Unavailable) -> GpuSpec:
-    """The catalogue's entry by the driver's name, else by NVML's; it must be of the compute capability reported."""
-    names = [re.split(r"\bMIG\b", gpu.name)[0].strip()]
-    if not isinstance(manager, Unavailable):
-        names.append(manager.name(gpu.uuid) or names[0])
-    for name in names:
-        with contextlib.suppress(UserError):
-            spec = find_gpu(name)
-            if spec.compute_capability == gpu.compute_capability:
-                return spec
-    major, minor = gpu.compute_capability
-    raise UserError(
-        f"This machine's GPU calls itself {gpu.name!r}, of compute capability {major}.{minor}, and the catalogue has "
-        "none of that name and kind: name one that is like it with --gpu."
-    )
-
-
-def _share(gpu: Gpu, spec: GpuSpec) -> Mapping[str, Any]:
-    """What a slice under MIG has of its GPU; nothing joins slices but the host."""
-    of_compute, of_memory = gpu.multiprocessors / spec.sms, min(1.0, gpu.memory_bytes / spec.memory_bytes)
-    return {
-        "peak_flop_per_s": {dtype: peak * of_compute for dtype, peak in spec.peak_flop_per_s.items()},
-        "memory_bytes_per_s": spec.memory_bytes_per_s * of_memory,
-        "l2_bytes": round(spec.l2_bytes * of_memory),
-        "link_bytes_per_s": None,
-    }
-
-
-def _active_link(gpu: Gpu, manager: Nvml) -> LinkPeak:
-    """What joins the GPU to its neighbours: as many NVLinks as are active, PCIe where none is."""
-    nvlinks = bonded(manager.nvlink(gpu.uuid) or "", gpu.compute_capability)
-    return nvlinks or pcie_of(gpu.compute_capability)

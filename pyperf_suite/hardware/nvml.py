@@ -205,12 +205,6 @@ class Nvml:
                 return [words for bit, words in THROTTLE_REASONS.items() if mask.value & bit]
         return None
 
-    def name(self, uuid: str) -> str | None:
-        """What NVML calls the GPU with that UUID (for a MIG slice, its parent); None where it does not know it."""
-        device, text = self._physical(uuid), ctypes.create_string_buffer(96)
-        answered = device is not None and self._call("nvmlDeviceGetName", device, text, len(text))
-        return text.value.decode("utf-8", "replace") if answered else None
-
     def index(self, uuid: str) -> int | None:
         """The number that NVML and nvidia-smi give the GPU; None where they do not know it."""
         device = self._physical(uuid)

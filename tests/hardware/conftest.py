@@ -100,7 +100,6 @@ class FakeNvml(Double):
         "nvmlInit_v2": None,
         "nvmlSystemGetDriverVersion": b"580.82.07",
         "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": PARENT_OF_A_SLICE,
-        "nvmlDeviceGetName": b"NVIDIA H200",
         "nvmlDeviceGetIndex": 3,
         "nvmlDeviceGetCurrPcieLinkGeneration": 3,
         "nvmlDeviceGetCurrPcieLinkWidth": 8,
