@@ -36,7 +36,7 @@ class CpuReadings:
     """What the kernel reports of the CPU; None where it does not."""
 
     model: str
-    settings: Mapping[str, object]  # of `state.kernel_state`
+    settings: Mapping[str, object]  # of `machine.kernel_state`
     layout: CpuLayout
     siblings: tuple[frozenset[int], ...]  # the CPUs of each core that this process may use
     memory_binds: bool  # an automatic balancing of memory between nodes is on
