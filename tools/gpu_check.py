@@ -401,7 +401,8 @@ def prepare(folder: Path) -> int:
     version = ".".join(map(str, nvrtc.version()))
     print(
         f"{len(asked)} kernels for {gemm_sm90.ARCHITECTURE} in {folder}, compiled in {time.monotonic() - began:.0f} s. "
-        f"With PYPERF_CACHE_DIR naming the folder, a machine whose NVRTC is {version} takes them; others compile their own."
+        f"With PYPERF_CACHE_DIR naming the folder, a machine whose NVRTC is {version} takes them; others "
+        "compile their own."
     )
     return 0
 
