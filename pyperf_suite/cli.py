@@ -23,8 +23,7 @@ from pyperf_suite import __version__
 from pyperf_suite.commands.group import Suite
 from pyperf_suite.commands.measuring import folder_of, kept_when_interrupted, progress_on, workers_of_the_launcher
 from pyperf_suite.commands.options import Finite, measuring_options
-from pyperf_suite.errors import Interrupted, UserError
-from pyperf_suite.printable import printable
+from pyperf_suite.errors import Interrupted, UserError, printable
 
 if TYPE_CHECKING:
     from pyperf_suite.runner.plan import Plan
@@ -186,7 +185,7 @@ def _run(
     """Measure and tell; in ranks other than the first of a launcher's, do what the first one asks."""
     from rich.console import Console
 
-    from pyperf_suite.ranks.environment import rank_environment
+    from pyperf_suite.ranks.launch import rank_environment
     from pyperf_suite.runner.plan import most_informative_first
     from pyperf_suite.runner.session import Session
 
@@ -213,7 +212,7 @@ def _run(
 
 def _plan(probes: tuple[str, ...], profile: str, device: str, axes: tuple[str, ...], seed: int) -> Plan:
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.ranks.environment import rank_environment
+    from pyperf_suite.ranks.launch import rank_environment
     from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
     from pyperf_suite.runner.profiles import find_profile
     from pyperf_suite.spec.axes import overrides_for
@@ -301,8 +300,7 @@ def _print_profiles(line: Callable[[str], None], probe: Probe, device: str) -> N
     from rich.markup import escape
 
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.runner.outlook import Outlook
-    from pyperf_suite.runner.plan import Plan, PlannedCase
+    from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase
     from pyperf_suite.runner.profiles import PROFILES
 
     where = resolve(device)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyperf_suite.pytest_run import USAGE_ERROR, SpokenErrors, SuiteRun
-from pyperf_suite.pytests.replay import ReplayClock, extra_info
-from pyperf_suite.ranks.environment import rank_environment
-from pyperf_suite.ranks.starting import stand_by
+from pyperf_suite.pytests.run import USAGE_ERROR, SpokenErrors, SuiteRun
+from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.ranks.watchdog import stand_by
 
 if TYPE_CHECKING:
     from pyperf_suite.pytests.child import Child
-    from pyperf_suite.runner.plan import PlannedCase  # noqa: F401 - the name inside the key below, for mypy
+    from pyperf_suite.pytests.fixtures import ReplayClock  # noqa: F401 - names inside the keys below, for mypy
+    from pyperf_suite.runner.plan import PlannedCase  # noqa: F401
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 
@@ -131,7 +131,7 @@ class _InPlaceOfBenchmark:
         clock = request.node.stash.get(_CLOCK, None)
         if clock is None or _PLANNED in request.node.stash:
             return benchmark
-        from pyperf_suite.pytests.benchmark import MeasuredBenchmark
+        from pyperf_suite.pytests.fixtures import MeasuredBenchmark
 
         child = _child(request.config)
         taken = MeasuredBenchmark.take_over(benchmark, child or request.config.stash[_RUN].tests, clock)
@@ -146,7 +146,7 @@ def suite(benchmark: Any, request: pytest.FixtureRequest) -> Any:
 
     Returns a result whose `seconds` and `interval` a test can assert on; docs/pytest.md has the rest.
     """
-    from pyperf_suite.pytests.suite import SuiteFixture, Verifier
+    from pyperf_suite.pytests.fixtures import SuiteFixture, Verifier
 
     clock = request.node.stash.get(_CLOCK, None)
     if clock is None:
@@ -214,6 +214,8 @@ def _is_measured(item: pytest.Function) -> bool:
 
 def _give_clock(item: pytest.Function, **options: Any) -> None:
     """Have pytest-benchmark read the item's times off a clock of ours, with its own options for the rest."""
+    from pyperf_suite.pytests.fixtures import ReplayClock
+
     marker = item.get_closest_marker("benchmark")
     own = dict(marker.kwargs) if marker is not None else {}
     item.stash[_CLOCK] = ReplayClock()
@@ -307,12 +309,16 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
 
     A failed case fails the item, an unsupported one skips it, both with the reason as one sentence.
     """
+    from pyperf_suite.pytests.fixtures import end_test, extra_info
+
     run = request.config.stash[_RUN]
     item = request.node
 
     def replay() -> None:
         if benchmark.disabled:
-            _settle(run.verify(item.stash[_PLANNED]))
+            outcome, reason = run.verify(item.stash[_PLANNED])
+            if outcome != "ok":
+                end_test(outcome, reason)
             benchmark(lambda: None)
             return
         records = run.measure(item.stash[_PLANNED])
@@ -320,7 +326,7 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
             pytest.skip("the budget was used up before this case was measured")
         unsuccessful = [record for record in records if record.outcome != "ok"]
         if unsuccessful:
-            _settle((unsuccessful[0].outcome, unsuccessful[0].reason))
+            end_test(unsuccessful[0].outcome, unsuccessful[0].reason)
         if item.stash[_PLANNED].is_exact:
             return  # figures that are read have no rounds for a table of times; the summary tells of them
         samples = [sample for record in records for sample in record.kept_seconds]
@@ -331,11 +337,3 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
         benchmark.pedantic(lambda: None, rounds=len(samples), iterations=1)
 
     return replay
-
-
-def _settle(outcome_and_reason: tuple[str, str]) -> None:
-    outcome, reason = outcome_and_reason
-    if outcome == "unsupported":
-        pytest.skip(f"unsupported: {reason}")
-    if outcome == "failed":
-        pytest.fail(reason, pytrace=False)

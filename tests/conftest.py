@@ -13,8 +13,7 @@ import pytest
 
 from pyperf_suite.hardware.cuda_driver import driver
 from pyperf_suite.hardware.shared_library import Unavailable
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.workloads import find_workload
 
 # Tools of the repository are imported from its root, which comes last: the package is the one that is installed.

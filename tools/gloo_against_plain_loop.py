@@ -13,7 +13,7 @@ import numpy as np
 import torch.distributed as distributed
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.median import median_interval
+from pyperf_suite.measure.estimates import median_interval
 from pyperf_suite.ranks.group import Group
 from pyperf_suite.workloads.collective import Collective, CollectiveParameters
 from pyperf_suite.workloads.collective.torch_distributed import TorchTransfers

@@ -96,7 +96,7 @@ def _short(verdict: str) -> str:
 def _safe(text: str) -> Any:
     from rich.markup import escape
 
-    from pyperf_suite.printable import printable
+    from pyperf_suite.errors import printable
 
     return escape(printable(text))
 

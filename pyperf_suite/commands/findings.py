@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.nearest import offer
+from pyperf_suite.errors import UserError, offer
 
 
 @click.command()

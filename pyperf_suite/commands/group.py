@@ -7,7 +7,7 @@ import importlib
 import click
 
 from pyperf_suite.commands.completions import complete
-from pyperf_suite.nearest import offer
+from pyperf_suite.errors import offer
 
 # The module of each command that is not defined beside the group itself.
 MODULES = {

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pyperf_suite.commands.options import Age, json_option, machine_option, options, path_option, results_option
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, printable
 from pyperf_suite.files import write_for_user
-from pyperf_suite.printable import printable
 
 if TYPE_CHECKING:
     from pyperf_suite.history.stored.prune import Pruning

@@ -120,7 +120,7 @@ def _measured(found: Sizing, prices: LawPrices, profile: str, device: str, resul
 
     from pyperf_suite.advise.sizing.measured import SizingRun
     from pyperf_suite.hardware.devices import resolve
-    from pyperf_suite.runner.outlook import Outlook
+    from pyperf_suite.runner.plan import Outlook
     from pyperf_suite.runner.profiles import find_profile
 
     run = SizingRun.of(found.gpu, found.search, resolve(device), find_profile(profile))

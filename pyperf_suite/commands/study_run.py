@@ -25,17 +25,15 @@ from pyperf_suite.probes.study import PROBE
 from pyperf_suite.probes.study.findings import analyse
 from pyperf_suite.probes.study.grid import AXES, CUTS, StudyAxes, cases_of, default_axes, of_worlds
 from pyperf_suite.probes.study.results import Predictor
-from pyperf_suite.ranks.environment import rank_environment
+from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.render.run_report import report_run, run_as_json
 from pyperf_suite.render.terminal import console_for
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.outlook import Outlook
-from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
+from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, in_random_order
 from pyperf_suite.runner.profiles import fixed_steps
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import RunFolder, create_run
 from pyperf_suite.runner.session import Session
-from pyperf_suite.runner.worker_pool import SparingWorkers, WorkerPool
+from pyperf_suite.runner.workers import SparingWorkers, WorkerPool
 from pyperf_suite.spec.axes import read_axes
 from pyperf_suite.spec.discovery import replace_probe
 

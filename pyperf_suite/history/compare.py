@@ -21,7 +21,7 @@ from pyperf_suite.history.statistics.run_noise import NoiseOf, RunNoise
 from pyperf_suite.history.stored.conditions import changes, settings
 from pyperf_suite.history.stored.foreign import PROBE as FOREIGN_PROBE
 from pyperf_suite.history.stored.sides import Measured, Side
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.profiles import PROFILES, QUICK
 
 # As for pairs: slower or faster is wrong in 1 % at most, equivalent in 5 % on either side.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 
 Verdict = Literal["slower", "faster", "equivalent", "undecided", "failed"]
 VERDICTS: tuple[Verdict, ...] = ("slower", "faster", "equivalent", "undecided", "failed")

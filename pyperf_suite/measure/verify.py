@@ -14,19 +14,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.measure.arrays import (
+from pyperf_suite.measure.tolerance import (
     Array,
+    ElementLimit,
     Keep,
     as_float32,
     as_float64,
     computed_anew,
+    element_limit,
     first_not_finite,
     inner_product,
     largest,
     magnitudes,
     module_of,
+    relative_norm_limit,
 )
-from pyperf_suite.measure.tolerance import ElementLimit, element_limit, relative_norm_limit
 
 Float64 = NDArray[np.float64]
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
+from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.spec.rows import Row, Rows
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.dtypes import ELEMENT_TYPES

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Annotated, Any
 
+from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable

@@ -13,7 +13,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.probes._products import CHOSEN, ProductAxes, library_of, on_gpu, relative_rate
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Shape, parsed
 from pyperf_suite.spec.findings import Findings, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowTable

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Annotated, Any
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.catalogue import find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
 from pyperf_suite.spec.findings import Claim, Findings, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable

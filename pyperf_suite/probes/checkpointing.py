@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
+from pyperf_suite.errors import Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.model_flops import Recompute, hardware_flop, model_flop
-from pyperf_suite.limits import Within
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import crossed
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings
 from pyperf_suite.spec.probe import Probe

@@ -15,11 +15,11 @@ from typing import Annotated
 
 import numpy as np
 
+from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.staircase import relative_error
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Shape
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable

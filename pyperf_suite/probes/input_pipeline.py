@@ -11,11 +11,11 @@ from operator import attrgetter
 from statistics import median, mode
 from typing import Annotated
 
+from pyperf_suite.errors import OneOf
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.input_pipeline import InputPipeline
-from pyperf_suite.limits import OneOf
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Verdict, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.quantity import Quantity

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from pyperf_suite.errors import OneOf
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.model_flops import Recompute
@@ -18,8 +19,7 @@ from pyperf_suite.laws.training.activations import Keeping, kept_bytes
 from pyperf_suite.laws.training.engine_memory import MIXED
 from pyperf_suite.laws.training.memory import LAST_STAGE, MemoryNeed, activation_bytes, training_memory
 from pyperf_suite.laws.transformer import Sharding
-from pyperf_suite.limits import OneOf
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Series, Table, findings
 from pyperf_suite.spec.probe import Probe, RowClaim

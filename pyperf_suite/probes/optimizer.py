@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.findings import Claim, Findings, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, Row, Rows

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.ranks.environment import ranks_here, require_launched
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.ranks.launch import ranks_here, require_launched
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import YES, Flag, Sizes, every_size, size_name, sizes
 from pyperf_suite.spec.findings import Claim, Findings, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import crossed
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Verdict, findings
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable

@@ -15,7 +15,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_products
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Dimensions, Shape, Sizes, every_size
 from pyperf_suite.spec.findings import findings, remark
 from pyperf_suite.spec.probe import Probe

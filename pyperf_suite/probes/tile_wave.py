@@ -15,13 +15,13 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pyperf_suite.errors import OneOf, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.staircase import JudgedLaw, judged_by_waves
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path, tile_count, wave_count
-from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.probes._products import Pair, ProductAxes, Sweep, library_of, on_gpu, relative_rate, sweeps_along
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, findings, remark_on
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity

@@ -13,12 +13,12 @@ from typing import Annotated
 
 import numpy as np
 
+from pyperf_suite.errors import OneOf
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
-from pyperf_suite.limits import OneOf
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Sizes, every_size, size_ticks, sizes
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Series, Table, Verdict, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim

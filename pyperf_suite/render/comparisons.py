@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from pyperf_suite.history.finding import VERDICTS, Finding, Verdict
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.render import findings_json, markdown
 from pyperf_suite.render.terminal import note, print_table, say
 from pyperf_suite.spec.findings import Findings, Heading, Table

@@ -5,9 +5,9 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 
+from pyperf_suite.errors import printable
 from pyperf_suite.history.exit_code import DEFAULT_FAIL_ON, concern
 from pyperf_suite.history.finding import Finding
-from pyperf_suite.printable import printable
 from pyperf_suite.render import text
 from pyperf_suite.render.comparisons import change
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from pyperf_suite.printable import printable
+from pyperf_suite.errors import printable
 from pyperf_suite.render import text
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.cautions import cautions_of

@@ -14,9 +14,8 @@ from importlib import resources
 from typing import Any
 
 from pyperf_suite import __version__
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, printable
 from pyperf_suite.history.stored.observations import label_of
-from pyperf_suite.printable import printable
 from pyperf_suite.render import strict, text
 from pyperf_suite.render.command import command_of
 from pyperf_suite.render.helpers import Submit, helpers

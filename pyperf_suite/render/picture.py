@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyperf_suite import files
-from pyperf_suite.printable import printable
+from pyperf_suite.errors import printable
 from pyperf_suite.render.charts import (
     BESIDE,
     COLOURS,

@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite import files
-from pyperf_suite.errors import UserError
-from pyperf_suite.nearest import nearest
+from pyperf_suite.errors import UserError, nearest
 from pyperf_suite.render.helpers import helpers
-from pyperf_suite.runner.journal import record_of, sharing_machines
 from pyperf_suite.runner.profiles import PROFILES
 from pyperf_suite.runner.record import Record
-from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
+from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES, record_of, sharing_machines
 from pyperf_suite.spec.rows import grouped
 
 RECORDS = "records.jsonl"

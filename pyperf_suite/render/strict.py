@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pyperf_suite.printable import printable
+from pyperf_suite.errors import printable
 
 
 def dumps(value: Any, indent: int | None = 2) -> str:

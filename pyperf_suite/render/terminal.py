@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich import markup
 from rich.console import Console
 
-from pyperf_suite.printable import printable
+from pyperf_suite.errors import printable
 from pyperf_suite.render import text
 from pyperf_suite.spec.cautions import cautions_of
 from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict

@@ -10,7 +10,7 @@ import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from pyperf_suite.printable import printable
+from pyperf_suite.errors import printable
 from pyperf_suite.spec.findings import Cell, Claim, Heading, Remark, Table, Verdict
 from pyperf_suite.spec.quantity import UNITS, Quantity
 from pyperf_suite.spec.summary import Point

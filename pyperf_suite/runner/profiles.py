@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.nearest import offer
+from pyperf_suite.errors import UserError, offer
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 
 # Clocks under a power cap settle within this; so long a GPU works before a sustained measurement begins.
 SUSTAINED_S = 2.0

@@ -17,16 +17,12 @@ from typing import Any
 from pyperf_suite.hardware.identity import identity as identify
 from pyperf_suite.hardware.state import state as machine_state
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import Journal, KeptRecords, placed_records
-from pyperf_suite.runner.outlook import Outlook, Progress, Visit
-from pyperf_suite.runner.plan import Plan, PlannedCase
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, Progress, Visit
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Metric, Record
-from pyperf_suite.runner.results import RunFolder
-from pyperf_suite.runner.worker_pool import DEADLINE_S, WorkerPool, Workers
+from pyperf_suite.runner.record import Case, Metric, Record
+from pyperf_suite.runner.results import Journal, KeptRecords, RunFolder, placed_records
+from pyperf_suite.runner.workers import DEADLINE_S, WorkerPool, Workers
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 # A library's product that no change of ours can slow down: when it moves between the start and the end of a run,

@@ -14,15 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
-from pyperf_suite.measure.gpu_telemetry import around_gpu
 from pyperf_suite.measure.sampling import Measurement, measure
 from pyperf_suite.measure.spot_checks import SpotChecks, Verdict, WrongLaunch
-from pyperf_suite.measure.stopwatch import CpuStopwatch, Launch, Stopwatch
-from pyperf_suite.measure.telemetry import Around
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Launch, Stopwatch
+from pyperf_suite.measure.telemetry import Around, around_gpu
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.record import Metric
+from pyperf_suite.runner.record import Case, Metric
 from pyperf_suite.workloads.workload import Observed, Prepared, Work
 
 
@@ -204,3 +201,14 @@ def _how_sampled(measurement: Measurement, stopwatch: Stopwatch) -> dict[str, An
         **{name: getattr(measurement, name) for name in TOLD},
         "confidence": measurement.interval[2],
     }
+
+
+def as_plain(value: Any) -> Any:
+    """As JSON: it has no NaN or infinity, so null stands for them; nine digits are more than any clock here sees."""
+    if isinstance(value, dict):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_plain(item) for item in value]
+    if isinstance(value, float | np.floating):
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value

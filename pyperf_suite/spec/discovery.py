@@ -17,8 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.nearest import offer
+from pyperf_suite.errors import UserError, offer
 from pyperf_suite.spec.axes import parse_overrides
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pyperf_suite.measure.ratio import Ratio, exactly
+from pyperf_suite.measure.estimates import Ratio, exactly
 from pyperf_suite.spec.quantity import Quantity, quantity
 
 # Text and whole numbers are names: of an implementation, a dtype, a size of a dimension. None is "not known".

@@ -8,9 +8,8 @@ from typing import Any
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import replace_axes
 from pyperf_suite.spec.findings import Claim, Findings, Verdict, findings
 from pyperf_suite.spec.quantity import Quantity

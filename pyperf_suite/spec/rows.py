@@ -14,13 +14,12 @@ from numbers import Integral, Real
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
+from pyperf_suite.measure.estimates import Ratio, ratio_over_processes
 from pyperf_suite.spec.findings import Cell, Claim, Heading, Kind, Remark, Series, Table, Verdict, remark
 from pyperf_suite.spec.quantity import Quantity, quantity
 
 if TYPE_CHECKING:
-    from pyperf_suite.runner.case import Case
-    from pyperf_suite.runner.record import Record
+    from pyperf_suite.runner.record import Case, Record
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)

@@ -12,7 +12,7 @@ from importlib.resources import files
 from types import ModuleType
 from typing import Annotated, Any
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import OneOf, Unsupported, UserError
 from pyperf_suite.kernels import (
     attention,
     attention_backward,
@@ -24,7 +24,6 @@ from pyperf_suite.kernels import (
     nvrtc,
     static,
 )
-from pyperf_suite.limits import OneOf
 from pyperf_suite.workloads.workload import Exact, Implementation, Kernel, Place, Workload, by_name
 
 CUDA_TARGETS: Mapping[str, ModuleType] = {"sm_80": gemm_sm80, "sm_90a": gemm_sm90}

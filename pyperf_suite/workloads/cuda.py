@@ -17,7 +17,7 @@ from typing import Any
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernels.nvrtc import wheels
-from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
+from pyperf_suite.measure.stopwatch import CudaStopwatch
 from pyperf_suite.workloads.kernel_cache import KernelCache
 from pyperf_suite.workloads.native import native_extension
 

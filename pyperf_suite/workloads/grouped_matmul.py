@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pyperf_suite.errors import Unsupported
+from pyperf_suite.errors import OneOf, Unsupported, Within
 from pyperf_suite.kernels import matmul as triton_matmul
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.measure.arrays import Keep
+from pyperf_suite.measure.tolerance import Keep
 from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.inputs import Operand, Operands

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pyperf_suite.measure.arrays import Array
-from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
-from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
+from pyperf_suite.measure.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch
+from pyperf_suite.measure.tolerance import Array
 from pyperf_suite.workloads.cuda import CudaDevice, cuda_device
 from pyperf_suite.workloads.dtypes import aligned_empty, element_type, poison_array, poison_tensor, torch_name
 from pyperf_suite.workloads.inputs import Operands, fill_on_device

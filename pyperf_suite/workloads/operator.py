@@ -18,9 +18,9 @@ import numpy as np
 from pyperf_suite.errors import Unsupported, UserError, out_of_memory
 from pyperf_suite.hardware import cpu, memory
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.arrays import Array, Keep, computed_anew
 from pyperf_suite.measure.spot_checks import Verdict
 from pyperf_suite.measure.stopwatch import Stopwatch
+from pyperf_suite.measure.tolerance import Array, Keep, computed_anew
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.cuda import cuda_device

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from pyperf_suite.hardware import memory
-from pyperf_suite.measure.arrays import Array, Keep, computed_anew
+from pyperf_suite.measure.tolerance import Array, Keep, computed_anew
 
 # A worker's own folder, for files that nobody needs once it is gone.
 VARIABLE = "PYPERF_SCRATCH"

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, check_limits
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import check_limits
 from pyperf_suite.measure.spot_checks import Verdict
 from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
 

@@ -25,9 +25,8 @@ from pyperf_suite.laws.training.micro_batch import StepConstants, work_of_ends, 
 from pyperf_suite.laws.training.plan import MicroBatch
 from pyperf_suite.probes.step_calibration import OPERATIONS, PROBE
 from pyperf_suite.probes.study.grid import cases_of, default_axes
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import Journal
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
+from pyperf_suite.runner.results import Journal
 from pyperf_suite.workloads.training.layers import work
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 

@@ -28,9 +28,8 @@ from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.explained import Explained
 from pyperf_suite.runner import plan
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.workloads import find_workload
 
 GPU = Device("cuda")

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.results import read_journal
 from pyperf_suite.runner.session import Session
 from pyperf_suite.spec.discovery import probe_names
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.results import read_journal
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyperf_suite.pytest_plugin import BENCHMARKS, ReplayClock
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.results import read_journal
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +166,7 @@ def test_a_torn_last_line_does_not_stop_a_resume_even_where_warnings_are_errors(
 def test_failed_and_unsupported_cases_are_told_by_pytest_and_recorded(suite: pytest.Pytester) -> None:
     suite.makepyfile(
         unlucky="""
-        from pyperf_suite.runner.worker_pool import WorkerPool
+        from pyperf_suite.runner.workers import WorkerPool
 
         answers = [
             {"outcome": "failed", "reason": "Wrong result before timing: one element is off."},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.results import read_journal
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ MODULE = """
 from dataclasses import dataclass
 
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.probe import Probe, RowTable
 from pyperf_suite.spec.rows import Column
 from pyperf_suite.workloads.matmul import MatmulParameters

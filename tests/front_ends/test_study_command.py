@@ -25,9 +25,9 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.study.grid import cases_of, default_axes
 from pyperf_suite.probes.study.results import results_of
-from pyperf_suite.ranks.environment import ALONE
-from pyperf_suite.runner.journal import read_journal
-from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.ranks.launch import ALONE
+from pyperf_suite.runner.results import read_journal
+from pyperf_suite.runner.workers import WorkerPool
 
 pytestmark = pytest.mark.slow
 

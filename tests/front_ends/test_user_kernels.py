@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.runner.results import read_journal
 from pyperf_suite.workloads.user_kernel import describe
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are bounded by what Linux offers")

@@ -12,9 +12,9 @@ import sys
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
 
 pytestmark = pytest.mark.gpu

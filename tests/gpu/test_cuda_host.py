@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.hardware.cuda_driver import gpus
-from pyperf_suite.measure.sampling import measure
-from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.measure.sampling import StopRule, measure
 from pyperf_suite.workloads.cuda import CudaDevice, cuda_device
 
 pytestmark = pytest.mark.gpu

@@ -17,9 +17,9 @@ from pyperf_suite.history.stored.find_side import find_side
 from pyperf_suite.history.stored.prune import Rules, plan_pruning
 from pyperf_suite.history.stored.store import Store
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import Journal
-from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.results import Journal
+from pyperf_suite.runner.workers import WorkerLost, WorkerProcess
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 PACKAGE = Path(pyperf_suite.__file__).parent

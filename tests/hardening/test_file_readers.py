@@ -27,8 +27,7 @@ from pyperf_suite.history.stored.store import Store
 from pyperf_suite.history.thresholds import load_thresholds
 from pyperf_suite.laws import gemm_time, memory_bound_time
 from pyperf_suite.laws.calibration import check_form, load_calibration, shipped_path
-from pyperf_suite.runner.journal import read_journal
-from pyperf_suite.runner.results import open_run
+from pyperf_suite.runner.results import open_run, read_journal
 from pyperf_suite.spec.axes import overrides_for, parse_overrides, replace_axes
 from pyperf_suite.spec.discovery import all_probes
 
@@ -75,7 +74,7 @@ def place(tmp_path_factory) -> Path:
 def journal_bytes(timed_record) -> bytes:
     """Three records as a run keeps them, the last one failed."""
     from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-    from pyperf_suite.runner.case import Case
+    from pyperf_suite.runner.record import Case
     from pyperf_suite.workloads.matmul import MatmulParameters
 
     case = Case("matmul", MatmulParameters(64, 64, 64, Schedule("persistent", 1), Tile(32, 32, 32)), "native")

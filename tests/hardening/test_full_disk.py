@@ -20,11 +20,10 @@ from pyperf_suite.history.stored.store import Store
 from pyperf_suite.laws.calibration import shipped_calibration
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.render.run_report import write_all
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import Journal, read_journal
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.results import create_run, find_run
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.results import Journal, create_run, find_run, read_journal
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Series, remark
 from pyperf_suite.workloads.matmul import MatmulParameters
 

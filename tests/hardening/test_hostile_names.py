@@ -16,7 +16,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.render.markdown import page
 from pyperf_suite.render.terminal import print_findings
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.findings import Findings, Heading, Table, remark
 from pyperf_suite.workloads.matmul import MatmulParameters
 

@@ -32,7 +32,7 @@ from pyperf_suite.laws.matmul.tiling import Schedule, Tile
 from pyperf_suite.probes.alignment.sizes import Base
 from pyperf_suite.probes.calibration.design import AttentionShape
 from pyperf_suite.probes.collectives.training import Training
-from pyperf_suite.ranks.environment import rank_environment
+from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.spec.axes import Flag, Shape, Sizes
 from pyperf_suite.workloads.attention.kernel_names import flash_kernel
 from pyperf_suite.workloads.matmul import kernel_names

@@ -14,7 +14,7 @@ from pyperf_suite.history.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.history.pairs.live_pair import ArmFailed, Pace, Pair
 from pyperf_suite.history.statistics.sequential import SequentialRule
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = Device("cpu")

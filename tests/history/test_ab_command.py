@@ -15,7 +15,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.pairs.arms import this_code
 from pyperf_suite.history.pairs.pair_journal import comparison_folder
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 
 VARIANTS = ("--old", "schedule=data_parallel", "--new", "schedule=stream_k", "--device", "cpu")
 

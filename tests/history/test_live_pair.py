@@ -13,7 +13,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.history.pairs.arms import Arm, PairedCase, this_code
 from pyperf_suite.history.pairs.live_pair import ArmFailed, Pace, measure_pair
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from pyperf_suite.history.statistics.decision import Decision
 from pyperf_suite.history.statistics.multiple import adjusted_p_values, suite_verdicts, survivors
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=30)
 

@@ -17,7 +17,7 @@ from pyperf_suite.cli import SpokenErrors
 from pyperf_suite.commands.outcome import OutcomeOptions, finish, outcome_options
 from pyperf_suite.history.exit_code import exit_code
 from pyperf_suite.history.finding import Finding
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.render.comparisons import (
     MOST_ROWS,
     by_urgency,

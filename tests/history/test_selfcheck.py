@@ -17,7 +17,7 @@ from pyperf_suite.history.selfcheck.cases import selfcheck_cases
 from pyperf_suite.history.selfcheck.report import findings_of_selfcheck
 from pyperf_suite.history.selfcheck.run import make_comparisons, planned, resumable, start
 from pyperf_suite.history.selfcheck.selfcheck import COMPARISONS, MANIFEST, latest_selfcheck, open_selfcheck
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 
 CPU = Device("cpu", 0)
 CASES = selfcheck_cases(CPU)

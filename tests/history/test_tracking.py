@@ -16,7 +16,7 @@ from pyperf_suite.history.changes import confirm, tracking
 from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.pairs import builds, checkout
 from pyperf_suite.history.pairs.arms import Arm
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 
 BEGIN = datetime.datetime(2026, 1, 1)
 MACHINE = "cpu-made-up-2c"

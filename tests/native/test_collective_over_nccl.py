@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.collective.parameters import DTYPES, OPERATIONS
 

@@ -11,7 +11,7 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.measure.stop_rule import StopRule
+from pyperf_suite.measure.sampling import StopRule
 from pyperf_suite.workloads.cuda import CudaDevice
 from pyperf_suite.workloads.dtypes import widen
 from pyperf_suite.workloads.matmul import Matmul, MatmulParameters, cuda_own

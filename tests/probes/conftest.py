@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from pyperf_suite.laws.network.communication import bus_factor
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.workloads.collective import CollectiveParameters
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)

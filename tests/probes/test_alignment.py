@@ -13,9 +13,8 @@ from pyperf_suite.hardware.cuda_driver import Gpu
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.probes.alignment import PROBE, AlignmentAxes
 from pyperf_suite.probes.alignment.sizes import Base
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.findings import Findings, Remark
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.matmul import MatmulParameters

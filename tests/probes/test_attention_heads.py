@@ -16,9 +16,8 @@ from pyperf_suite.laws.attention.law import AttentionLaw
 from pyperf_suite.probes.attention_heads import PROBE, AttentionHeadsAxes
 from pyperf_suite.probes.attention_heads.findings import CAUSES
 from pyperf_suite.render.picture import draw
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.findings import Findings, Remark
 from pyperf_suite.workloads.attention import Attention, AttentionParameters
 

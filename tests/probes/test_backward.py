@@ -12,9 +12,8 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.backward import BANDWIDTH_BOUND, PROBE, READS_MORE, TWICE_THE_TIME, BackwardAxes
 from pyperf_suite.render.picture import draw
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.findings import Claim, Findings, Remark, Verdict
 from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, passes_of, work
 

@@ -9,8 +9,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.probes.baseline import HOPPER_TILES, PROBE
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.axes import Shape
 from pyperf_suite.spec.findings import Findings
 from pyperf_suite.workloads import find_workload

@@ -13,9 +13,8 @@ from pyperf_suite.probes import calibration
 from pyperf_suite.probes.calibration import GPU_EXTENT, PROBE
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_attentions, spread_products
 from pyperf_suite.probes.calibration.predictions import predicted_seconds
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
 
 GPU = Device("cuda")
 H200 = {"kind": "cuda", "model": "NVIDIA H200", "multiprocessors": 132}

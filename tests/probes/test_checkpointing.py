@@ -12,8 +12,7 @@ from pyperf_suite.hardware.cuda_driver import Gpu
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.probes import checkpointing
 from pyperf_suite.probes.checkpointing import COSTS, PROBE, REPAYS, CheckpointingAxes
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.findings import Findings, Remark, Table
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.workloads.training.shape import Checkpointing

@@ -19,8 +19,7 @@ from pyperf_suite.probes.collectives.curves import curves_of
 from pyperf_suite.probes.collectives.training import Training
 from pyperf_suite.render.picture import draw
 from pyperf_suite.render.run_report import run_as_json
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import RunFolder
 from pyperf_suite.spec.axes import NO, YES, Sizes
 from pyperf_suite.spec.findings import Findings, Remark

@@ -12,7 +12,7 @@ import pytest
 
 from pyperf_suite.probes.collectives import PROBE, CollectivesAxes
 from pyperf_suite.probes.collectives.ranks import PairMap, pair_figure
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Sizes
 from pyperf_suite.spec.findings import Findings, Remark, Table
 from pyperf_suite.spec.quantity import Quantity

@@ -21,9 +21,8 @@ from pyperf_suite.probes.data_parallel import (
     PROBE,
     DataParallelAxes,
 )
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.axes import NO, YES, Sizes
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.spec.findings import Findings, Remark, Verdict

@@ -14,11 +14,10 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import read_journal
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.results import read_journal
 from pyperf_suite.spec import discovery
 from pyperf_suite.spec.findings import Findings, findings, remark
 from pyperf_suite.spec.following import MOST_ROUNDS, follow_ups

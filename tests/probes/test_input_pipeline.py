@@ -11,8 +11,7 @@ from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.input_pipeline import InputPipeline
 from pyperf_suite.probes.input_pipeline import MORE_DO_NOT, PINNED_HELPS, PROBE, WORKERS_HELP
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.findings import Claim, Findings, Remark, Verdict
 from pyperf_suite.workloads.training.input_pipeline import InputPipelineParameters
 

@@ -11,9 +11,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.activations import kept_bytes
 from pyperf_suite.laws.training.memory import activation_bytes
 from pyperf_suite.probes.memory import ANATOMY, BYTES_A_PARAMETER, EIGHTEEN, FORMULA, PROBE, RULE
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.findings import Claim, Findings, Verdict
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.workloads.training.shape import Checkpointing

@@ -9,8 +9,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.probes.optimizer import ADAMW_STATE, MANY_SMALL, PROBE
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.findings import Findings, Remark
 from pyperf_suite.workloads.training.optimizer_update import TensorSet
 

@@ -20,9 +20,8 @@ from pyperf_suite.probes.precision import (
     TWICE_AS_FAST,
     PrecisionAxes,
 )
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.findings import Claim, Findings, Remark, Table, Verdict
 from pyperf_suite.workloads.training.training_step import PrecisionStep, PrecisionStepParameters
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.kernels.static import INSTRUCTION_CLASSES
 from pyperf_suite.probes.static_kernels import PROBE
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.discovery import all_probes, find_probe
 from pyperf_suite.spec.findings import Findings
 from pyperf_suite.workloads.compiled_kernel import CompiledKernelParameters

@@ -13,9 +13,8 @@ from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.laws.matmul.staircase import StaircaseLaw
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile, critical_path
 from pyperf_suite.probes.tile_wave import PROBE, TileWaveAxes, in_slots
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import PROFILES
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.discovery import all_probes, find_probe
 from pyperf_suite.spec.findings import Findings, Remark
 from pyperf_suite.spec.rows import rows_of

@@ -11,8 +11,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.topology import parse
 from pyperf_suite.probes.topology import PROBE
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.findings import Cell, Findings, Remark
 from pyperf_suite.workloads.training.topology import TopologyParameters
 

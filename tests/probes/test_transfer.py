@@ -10,8 +10,7 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.transfer import OVER_BUS, PINNED_IS_FASTER, PROBE, TRADES_BANDWIDTH
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.findings import Cell, Findings, Remark
 from pyperf_suite.workloads.training.transfer import TransferParameters
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pyperf_suite.ranks.environment import ALONE
 from pyperf_suite.ranks.group import Group
+from pyperf_suite.ranks.launch import ALONE
 
 pytestmark = pytest.mark.slow
 

@@ -21,10 +21,9 @@ from typing import Any
 import psutil
 import pytest
 
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.collective import CollectiveParameters
 
 pytestmark = pytest.mark.slow
@@ -179,7 +178,7 @@ def test_sigterm_from_outside_while_ranks_start_is_not_taken_for_a_death(launch:
 
 
 def test_what_ranks_say_at_the_same_time_stays_in_lines() -> None:
-    program = "from pyperf_suite.ranks.starting import say\nfor _ in range(300): say(1, 'x' * 99)"
+    program = "from pyperf_suite.ranks.watchdog import say\nfor _ in range(300): say(1, 'x' * 99)"
     end, shared = os.pipe()
     speakers = [subprocess.Popen([sys.executable, "-c", program], stderr=shared) for _ in range(3)]
     os.close(shared)

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pyperf_suite.cli import main
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.render.findings_json import as_text, document, findings_as_data
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.spec.findings import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.render.markdown import page
 from pyperf_suite.render.run_report import write_all
 from pyperf_suite.runner.results import RunFolder

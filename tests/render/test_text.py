@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.render.text import bare, cell, heading, is_number, sentence, told
 from pyperf_suite.spec.findings import Claim, Heading, Table, remark
 from pyperf_suite.spec.quantity import UNITS, Quantity

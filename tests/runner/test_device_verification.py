@@ -11,7 +11,7 @@ import pytest
 
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.measure.spot_checks import SpotChecks, WrongLaunch
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import find_workload, operator
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import Matmul, MatmulParameters

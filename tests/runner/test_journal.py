@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyperf_suite.errors import DamagedJournal, UserError
-from pyperf_suite.runner.journal import Journal, read_journal
 from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.results import Journal, read_journal
 
 CASE = {
     "operator": "matmul",

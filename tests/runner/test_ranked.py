@@ -21,16 +21,15 @@ import pytest
 
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.ranks.environment import ALONE
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.ranks.group import Group
-from pyperf_suite.runner import ranked
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import read_journal
+from pyperf_suite.ranks.launch import ALONE
+from pyperf_suite.runner import measuring
+from pyperf_suite.runner.measuring import measure_ranked
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.ranked import measure_ranked
-from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.results import read_journal
+from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import CollectiveParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
 from pyperf_suite.workloads.workload import BUILD_ON_EACH_OTHER, Checked, Kernel, Place, RankTimes, Transfers, Work
@@ -137,7 +136,7 @@ def measured_alone(transfers: Transfers) -> dict[str, Any]:
 
 
 def test_what_is_wrong_only_while_it_is_timed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranked, "CHECKING_SHARE", 100)
+    monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
     answer = measured_alone(SometimesWrong(lambda number: True, repeatable=True))
     assert answer["outcome"] == "failed"
     assert "while it was timed" in answer["reason"]
@@ -145,7 +144,7 @@ def test_what_is_wrong_only_while_it_is_timed_is_seen(monkeypatch: pytest.Monkey
 
 
 def test_errors_in_a_few_launches_are_seen_by_those_drawn_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranked, "CHECKING_SHARE", 100)
+    monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
     monkeypatch.setattr(secrets, "randbelow", random.Random(3).randrange)
     answer = measured_alone(SometimesWrong(lambda number: number % 4 == 0, repeatable=True))
     assert "while it was timed" in answer["reason"]
@@ -154,7 +153,7 @@ def test_errors_in_a_few_launches_are_seen_by_those_drawn_at_random(monkeypatch:
 def test_the_record_tells_how_many_timed_launches_were_looked_at_and_what_that_excludes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ranked, "CHECKING_SHARE", 100)
+    monkeypatch.setattr(measuring, "CHECKING_SHARE", 100)
     verification = measured_alone(SometimesWrong(lambda number: False, repeatable=True))["verification"]
     checked = verification["launches_checked"]
     assert checked >= 5

@@ -14,16 +14,13 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.hardware.identity import identity
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import read_journal
-from pyperf_suite.runner.outlook import Outlook, ProgressLines
-from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order, most_informative_first
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
+from pyperf_suite.runner.plan import Outlook, Plan, PlannedCase, ProgressLines, in_random_order, most_informative_first
 from pyperf_suite.runner.profiles import PROFILES, Effort, Profile, find_profile, fixed_steps
-from pyperf_suite.runner.results import create_run, find_run, open_run
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.results import create_run, find_run, open_run, read_journal
 from pyperf_suite.runner.session import CLOSING_S, Session
-from pyperf_suite.runner.worker_pool import SparingWorkers
+from pyperf_suite.runner.workers import SparingWorkers
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = resolve("cpu")

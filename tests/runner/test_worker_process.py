@@ -17,12 +17,10 @@ import pytest
 
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.worker_pool import WorkerPool
-from pyperf_suite.runner.worker_process import WorkerLost, WorkerProcess
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.workers import WorkerLost, WorkerPool, WorkerProcess
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 CPU = resolve("cpu")
@@ -121,9 +119,9 @@ def test_a_worker_dies_with_its_parent() -> None:
     program = f"""
         import os, signal
         from pyperf_suite.hardware.devices import resolve
-        from pyperf_suite.runner.case import Case
+        from pyperf_suite.runner.record import Case
         from pyperf_suite.runner.profiles import QUICK
-        from pyperf_suite.runner.worker_process import WorkerProcess
+        from pyperf_suite.runner.workers import WorkerProcess
         worker = WorkerProcess(resolve("cpu"))
         worker.measure(Case.from_json({CASE.to_json()!r}), QUICK.effort, 60)
         print(worker._process.pid, flush=True)
@@ -195,8 +193,8 @@ def test_a_pool_removes_what_a_killed_run_left(monkeypatch: pytest.MonkeyPatch, 
         import os, tempfile
         tempfile.tempdir = {str(tmp_path)!r}
         from pyperf_suite.hardware.devices import resolve
-        from pyperf_suite.runner.worker_pool import WorkerPool
-        from pyperf_suite.runner.worker_process import WorkerProcess
+        from pyperf_suite.runner.workers import WorkerPool
+        from pyperf_suite.runner.workers import WorkerProcess
         pool, worker = WorkerPool(resolve("cpu")), WorkerProcess(resolve("cpu"))
         os.kill(os.getpid(), 9)
         """

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.workloads.matmul import MatmulParameters
 
 

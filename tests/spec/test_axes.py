@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.laws.matmul.tiling import Tile
-from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.spec.axes import check_axes, crossed, overrides_for, parse_overrides, replace_axes
 
 

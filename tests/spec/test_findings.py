@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.spec.findings import (
     NOT_A_NUMBER,
     ONE_PROCESS,

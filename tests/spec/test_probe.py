@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, Within
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import Within
-from pyperf_suite.measure.ratio import exactly
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.estimates import exactly
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.findings import Claim, Findings, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim, RowTable
 from pyperf_suite.spec.rows import Column, rows_of

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pyperf_suite.measure.ratio import Ratio, exactly
+from pyperf_suite.measure.estimates import Ratio, exactly
 from pyperf_suite.spec.quantity import UNITS, Quantity, quantity
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.findings import Claim, Heading
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Column, Row, Rows, rows_of, series, series_by, table

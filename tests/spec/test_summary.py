@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.spec.findings import Claim, Findings, Quantity, Remark, Verdict, remark
 from pyperf_suite.spec.summary import MOST_POINTS, certain_weight, summary_of
 

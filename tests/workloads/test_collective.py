@@ -11,9 +11,9 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import resolve
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.profiles import QUICK
-from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.collective import Collective, CollectiveParameters, torch_distributed
 from pyperf_suite.workloads.collective.data import PERIOD, POISON_BYTE, RankData, relative_tolerance
 from pyperf_suite.workloads.collective.parameters import DTYPES, OPERATIONS, REDUCTIONS

@@ -7,8 +7,8 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device, resolve
 from pyperf_suite.kernels import nvrtc
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.compiled_kernel import (
     CompiledKernel,
     CompiledKernelParameters,

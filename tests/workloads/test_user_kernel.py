@@ -10,11 +10,10 @@ import pytest
 
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads import user_kernel
 from pyperf_suite.workloads.user_kernel import describe, parameters_of
 

@@ -20,8 +20,7 @@ from pyperf_suite.laws.calibration import Block, Calibration, shipped_calibratio
 from pyperf_suite.laws.correction import DEGREES, correction, correction_name, fit_correction
 from pyperf_suite.laws.matmul.gemm import BLOCK_OF, FITTED_DTYPES
 from pyperf_suite.probes.calibration.predictions import DTYPE_OF_LAW, law_dtype, predicted_seconds
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import RunFolder, open_run
 from pyperf_suite.spec.rows import Reading, readings
 

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyperf_suite.advise.sizing.setting import Setting
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, offer
 from pyperf_suite.laws.attention.fused import WIDTHS
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.matmul.alignment import round_up
 from pyperf_suite.laws.model_grid import ModelGrid
 from pyperf_suite.laws.transformer import Sharding
-from pyperf_suite.nearest import offer
 
 AXES = ("hidden", "heads", "kv_heads", "ffn", "vocab", "layers", "micro_batch", "tp")
 # What attention kernels are built for; a model's own head_dim is kept beside them.

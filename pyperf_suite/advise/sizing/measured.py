@@ -17,7 +17,7 @@ from pyperf_suite.runner.plan import Plan
 from pyperf_suite.runner.profiles import Profile
 from pyperf_suite.runner.record import Record
 from pyperf_suite.runner.results import RunFolder
-from pyperf_suite.runner.worker_pool import DEADLINE_S
+from pyperf_suite.runner.workers import DEADLINE_S
 from pyperf_suite.spec.findings import Findings
 
 PRESENT = "present"

@@ -16,8 +16,8 @@ from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.training.activations import working_bytes
 from pyperf_suite.laws.training.memory import LAST_STAGE, USABLE_SHARE
-from pyperf_suite.ranks.environment import rank_environment
-from pyperf_suite.runner.case import Case
+from pyperf_suite.ranks.launch import rank_environment
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.workloads.training.shape import Checkpointing
 

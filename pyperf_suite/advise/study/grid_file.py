@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pyperf_suite import files
-from pyperf_suite.errors import UserError
-from pyperf_suite.limits import Within
-from pyperf_suite.nearest import offer
+from pyperf_suite.errors import UserError, Within, offer
 from pyperf_suite.probes.study.grid import GRID, MODEL, Configuration, StudyAxes
 from pyperf_suite.spec.axes import Flag, read_axes
 

@@ -28,8 +28,7 @@ from pyperf_suite.laws.kernel_prices import LawPrices
 from pyperf_suite.laws.training.memory import LAST_STAGE, MemoryNeed
 from pyperf_suite.laws.training.step_time import step_time
 from pyperf_suite.probes.study import results as study
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import open_run
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 

@@ -23,15 +23,14 @@ from pyperf_suite.hardware.catalogue import GpuSpec, find_gpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.identity import identity
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.measure.ratio import Ratio, ratio_over_processes
+from pyperf_suite.measure.estimates import Ratio, ratio_over_processes
 from pyperf_suite.probes.calibration.predictions import DTYPE_OF_OPERATOR
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.plan import Plan, PlannedCase, in_random_order
 from pyperf_suite.runner.profiles import Profile
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.runner.results import RunFolder, create_run
 from pyperf_suite.runner.session import Session
-from pyperf_suite.runner.worker_pool import DEADLINE_S
+from pyperf_suite.runner.workers import DEADLINE_S
 from pyperf_suite.spec.rows import Reading, readings
 from pyperf_suite.workloads.attention import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters

@@ -26,7 +26,7 @@ from pyperf_suite.history.changes.step_detector import (
     moved_to_best_places,
     variance_of_mean,
 )
-from pyperf_suite.measure.ratio import CONFIDENCE, Ratio
+from pyperf_suite.measure.estimates import CONFIDENCE, Ratio
 
 # Smaller effects are not nominated: versions of one library differ by about 1 % from build to build.
 LEAST_EFFECT = 0.02

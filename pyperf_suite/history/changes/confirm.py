@@ -18,7 +18,7 @@ from pyperf_suite.history.finding import Finding
 from pyperf_suite.history.pairs.ab import BUDGET_S, Progress, RuleFor, compare_arms
 from pyperf_suite.history.pairs.arms import Arm, PairedCase
 from pyperf_suite.history.pairs.pair_journal import WritePair
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.discovery import is_users
 
 # The arm of a commit: `revision_arm` of the checkout.

@@ -15,7 +15,7 @@ from pyperf_suite.history.exit_code import NOMINATED
 from pyperf_suite.history.finding import Finding, Verdict
 from pyperf_suite.history.static_figures import LESS_IS_WORSE, MORE_IS_WORSE
 from pyperf_suite.history.stored.series import Point, Series
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 
 # A change that began longer ago has been seen by earlier runs of `track`.
 RECENT_POINTS = 30

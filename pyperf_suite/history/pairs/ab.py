@@ -22,8 +22,8 @@ from pyperf_suite.history.static_figures import judge_figures
 from pyperf_suite.history.statistics.decision import Decision
 from pyperf_suite.history.statistics.multiple import suite_verdicts
 from pyperf_suite.history.statistics.sequential import SequentialRule
-from pyperf_suite.measure.ratio import Ratio
-from pyperf_suite.runner.worker_process import WorkerProcess
+from pyperf_suite.measure.estimates import Ratio
+from pyperf_suite.runner.workers import WorkerProcess
 from pyperf_suite.spec.discovery import is_users
 
 BUDGET_S = 30.0

@@ -100,7 +100,7 @@ class Bench:
         _import_numpy()
         import pyperf_suite
         from pyperf_suite.hardware.devices import resolve
-        from pyperf_suite.runner.case import Case
+        from pyperf_suite.runner.record import Case
 
         if importlib.util.find_spec("pyperf_suite.workloads"):
             from pyperf_suite.workloads import find_workload

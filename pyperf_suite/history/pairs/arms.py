@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyperf_suite
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 
 WORKER = Path(__file__).with_name("arm_worker.py")
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.pairs.arms import PairedCase
 from pyperf_suite.history.pairs.user_arms import parse_requirements
-from pyperf_suite.runner.case import Case, encode_fields
 from pyperf_suite.runner.plan import PlannedCase
+from pyperf_suite.runner.record import Case, encode_fields
 
 
 def parse_variant(text: str) -> dict[str, str] | None:

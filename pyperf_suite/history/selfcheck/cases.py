@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.history.pairs.arms import PairedCase
 from pyperf_suite.laws.matmul.tiling import Schedule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.attention.parameters import AttentionParameters
 from pyperf_suite.workloads.matmul import MatmulParameters
 

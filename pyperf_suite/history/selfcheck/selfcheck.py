@@ -20,7 +20,7 @@ from pyperf_suite import files
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.finding import VERDICTS, Verdict
 from pyperf_suite.history.statistics.proportion import CONFIDENCE, Proportion
-from pyperf_suite.measure.median import median_interval
+from pyperf_suite.measure.estimates import median_interval
 from pyperf_suite.runner.results import LARGEST_MANIFEST_BYTES
 
 MANIFEST = "selfcheck.json"

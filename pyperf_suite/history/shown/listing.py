@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pyperf_suite.errors import printable
 from pyperf_suite.history.changes.steps import Step
 from pyperf_suite.history.shown.drawing import short_commit, unit_name
 from pyperf_suite.history.shown.quantities import scale_for
 from pyperf_suite.history.shown.terminal_plot import MARKS, Column, plot, sparkline
 from pyperf_suite.history.stored.foreign import PROBE as FOREIGN_PROBE
 from pyperf_suite.history.stored.series import Series
-from pyperf_suite.printable import printable
 
 _NEWEST = 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyperf_suite.history.finding import Verdict
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 
 
 @dataclass(frozen=True)

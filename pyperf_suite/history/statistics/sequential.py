@@ -22,7 +22,7 @@ from pyperf_suite.history.statistics.intervals import (
     student_t,
 )
 from pyperf_suite.history.statistics.multiple import FALSE_DISCOVERY_RATE
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 
 # What the first look may spend of the alarms' error rate; the other looks split the rest evenly. Simulated against
 # even, falling and rising splits over five to eleven looks (tools/simulate_decisions.py): the fewest pairs for +5 %.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, nearest
 from pyperf_suite.history.stored.sides import RECORDS, Side, read_run_or_file
-from pyperf_suite.nearest import nearest
 
 _LATEST = re.compile(r"latest(?:~(\d{1,6}))?")
 

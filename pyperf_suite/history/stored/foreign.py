@@ -18,7 +18,7 @@ from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.identity import slug
 from pyperf_suite.history.stored import strict_json
 from pyperf_suite.history.stored.observations import Figure, Observation, positive_seconds, utc
-from pyperf_suite.measure.median import median_interval
+from pyperf_suite.measure.estimates import median_interval
 
 PROBE = "pytest-benchmark"
 LARGEST_FILE_BYTES = 256 * 2**20

@@ -12,8 +12,8 @@ from typing import IO
 from pyperf_suite.errors import UserError
 from pyperf_suite.history.stored import strict_json
 from pyperf_suite.history.stored.observations import Observation, observation
-from pyperf_suite.runner.journal import require_whole
 from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.results import require_whole
 
 LONGEST_LINE_BYTES = 64 * 2**20
 

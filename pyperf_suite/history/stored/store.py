@@ -12,12 +12,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, nearest, offer
 from pyperf_suite.history.stored.build_series import Row, build_series
 from pyperf_suite.history.stored.index_file import DAMAGE, IndexFile
 from pyperf_suite.history.stored.index_update import IndexUpdate
 from pyperf_suite.history.stored.series import TIME, Benchmark, Series
-from pyperf_suite.nearest import nearest, offer
 
 Answer = TypeVar("Answer")
 

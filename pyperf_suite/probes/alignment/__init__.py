@@ -11,17 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.alignment import elements_in, nearest_with
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.probes._products import CHOSEN, IMPLEMENTATIONS, ProductAxes, on_gpu
 from pyperf_suite.probes.alignment.findings import analyse
 from pyperf_suite.probes.alignment.sizes import BASE_LAYOUTS, REAL_LIFE, TOP_CLASS, Base, Varied
 from pyperf_suite.probes.alignment.sweeps import LINE_BYTES, next_of_searches
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Shape, parsed
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.rows import rows_of

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pyperf_suite.laws.matmul.alignment import elements_in
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.probes._products import Pair, Sweep, sweeps_along
 from pyperf_suite.probes.alignment.sizes import TOP_CLASS, class_of, known_as
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.rows import Rows, grouped, is_settled, mean_speedup, wins
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.dtypes import element_type

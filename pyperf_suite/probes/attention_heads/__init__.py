@@ -13,14 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.attention.counted import Blocks
-from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.probes.attention_heads.findings import TABLES, analyse
 from pyperf_suite.probes.attention_heads.law import OWN, kv_ratio, law_key
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.workloads.attention import AttentionParameters
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyperf_suite.laws.attention.law import FittedLaw, causes
 from pyperf_suite.laws.matmul.tiling import Tile, tile_efficiency
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.probes.attention_heads.law import kernel, kv_ratio, law_key, laws_of, tiled
 from pyperf_suite.spec.findings import Figure, Findings, Panel, Remark, Series, findings, remark
 from pyperf_suite.spec.probe import RowTable

@@ -19,7 +19,7 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.matmul.tiling import Schedule
 from pyperf_suite.probes.calibration.design import AttentionShape, Extent, spread_attentions, spread_products
 from pyperf_suite.probes.calibration.predictions import predicted_seconds
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import Shape
 from pyperf_suite.spec.findings import Findings, Remark, findings, remark
 from pyperf_suite.spec.probe import Probe

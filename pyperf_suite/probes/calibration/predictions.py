@@ -15,7 +15,7 @@ from pyperf_suite import laws
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware.catalogue import GpuSpec
 from pyperf_suite.laws.calibration import Calibration
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.rows import grouped
 
 DTYPE_OF_LAW = {

@@ -10,18 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import OneOf
 from pyperf_suite.probes.collectives import ranks as of_ranks
 from pyperf_suite.probes.collectives import rates, soak
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, curves_of
 from pyperf_suite.probes.collectives.nccl_text import nccl_tests_text
 from pyperf_suite.probes.collectives.training import FLOP_PER_S, Training, judged
-from pyperf_suite.ranks.environment import rank_environment, ranks_here, require_launched
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
+from pyperf_suite.ranks.launch import rank_environment, ranks_here, require_launched
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.axes import NO, YES, Flag, Sizes, every_size, sizes
 from pyperf_suite.spec.findings import Findings, findings
 from pyperf_suite.spec.probe import Probe

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from pyperf_suite.hardware.links import LinkPeak, peak_of
 from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.network.communication import GIGA, bus_factor, nvls_wire_rate
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Row, Rows, grouped
 from pyperf_suite.workloads.collective import CollectiveParameters

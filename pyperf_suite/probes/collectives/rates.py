@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 
 from pyperf_suite.laws.network.communication import GIGA, bus_factor, inter_node_rate
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.probes.collectives.curves import FEWEST_SIZES, Curve, Point, plain
 from pyperf_suite.spec.axes import size_ticks
 from pyperf_suite.spec.findings import Claim, Figure, Panel, Remark, Series, Table, Verdict, remark

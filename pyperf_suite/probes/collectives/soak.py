@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pyperf_suite.measure.trend import FEWEST_VALUES, chance_of_no_trend, pettitt
+from pyperf_suite.measure.estimates import FEWEST_VALUES, chance_of_no_trend, pettitt
 from pyperf_suite.probes.collectives.curves import Curve, Point
 from pyperf_suite.runner.profiles import find_profile
 from pyperf_suite.spec.axes import size_name

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Annotated, Any
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError
 from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import OneOf
 from pyperf_suite.probes.data_parallel.steps import (
     Fitted,
     buckets_of,
@@ -25,8 +24,8 @@ from pyperf_suite.probes.data_parallel.steps import (
     over_none,
     setting_of,
 )
-from pyperf_suite.ranks.environment import rank_environment, ranks_here, require_launched
-from pyperf_suite.runner.case import Case
+from pyperf_suite.ranks.launch import rank_environment, ranks_here, require_launched
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import NO, YES, Flag, Sizes, every_size, size_name, size_ticks, sizes
 from pyperf_suite.spec.findings import Claim, Figure, Findings, Panel, Remark, Table, Verdict, findings, remark
 from pyperf_suite.spec.probe import Probe, RowClaim

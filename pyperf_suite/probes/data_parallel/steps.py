@@ -9,7 +9,7 @@ from typing import Any
 
 from pyperf_suite.laws.network.alpha_beta import PiecewiseAlphaBeta
 from pyperf_suite.laws.training.data_parallel import DataParallelLaw, Exchange, fit, held_out_errors
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.runner.record import Record
 from pyperf_suite.spec.axes import size_name
 from pyperf_suite.spec.rows import Row, Rows

@@ -6,7 +6,7 @@ from pyperf_suite.hardware.cuda_driver import gpus
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.probes.study.findings import analyse
 from pyperf_suite.probes.study.grid import StudyAxes, cases_of, default_axes
-from pyperf_suite.ranks.environment import rank_environment
+from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.spec.probe import Probe
 
 

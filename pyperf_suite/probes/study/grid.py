@@ -12,10 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import UserError, Within
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.limits import Within
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.axes import NO, Flag, check_axes, read_axes
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters

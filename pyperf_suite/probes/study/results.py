@@ -11,11 +11,10 @@ from typing import Any
 
 from pyperf_suite.hardware.catalogue import gpu_of
 from pyperf_suite.laws.model_flops import model_flop, utilization
-from pyperf_suite.measure.median import median_interval
+from pyperf_suite.measure.estimates import median_interval
 from pyperf_suite.probes.calibration.predictions import DTYPE_OF_LAW
 from pyperf_suite.probes.study.grid import OPERATOR
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
 from pyperf_suite.spec.quantity import Quantity
 from pyperf_suite.spec.rows import Reading, readings
 

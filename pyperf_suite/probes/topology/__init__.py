@@ -15,7 +15,7 @@ from pyperf_suite.hardware.kernel_files import parse_cpu_list
 from pyperf_suite.hardware.links import nvlink_of, pcie_of
 from pyperf_suite.hardware.topology import PATHS, LinkGraph, Path
 from pyperf_suite.probes.topology.checks import EXPECTED, gpu_checks, host_checks, troubles
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.findings import Cell, Findings, Heading, Remark, Table, findings, remark
 from pyperf_suite.spec.probe import Probe
 from pyperf_suite.spec.quantity import Quantity

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyperf_suite.laws.attention.counted import attention_flop
-from pyperf_suite.measure.arrays import Keep
+from pyperf_suite.measure.tolerance import Keep
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_attention import verify_attention
 from pyperf_suite.workloads.attention.flex import FlexAttention

@@ -9,9 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.laws.attention.counted import Blocks, visible_pairs
-from pyperf_suite.limits import OneOf, Within
 
 DTYPES = ("float32", "float16", "bfloat16")
 INPUTS = ("q", "k", "v")

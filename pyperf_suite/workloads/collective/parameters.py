@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.laws.network.communication import element_count, message_bytes
-from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.workloads.dtypes import element_type
 
 Pairs = tuple[tuple[int, int], ...]

@@ -16,9 +16,8 @@ import numpy as np
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu, memory
-from pyperf_suite.ranks.environment import rank_environment
-from pyperf_suite.ranks.group import Group, RanksMissing
-from pyperf_suite.ranks.store import connect
+from pyperf_suite.ranks.group import Group, RanksMissing, connect
+from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.workloads.workload import Parameters, Place, RankTimes, Workload
 
 Made = TypeVar("Made")

@@ -15,9 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.laws.matmul.tiling import Schedule, Tile
-from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.workloads.dtypes import ELEMENT_TYPES, element_type
 
 LAYOUTS = ("NN", "TN", "NT", "TT")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pyperf_suite.measure.arrays import Keep
+from pyperf_suite.measure.tolerance import Keep
 from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.workloads.inputs import Operand
 from pyperf_suite.workloads.matmul.cuda_own import Sm80Matmul, Sm90Matmul

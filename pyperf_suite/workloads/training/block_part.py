@@ -7,8 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pyperf_suite.errors import Unsupported
-from pyperf_suite.limits import OneOf
+from pyperf_suite.errors import OneOf, Unsupported
 from pyperf_suite.workloads.dtypes import element_type
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training import layers

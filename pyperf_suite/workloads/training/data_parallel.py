@@ -13,10 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.laws.network.communication import bus_factor
 from pyperf_suite.laws.training.activations import Keeping, kept_bytes
-from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.workloads.collective.ranks import OnRanks, torch_place
 from pyperf_suite.workloads.training.gradients import exchanged_limit, same_on_all, seed_of, summed
 from pyperf_suite.workloads.training.on_ranks import (

@@ -14,9 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.hardware import cpu
-from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training.data_files import KINDS, DataFiles, wrong_samples

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.measure.cuda_stopwatch import CudaStopwatch
+from pyperf_suite.measure.stopwatch import CudaStopwatch
 from pyperf_suite.workloads.dtypes import torch_name
 from pyperf_suite.workloads.operator import sets_to_rotate
 from pyperf_suite.workloads.torch_device import TorchDevice

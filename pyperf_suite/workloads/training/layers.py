@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.laws.attention.counted import attention_flop, visible_pairs
-from pyperf_suite.limits import OneOf, Within
 from pyperf_suite.workloads.dtypes import element_type
 from pyperf_suite.workloads.workload import Work
 

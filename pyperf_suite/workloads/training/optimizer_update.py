@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pyperf_suite.errors import Unsupported, UserError
-from pyperf_suite.limits import OneOf
+from pyperf_suite.errors import OneOf, Unsupported, UserError
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.torch_device import TorchDevice
 from pyperf_suite.workloads.training import optimizer_reference as reference

@@ -18,8 +18,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from pyperf_suite.errors import UserError
-from pyperf_suite.limits import OneOf, Within
+from pyperf_suite.errors import OneOf, UserError, Within
 from pyperf_suite.measure.verify import Verification, verify_product
 from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.collective.ranks import OnRanks

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import OneOf, Unsupported, UserError, Within, check_limits
 from pyperf_suite.hardware import memory
 from pyperf_suite.laws.dimensions import ModelDimensions
 from pyperf_suite.laws.model_flops import PASSES, hardware_flop, model_flop
 from pyperf_suite.laws.training.activations import FLOAT, Keeping, kept_bytes
-from pyperf_suite.limits import OneOf, Within, check_limits
 
 # torch's scaled_dot_product_attention as torch chooses, pinned to one of its backends, or written out; and what the law
 # knows of what each keeps: torch itself chooses a fused kernel.

@@ -14,11 +14,10 @@ from typing import Annotated, Any
 
 import psutil
 
-from pyperf_suite.errors import Unsupported, UserError, out_of_memory
+from pyperf_suite.errors import Unsupported, UserError, Within, out_of_memory
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.laws.model_flops import PASSES
-from pyperf_suite.limits import Within
 from pyperf_suite.workloads.dtypes import torch_name
 from pyperf_suite.workloads.torch_device import TorchDevice, leave_nothing_behind
 from pyperf_suite.workloads.training.shape import Checkpointing, TrainedShape

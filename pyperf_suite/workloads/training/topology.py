@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Annotated, Any
 
-from pyperf_suite.errors import Unsupported
+from pyperf_suite.errors import OneOf, Unsupported
 from pyperf_suite.hardware import cgroup, cpu, pcie, topology, virtualisation
 from pyperf_suite.hardware.cpu_layout import CpuLayout, read_layout
 from pyperf_suite.hardware.cuda_driver import Gpu, gpus
@@ -22,7 +22,6 @@ from pyperf_suite.hardware.kernel_files import KernelFiles, cpu_list, parse_cpu_
 from pyperf_suite.hardware.nvml import Nvml, nvml
 from pyperf_suite.hardware.pcie import PcieLink
 from pyperf_suite.hardware.shared_library import Unavailable
-from pyperf_suite.limits import OneOf
 from pyperf_suite.workloads.workload import Exact, Implementation, Kernel, Place, Workload, by_name, exact_metric
 
 PARTS = ("host", "gpus")

@@ -13,10 +13,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import OneOf, Unsupported, UserError, Within
 from pyperf_suite.laws.model_flops import PASSES
-from pyperf_suite.limits import OneOf, Within
-from pyperf_suite.measure.arrays import computed_anew
+from pyperf_suite.measure.tolerance import computed_anew
 from pyperf_suite.workloads import scratch
 from pyperf_suite.workloads.dtypes import torch_name
 from pyperf_suite.workloads.torch_device import TorchDevice

@@ -19,11 +19,10 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from pyperf_suite.errors import Unsupported, UserError
+from pyperf_suite.errors import Unsupported, UserError, Within
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_cpu_list
-from pyperf_suite.limits import Within
 from pyperf_suite.measure.stopwatch import Stopwatch
 from pyperf_suite.workloads.cores import require_cores
 from pyperf_suite.workloads.operator import sets_to_rotate

@@ -24,9 +24,8 @@ from pyperf_suite.laws.correction import correction, correction_of
 from pyperf_suite.laws.matmul.gemm import GemmLaw
 from pyperf_suite.laws.matmul.gemm_menu import MenuCoefficients
 from pyperf_suite.probes.calibration import PROBE
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.journal import Journal
-from pyperf_suite.runner.record import Record
+from pyperf_suite.runner.record import Case, Record
+from pyperf_suite.runner.results import Journal
 from pyperf_suite.workloads import find_workload
 from tools.fit.gemm_tables import gemm_tables
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pyperf_suite.probes.study.grid import OPERATOR
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 
 SHAPE: dict[str, Any] = {"hidden": 128, "heads": 4, "layers": 4, "seq": 128, "vocab": 512, "tied": False}

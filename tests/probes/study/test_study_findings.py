@@ -19,8 +19,7 @@ from pyperf_suite.probes.study import findings as told
 from pyperf_suite.probes.study.findings import ALL, analyse, memory_errors, rank_correlation
 from pyperf_suite.probes.study.grid import OPERATOR
 from pyperf_suite.probes.study.results import Prediction, Result, results_of
-from pyperf_suite.runner.case import Case
-from pyperf_suite.runner.record import Metric, Record
+from pyperf_suite.runner.record import Case, Metric, Record
 from pyperf_suite.spec.findings import Bars, Findings, Remark, Table
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.workloads.training.shape import Checkpointing

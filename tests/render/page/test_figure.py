@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyperf_suite.measure.ratio import Ratio
+from pyperf_suite.measure.estimates import Ratio
 from pyperf_suite.render.page import _environment, island
 from pyperf_suite.render.plot import shown
 from pyperf_suite.spec.findings import Bar, Bars, Claim, Figure, Heading, HeatMap, Panel, Series, Table, remark

@@ -14,7 +14,7 @@ from pyperf_suite.cli import main
 from pyperf_suite.errors import UserError
 from pyperf_suite.render import page
 from pyperf_suite.render.results import choose, read_results
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.optimizer_update import OptimizerUpdateParameters, TensorSet
 
 

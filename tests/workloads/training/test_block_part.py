@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.block_part import BLOCK_PARTS, PART_DTYPES, BlockPart, BlockPartParameters
 from pyperf_suite.workloads.training.shape import TransformerShape, asked_flop
 from pyperf_suite.workloads.workload import Place

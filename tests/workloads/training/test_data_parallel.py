@@ -8,7 +8,7 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training.data_parallel import DataParallel, DataParallelParameters, Replica
 from pyperf_suite.workloads.training.shape import Checkpointing
 from pyperf_suite.workloads.workload import Place

@@ -10,8 +10,8 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import data_files
 from pyperf_suite.workloads.training.data_files import KINDS, PictureFiles, TextFiles, wrong_samples
 from pyperf_suite.workloads.training.input_pipeline import InputPipeline, InputPipelineParameters

@@ -8,8 +8,8 @@ import pytest
 
 from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import layer_pass, layers
 from pyperf_suite.workloads.training.layer_pass import LayerPass
 from pyperf_suite.workloads.training.layers import ACTIVATIONS, LAYERS, LayerPassParameters, passes_of

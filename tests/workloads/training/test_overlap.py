@@ -11,7 +11,7 @@ import pytest
 
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.collective import ranks
 from pyperf_suite.workloads.training import overlap
 from pyperf_suite.workloads.training.overlap import RUNS, OnCpu, OnGpu, Overlap, OverlapParameters, blocks_in_trace

@@ -16,11 +16,10 @@ import pytest
 from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware.devices import resolve
 from pyperf_suite.laws.training.activations import kept_bytes
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.profiles import Effort
-from pyperf_suite.runner.worker_pool import WorkerPool
+from pyperf_suite.runner.record import Case
+from pyperf_suite.runner.workers import WorkerPool
 from pyperf_suite.workloads.training.parallel.parameters import ParallelStepParameters
 from pyperf_suite.workloads.training.shape import Checkpointing
 from pyperf_suite.workloads.training.step_memory import TrainingMemoryParameters

@@ -9,10 +9,10 @@ import pytest
 from pyperf_suite.errors import UserError
 from pyperf_suite.hardware import memory
 from pyperf_suite.hardware.devices import Device
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.plan import Plan, PlannedCase
 from pyperf_suite.runner.profiles import PROFILES
+from pyperf_suite.runner.record import Case
 from pyperf_suite.spec.discovery import find_probe
 from pyperf_suite.workloads import find_workload
 from pyperf_suite.workloads.training.block_part import BlockPartParameters

@@ -15,8 +15,8 @@ from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import KernelFiles, parse_cpu_list
 from pyperf_suite.hardware.pcie import PcieLink
 from pyperf_suite.hardware.shared_library import Unavailable
-from pyperf_suite.runner.case import Case
 from pyperf_suite.runner.measuring import measure_case
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import topology
 from pyperf_suite.workloads.training.topology import NCCL_SWITCHES, Topology, TopologyParameters, gpu_details
 from pyperf_suite.workloads.workload import Place

@@ -14,11 +14,10 @@ from pyperf_suite.errors import Unsupported, UserError
 from pyperf_suite.hardware import cpu
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.hardware.kernel_files import KernelFiles
-from pyperf_suite.measure.steady import SteadyRule
-from pyperf_suite.measure.stop_rule import StopRule
-from pyperf_suite.runner.case import Case
+from pyperf_suite.measure.sampling import SteadyRule, StopRule
 from pyperf_suite.runner.measuring import measure_case
 from pyperf_suite.runner.profiles import Effort
+from pyperf_suite.runner.record import Case
 from pyperf_suite.workloads.training import transfer
 from pyperf_suite.workloads.training.transfer import MOST_SLOTS, Transfer, TransferParameters
 from pyperf_suite.workloads.workload import Place

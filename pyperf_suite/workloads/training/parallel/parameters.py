@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pyperf_suite.errors import UserError
+from pyperf_suite.errors import OneOf, UserError, Within, check_limits
 from pyperf_suite.laws.training.memory import LAST_STAGE
-from pyperf_suite.limits import OneOf, Within, check_limits
 from pyperf_suite.workloads.training.on_ranks import DTYPES, MOST_RANKS
 from pyperf_suite.workloads.training.shape import TransformerShape
 

@@ -1,7 +1,8 @@
-"""The median of samples taken one after another, and an interval of it that allows for their autocorrelation.
+"""Medians and ratios of samples with their intervals, and tests for a drift or a change.
 
-Neighbouring samples resemble each other, so n of them say less than n independent ones: the interval counts
-fewer.
+Neighbouring samples resemble each other, so n of them say less than n independent ones: the interval of a median
+counts fewer. Times of one process resemble each other too, so a ratio takes the process as its unit: each gives one,
+taken within it, and the interval is Student's t on their logarithms.
 """
 
 from __future__ import annotations
@@ -135,3 +136,97 @@ def _integrated_autocorrelation(signs: NDArray[np.float64]) -> tuple[float, int]
     if kept.size == 0:
         return 1.0, 1
     return float(2 * kept.sum() - 1), 2 * kept.size - 1
+
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of times or rates, and where it lies with a confidence of 95 %.
+
+    `processes` is over how many the interval was taken; 0 where the ratio is counted and not timed. One process knows
+    nothing of what differs between processes, so its interval is too narrow to judge by.
+    """
+
+    value: float
+    low: float
+    high: float
+    processes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    def __mul__(self, factor: float) -> Ratio:
+        """The ratio in another unit: both ends of the interval move along."""
+        return Ratio(self.value * factor, self.low * factor, self.high * factor, self.processes)
+
+    @property
+    def inverse(self) -> Ratio:
+        """The other one beside the first."""
+        return Ratio(1 / self.value, 1 / self.high, 1 / self.low, self.processes)
+
+
+def exactly(value: float) -> Ratio:
+    """A ratio of what is counted, as bytes are: it has no spread."""
+    return Ratio(value, value, value)
+
+
+def ratio_over_processes(ratios: Sequence[float], within: float = 0.0) -> Ratio:
+    """The geometric mean of one ratio a process, with its interval.
+
+    A single process has no spread to tell of; then the interval is its value times and over 1 + `within`, the relative
+    half-width that its own samples give. Raises ValueError for no ratios.
+    """
+    from scipy import special
+
+    count = len(ratios)
+    if count == 0:
+        raise ValueError("a ratio needs at least one process that measured both sides")
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = math.fsum(logs) / count
+    if count == 1:
+        half_width = math.log1p(within)
+    else:
+        variance = math.fsum((log - mean) ** 2 for log in logs) / (count - 1)
+        student = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+        half_width = student * math.sqrt(variance / count)
+    return Ratio(math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width), count)
+
+
+# With fewer values neither a drift nor a change can be told from chance.
+FEWEST_VALUES = 8
+
+
+def chance_of_no_trend(values: NDArray[np.float64]) -> float:
+    """The probability that values without a trend are ordered as much, by Spearman's rank correlation with time.
+
+    Its statistic r √((n − 2)/(1 − r²)) is Student's t with n − 2 degrees of freedom (Zar 1972).
+    """
+    from scipy import special
+
+    count = len(values)
+    if count < FEWEST_VALUES or not np.ptp(values):
+        return 1.0
+    correlation = float(np.corrcoef(np.arange(count), _ranks(values))[0, 1])
+    student = abs(correlation) * math.sqrt((count - 2) / max(1e-12, 1 - correlation**2))
+    return 2 * float(special.stdtr(count - 2, -student))
+
+
+def pettitt(values: NDArray[np.float64]) -> tuple[int, float]:
+    """The index from which values are of another level, and the probability of such a change in none.
+
+    Pettitt 1979, A non-parametric approach to the change-point problem: K = max |U_t|, p = 2 exp(−6K²/(n³ + n²)).
+    """
+    count = len(values)
+    along = np.arange(1, count)
+    statistic = np.abs(2 * np.cumsum(_ranks(values))[:-1] - along * (count + 1))
+    place = int(statistic.argmax())
+    chance = 2 * math.exp(-6 * float(statistic[place]) ** 2 / (count**3 + count**2))
+    return place + 1, min(1.0, chance)
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1 for the smallest; equal ones share the mean of their places."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[inverse])

@@ -82,7 +82,7 @@ class SuiteRun:
         """Whether this is another rank of a run of ours, whose part is over when this returns."""
         if not self.planned or self._config.getoption("benchmark_disable", False):
             return False
-        from pyperf_suite.ranks.environment import rank_environment
+        from pyperf_suite.ranks.launch import rank_environment
 
         if rank_environment().rank == 0:
             return False
@@ -106,7 +106,7 @@ class SuiteRun:
         """One line about the run ahead; None where there is none."""
         if not self._has_cases():
             return None
-        from pyperf_suite.runner.outlook import Outlook
+        from pyperf_suite.runner.plan import Outlook
 
         return f"pyperf_suite: {Outlook(self._plan()).line}"
 
@@ -117,7 +117,7 @@ class SuiteRun:
         """
         if not self._has_cases():
             return
-        from pyperf_suite.runner.outlook import ProgressLines
+        from pyperf_suite.runner.plan import ProgressLines
 
         with SpokenErrors():
             if self._tests is not None:
@@ -147,7 +147,7 @@ class SuiteRun:
 
     def verify(self, planned: PlannedCase) -> tuple[str, str]:
         """Outcome and reason of running the case once, untimed and unrecorded: what --benchmark-disable asks for."""
-        from pyperf_suite.runner.worker_pool import WorkerPool
+        from pyperf_suite.runner.workers import WorkerPool
 
         with SpokenErrors():
             if self._pool is None:
@@ -230,12 +230,12 @@ class SuiteRun:
 
     def _workers_of_the_launcher(self, plan: Plan) -> Any:
         """All ranks that torchrun or SLURM started, seen from the first; None where there is no launcher."""
-        from pyperf_suite.ranks.environment import rank_environment
+        from pyperf_suite.ranks.launch import rank_environment
 
         if not rank_environment().launched:
             return None
         from pyperf_suite.ranks.group import Group
-        from pyperf_suite.runner.worker_pool import DEADLINE_S, GroupWorkers
+        from pyperf_suite.runner.workers import DEADLINE_S, GroupWorkers
 
         return GroupWorkers(Group(), plan.device, DEADLINE_S)
 
