@@ -188,7 +188,7 @@ def test_failed_and_unsupported_cases_are_reported_by_pytest_and_recorded(
     ]
 
     def answer(case: Case) -> dict[str, Any]:
-        is_sentinel = case.parameters.m == 512
+        is_sentinel = case.parameters.m == 8
         return usual(case) if is_sentinel or not answers else answers.pop()
 
     instant_workers.answer = answer
