@@ -65,7 +65,6 @@ class Within:
     most: float = math.inf
 
     def check(self, name: str, value: Any) -> None:
-        """Raise UserError for a number outside."""
         if self.least <= value <= self.most:
             return
         if self.most == math.inf:
@@ -84,7 +83,6 @@ class OneOf:
     words: Iterable[str | int]
 
     def check(self, name: str, value: Any) -> None:
-        """Raise UserError for another one."""
         if value not in self.words:
             raise UserError(f"{name}={value} was asked for: choose from {', '.join(map(str, self.words))}.")
 

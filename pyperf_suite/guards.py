@@ -68,7 +68,6 @@ class Guards:
             self._remember(name, module)
 
     def watch_imports(self) -> None:
-        """Remember guarded modules that are imported from now on."""
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyperf_suite.pytests.run import USAGE_ERROR, SpokenErrors, SuiteRun
+from pyperf_suite.errors import UserError
 from pyperf_suite.ranks.launch import rank_environment
 from pyperf_suite.ranks.watchdog import stand_by
 
 if TYPE_CHECKING:
     from pyperf_suite.pytests.child import Child
     from pyperf_suite.pytests.fixtures import ReplayClock  # noqa: F401 - names inside the keys below, for mypy
+    from pyperf_suite.pytests.parent import MeasuredTests
+    from pyperf_suite.pytests.run import SuiteRun
     from pyperf_suite.runner.plan import PlannedCase  # noqa: F401
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
@@ -27,6 +29,7 @@ BENCHMARKS = Path(__file__).parent / "benchmarks"
 _PLANNED = pytest.StashKey["PlannedCase"]()
 _CLOCK = pytest.StashKey["ReplayClock"]()
 _RUN = pytest.StashKey["SuiteRun"]()
+USAGE_ERROR = 2
 
 # Set by a session that measures tests in this one (pytests/children.py).
 CHILD = "PYPERF_PYTEST_CHILD"
@@ -92,21 +95,31 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known and the run ready; nothing is opened before a case of the suite is collected."""
+    """Make the marker known; nothing is opened before a case of the suite is collected."""
     config.addinivalue_line("markers", "probe(name): the cases of this probe of pyperf_suite, one item each.")
-    config.stash[_RUN] = SuiteRun(config)
     if config.getoption("suite_measure"):
         if why_not := _why_not_measured(config):
             pytest.exit(f"--suite-measure: {why_not}", returncode=USAGE_ERROR)
         config.pluginmanager.register(_InPlaceOfBenchmark(), "pyperf_suite_measure")
     if not config.getoption("benchmark_only", False):
         return
-    with SpokenErrors():
+    try:
         rank = rank_environment().rank
         stand_by()
+    except UserError as error:
+        pytest.exit(str(error), returncode=USAGE_ERROR)
     if rank:
         # One rank of several records and tells; what the others would print is the same lines again.
         config.option.verbose, config.option.no_header, config.option.no_summary = -2, True, True
+
+
+def _run(config: pytest.Config) -> SuiteRun:
+    """The run behind the session, made when it is first asked for; hooks that need none look for `_RUN` instead."""
+    if _RUN not in config.stash:
+        from pyperf_suite.pytests.run import SuiteRun
+
+        config.stash[_RUN] = SuiteRun(config)
+    return config.stash[_RUN]
 
 
 def _why_not_measured(config: pytest.Config) -> str:
@@ -127,14 +140,13 @@ class _InPlaceOfBenchmark:
 
     @pytest.fixture
     def benchmark(self, benchmark: Any, request: pytest.FixtureRequest) -> Any:
-        """pytest-benchmark's fixture, for which the suite measures."""
         clock = request.node.stash.get(_CLOCK, None)
         if clock is None or _PLANNED in request.node.stash:
             return benchmark
         from pyperf_suite.pytests.fixtures import MeasuredBenchmark
 
         child = _child(request.config)
-        taken = MeasuredBenchmark.take_over(benchmark, child or request.config.stash[_RUN].tests, clock)
+        taken = MeasuredBenchmark.take_over(benchmark, _measurer(request.config), clock)
         if child is not None:
             child.benchmark = taken
         return taken
@@ -153,12 +165,18 @@ def suite(benchmark: Any, request: pytest.FixtureRequest) -> Any:
         if not benchmark.disabled:
             pytest.fail("suite measures tests that name it as an argument: do not get it by request.getfixturevalue")
         return SuiteFixture(benchmark, Verifier(), None)
-    return SuiteFixture(benchmark, _child(request.config) or request.config.stash[_RUN].tests, clock)
+    return SuiteFixture(benchmark, _measurer(request.config), clock)
 
 
 def _child(config: pytest.Config) -> Child | None:
-    """Where this session measures tests for another one."""
     found: Child | None = config.pluginmanager.get_plugin(CHILD)
+    return found
+
+
+def _measurer(config: pytest.Config) -> Child | MeasuredTests:
+    """Who measures a test that has a clock."""
+    found = _child(config) or _run(config).tests
+    assert found is not None
     return found
 
 
@@ -178,7 +196,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("probe")
     if marker is None or "case_label" not in metafunc.fixturenames:
         return
-    planned = metafunc.config.stash[_RUN].collect(marker.args[0])
+    planned = _run(metafunc.config).collect(marker.args[0])
     metafunc.parametrize("case_label", list(planned), ids=list(planned))
 
 
@@ -191,11 +209,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
     if marker is None or not isinstance(item, pytest.Function) or "case_label" not in item.callspec.params:
         return
-    planned = item.config.stash[_RUN].collect(marker.args[0]).get(str(item.callspec.params["case_label"]))
+    planned = _run(item.config).collect(marker.args[0]).get(str(item.callspec.params["case_label"]))
     if planned is None:
         return  # what was asked of this probe cannot be; said below if the item is not deselected
     item.stash[_PLANNED] = planned
-    _give_clock(item, group=item.config.stash[_RUN].heading(planned))
+    _give_clock(item, group=_run(item.config).heading(planned))
     # A case that failed has nothing to replay; that is told as its failure, not as a warning beside it.
     item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
 
@@ -238,30 +256,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Know the plan once deselection by -k is over, and end here where something that cannot be is left in it."""
-    refused = session.config.stash[_RUN].refused
-    for item in session.items:
-        marker = item.get_closest_marker("probe")
-        if marker is not None and marker.args[0] in refused:
-            pytest.exit(refused[marker.args[0]], returncode=USAGE_ERROR)
-    run = session.config.stash[_RUN]
-    run.planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
     tests = [item for item in session.items if _CLOCK in item.stash and _PLANNED not in item.stash]
     if tests and _child(session.config) is None:
-        run.collect_tests(tests)
+        _run(session.config).collect_tests(tests)
+    run = session.config.stash.get(_RUN, None)
+    if run is None:
+        return
+    for item in session.items:
+        marker = item.get_closest_marker("probe")
+        if marker is not None and marker.args[0] in run.refused:
+            pytest.exit(run.refused[marker.args[0]], returncode=USAGE_ERROR)
+    run.planned = [item.stash[_PLANNED] for item in session.items if _PLANNED in item.stash]
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
     """Say how much is ahead."""
-    return config.stash[_RUN].outlook()
+    return config.stash[_RUN].outlook() if _RUN in config.stash else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """In ranks of a launcher other than the first, do what the first one asks, which alone records and reports.
 
-    In the first, or where there is no launcher, measure what comes before the items' own visits.
+    In the first, or where there is no launcher, measure what comes before the items' own trials.
     """
-    run = session.config.stash[_RUN]
+    run = session.config.stash.get(_RUN, None)
+    if run is None:
+        return None
     if run.follow_the_first_rank():
         return True
     is_xdist_worker = hasattr(session.config, "workerinput")
@@ -276,17 +297,16 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that passes here, but not in a process in which it was measured."""
     result = yield
-    if item.config.stash[_RUN].has_tests:
-        reason = item.config.stash[_RUN].tests.failed_elsewhere(item.nodeid)
-        if reason:
-            pytest.fail(reason, pytrace=False)
+    run = item.config.stash.get(_RUN, None)
+    if run is not None and run.tests is not None and (reason := run.tests.failed_elsewhere(item.nodeid)):
+        pytest.fail(reason, pytrace=False)
     return result
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Keep the raw rounds of our items in every exported JSON; pytest-benchmark drops them unless asked."""
-    samples = config.stash[_RUN].replayed
+    samples = config.stash[_RUN].replayed if _RUN in config.stash else {}
     for entry in output_json["benchmarks"]:
         if entry["fullname"] in samples:
             entry["stats"]["data"] = samples[entry["fullname"]]
@@ -295,12 +315,14 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Below pytest-benchmark's table, what the run means."""
-    config.stash[_RUN].report(terminalreporter)
+    if _RUN in config.stash:
+        config.stash[_RUN].report(terminalreporter)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the workers, however the session ended."""
-    config.stash[_RUN].close()
+    if _RUN in config.stash:
+        config.stash[_RUN].close()
 
 
 @pytest.fixture
@@ -311,7 +333,7 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
     """
     from pyperf_suite.pytests.fixtures import end_test, extra_info
 
-    run = request.config.stash[_RUN]
+    run = _run(request.config)
     item = request.node
 
     def replay() -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 from typing import Protocol
 
@@ -49,14 +50,20 @@ class CpuStopwatch:
         self.resolution_s = _resolution_of_perf_counter_s()
 
     def time(self, launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:
-        """Seconds of each sample; the garbage collector rests, as it would charge one sample for many."""
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with garbage_collector_at_rest():
             return _time_samples(launch, first, samples, launches_per_sample)
-        finally:
-            if collecting:
-                gc.enable()
+
+
+@contextmanager
+def garbage_collector_at_rest() -> Iterator[None]:
+    """It would charge one sample for the garbage of many."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _time_samples(launch: Launch, first: int, samples: int, launches_per_sample: int) -> list[float]:

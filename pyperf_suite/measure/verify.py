@@ -65,7 +65,6 @@ class Verification:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As a record keeps it."""
         return asdict(self)
 
 

@@ -171,7 +171,6 @@ class _Comparison:
         return float(np.sqrt(self.squared_limit / self.squared_reference)) / 4
 
     def faults(self) -> list[str]:
-        """What is wrong, as parts of a sentence."""
         norms = f"the relative norm of the error of {self.name} is {self.norm:.2g} where {self.norm_limit:.2g} is right"
         return [self.worst] * (self.worst_ratio > 1) + [norms] * (self.norm > self.norm_limit)
 
@@ -234,7 +233,6 @@ class _Case:
             self._comparisons[name].compare(self._outputs[name][group], reference, limit, group, np.arange(self.keys))
 
     def _heads_of(self, group: tuple[int, int]) -> list[tuple[int, int]]:
-        """The query heads that share a key head."""
         batch, key_head = group
         return [(batch, head) for head in range(key_head * self.group, (key_head + 1) * self.group)]
 
@@ -299,7 +297,6 @@ class _Case:
                 )
 
     def verdict(self, method: Literal["full", "sampled"]) -> Verification:
-        """Judge what was gathered."""
         compared = [each for each in self._comparisons.values() if each.worst_at]
         worst = max(compared, key=lambda each: each.worst_ratio)
         widest = max(compared, key=lambda each: each.norm / max(each.norm_limit, np.finfo(np.float64).tiny))
@@ -421,7 +418,6 @@ class KeyGradients:
         )
 
     def add(self, found: ScoreGradients) -> None:
-        """Take in one panel."""
         keys, panel = found.ds.shape[1], found.panel
         q_squares, do_squares = (as_float32(each**2) for each in (panel.q, found.do))
         self._of_head["dk"][:keys] += self._scale * (found.ds.T @ panel.q)

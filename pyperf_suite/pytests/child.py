@@ -91,7 +91,6 @@ class Child:
         )
 
     def time(self, nodeid: str, call: Call) -> Timing:
-        """Time a call for pytest-benchmark's fixture. Raises what the function raises."""
         from pyperf_suite.pytests.launches import time_call
         from pyperf_suite.runner.timing import as_plain
 
@@ -110,7 +109,6 @@ class Child:
         pytest.skip("measured")
 
     def _asked(self) -> tuple[Any, Any]:
-        """The case and the effort of the test that runs."""
         from pyperf_suite.runner.profiles import Effort
         from pyperf_suite.runner.record import Case
 

@@ -71,9 +71,7 @@ class Timing:
 class Source(Protocol):
     """Who measures a test's call, here or in processes of its own."""
 
-    def time(self, nodeid: str, call: Call) -> Timing:
-        """The times of the call. Raises what the function raises, and pytest's own outcomes."""
-        ...
+    def time(self, nodeid: str, call: Call) -> Timing: ...
 
 
 class ReplayClock:
@@ -85,7 +83,6 @@ class ReplayClock:
         self._readings: Iterator[float] = iter(())
 
     def load(self, samples: Sequence[float]) -> None:
-        """Samples in seconds to be told next."""
         self._readings = iter([reading for sample in samples for reading in (0.0, sample)])
 
     def __call__(self) -> float:
@@ -145,7 +142,6 @@ class Result:
 
     @property
     def processes(self) -> int:
-        """How many processes measured it."""
         return len(self._reading.by_process)
 
     @property
@@ -189,9 +185,7 @@ def end_test(outcome: str, reason: str) -> None:
 class Measurer(Protocol):
     """Who measures what the fixture is given: fresh processes, this one for another, or nobody."""
 
-    def measured(self, nodeid: str, launch: api.Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]:
-        """The result, the samples to report and what is kept beside them. Raises pytest's outcomes."""
-        ...
+    def measured(self, nodeid: str, launch: api.Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]: ...
 
 
 class SuiteFixture:
@@ -225,7 +219,6 @@ class Verifier:
     """Measures nothing, and has every implementation verified once: for sessions in which benchmarks are off."""
 
     def measured(self, nodeid: str, launch: api.Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]:
-        """Fails the test where a result is wrong."""
         from pyperf_suite.pytests.launches import answer, device_of
         from pyperf_suite.runner.record import Case
 

@@ -7,7 +7,6 @@ can be sent to another.
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import sys
@@ -15,7 +14,6 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,7 @@ from pyperf_suite.errors import Unsupported
 from pyperf_suite.hardware.devices import Device
 from pyperf_suite.kernel_arrays import Leaf, is_array, is_torch, poison, replaced, walk
 from pyperf_suite.measure.sampling import SteadyRule, StopRule
-from pyperf_suite.measure.spot_checks import Verdict
-from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch
+from pyperf_suite.measure.stopwatch import CpuStopwatch, Stopwatch, garbage_collector_at_rest
 from pyperf_suite.measure.verify import Verification
 from pyperf_suite.measure.verify_result import compare, refused
 from pyperf_suite.pytests.fixtures import Call
@@ -66,19 +63,13 @@ class CallStopwatch:
         self.result: Any = None
 
     def time(self, launch: Any, first: int, samples: int, launches_per_sample: int) -> list[float]:
-        """Seconds of each sample; the garbage collector rests, as it would charge one sample for many."""
         if self._leave_out:
             self._leave_out = 0
             return [0.0] * samples
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with garbage_collector_at_rest():
             if self._call.rounds:
                 return [self._round() for _ in range(samples)]
             return self._samples(samples, range(launches_per_sample))
-        finally:
-            if collecting:
-                gc.enable()
 
     def _samples(self, samples: int, calls: range) -> list[float]:
         clock, function, args, kwargs = time.perf_counter_ns, self._call.function, self._call.args, self._call.kwargs
@@ -112,8 +103,8 @@ def time_call(call: Call, case: Case, profile: Effort) -> tuple[dict[str, Any], 
     """The measured part of a record of a call, and what the function returned. Raises what the function raises."""
     prepared = _PreparedCall(call)
     with untraced():
-        answer = timed(prepared, Work(), case, effort_of(call, profile), Device("cpu"), _ByTheTest())
-    answer["verification"] = _ByTheTest.VERDICT.to_json()
+        answer = timed(prepared, Work(), case, effort_of(call, profile), Device("cpu"))
+    answer["verification"] = {"passed": True, "method": "test", "message": prepared.unchecked}
     if call.rounds and not call.warmup_rounds:
         answer["sampling"] |= {"warmup_launches": 0, "warmup_s": 0.0}
     if call.rounds:
@@ -123,8 +114,6 @@ def time_call(call: Call, case: Case, profile: Effort) -> tuple[dict[str, Any], 
 
 
 class _PreparedCall(Prepared):
-    """A call as the one measuring path takes it."""
-
     unchecked = "The test's own assertions judge what the function returns."
 
     def __init__(self, call: Call) -> None:
@@ -135,40 +124,11 @@ class _PreparedCall(Prepared):
     def stopwatch(self) -> CallStopwatch:
         return self._stopwatch
 
+    def check(self) -> Verification:
+        return Verification(True, "full", 0.0, 0.0, 0.0, (), self.unchecked)
+
     def launch(self, index: int) -> None:
         """The stopwatch calls the function itself: a call in between would be timed with it."""
-
-
-@dataclass(frozen=True)
-class _Trusted:
-    """The verdict where nobody but the test looks at results."""
-
-    passed: bool = True
-    message: str = _PreparedCall.unchecked
-
-    def to_json(self) -> dict[str, Any]:
-        return {"passed": True, "method": "test", "message": self.message}
-
-
-class _ByTheTest:
-    """Checks that are left to the test."""
-
-    VERDICT = _Trusted()
-
-    def before_timing(self) -> Verdict:
-        return self.VERDICT
-
-    def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
-        return stopwatch
-
-    def after_block(self) -> None:
-        return
-
-    def after_timing(self) -> None:
-        return
-
-    def report(self) -> dict[str, Any]:
-        return {}
 
 
 def name_of(function: Any) -> str:
@@ -264,7 +224,6 @@ class FunctionLaunches(Prepared):
         self._results[at] = self._function(*args, **kwargs)
 
     def untimed(self, index: int) -> None:
-        """The same on the values that the set began with."""
         self.restore(index)
         self.launch(index)
 

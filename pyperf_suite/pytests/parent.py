@@ -122,13 +122,11 @@ class Children:
         return answer
 
     def end(self) -> None:
-        """End the process; the next test gets another."""
         if self._process is not None:
             self._process.close()
             self._process = None
 
     def close(self) -> None:
-        """End the process and remove what it left; a second call does nothing."""
         self.end()
         self._folder.cleanup()
 
@@ -202,7 +200,6 @@ class MeasuredTests:
 
     @property
     def complete(self) -> bool:
-        """Whether all tests were run by all processes that they have."""
         return not self._left_out
 
     def measure(self, session: Session, show: Progress) -> None:
@@ -310,7 +307,6 @@ class MeasuredTests:
         return ""
 
     def close(self) -> None:
-        """End what still runs; a second call does nothing."""
         self._children.close()
 
 

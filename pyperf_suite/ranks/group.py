@@ -151,7 +151,6 @@ class Group:
         return RanksMissing(self.watchdog.who_is_missing(doing, 0.0, alone))
 
     def close(self) -> None:
-        """Leave; the store and the watchdog end."""
         self.watchdog.stop()
 
     def __enter__(self) -> Group:

@@ -145,7 +145,6 @@ class Starting:
         return sorted(ranks - {here.rank})
 
     def _heard_of(self) -> list[int]:
-        """The ranks that left a word on this node."""
         with contextlib.suppress(OSError):
             if self._folder is not None:
                 return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
@@ -296,7 +295,6 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread: the rank is done."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -322,7 +320,6 @@ class Watchdog:
         self._beat()
 
     def leave(self) -> None:
-        """The main thread is out of it."""
         self._deadline = None
 
     def who_is_missing(self, doing: str, waited_s: float, otherwise: str = "") -> str:

@@ -181,7 +181,6 @@ class _Rank:
             self.checked()
 
     def align(self) -> None:
-        """Clocks, of which rank 0's counts."""
         self._clock = self._doing("align clocks", lambda: align(self.group, self.deadline_s))
 
     def compare(self, report: Mapping[str, Any], gpu: Mapping[str, Any] | None) -> list[Any]:
@@ -220,7 +219,6 @@ class _Rank:
 
 
 def _everywhere(found: Sequence[Mapping[str, Any]]) -> Checked:
-    """What the outputs of all ranks together say."""
     checks = [Checked(**each) for each in found]
     return together(
         [
@@ -247,23 +245,21 @@ class _Lead(Prepared):
         return self._rank.transfers.kernel
 
     def launch(self, index: int) -> None:
-        """Nothing on this side of the stopwatch."""
+        return
 
     def before_timing(self) -> Verdict:
-        """All ranks once on fresh inputs. Raises WrongLaunch."""
         verdict = self._rank.checked()
         if not verdict.passed:
             raise WrongLaunch(verdict)
         return verdict
 
     def checking(self, stopwatch: Stopwatch, can_stop: bool) -> Stopwatch:
-        """The ranks' own stopwatch."""
         self._rank.align()
         self._began_s = time.monotonic()
         return RankedStopwatch(self._block)
 
     def after_block(self) -> None:
-        """Whatever is looked at was, inside of the block."""
+        return
 
     def finish(self, measurement: Measurement, result: dict[str, Any]) -> None:
         """Let the others leave the blocks, and add what all of them saw."""
@@ -283,7 +279,6 @@ class _Lead(Prepared):
         result["quality"] |= {"process_cpu_s": sum(here)} | ({"rank_gpus": list(gpus)} if any(gpus) else {})
 
     def after_timing(self) -> None:
-        """All ranks once more. Raises WrongLaunch."""
         self._group.from_first("last check", self._wrong is None, self._deadline_s)
         if self._wrong is not None:
             raise WrongLaunch(self._wrong)
@@ -354,7 +349,6 @@ def _last(blocks: Sequence[Sequence[RankTimes]], iterations: int) -> list[RankTi
 
 
 def _busy(times: Sequence[RankTimes]) -> list[RankTimes]:
-    """Of the ranks that took part."""
     return [each for each in times if each.seconds.size]
 
 

@@ -42,7 +42,6 @@ class PlannedCase:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What its records are found by."""
         return self.probe, self.case.case_id
 
 
@@ -74,7 +73,6 @@ class Plan:
 
     @property
     def probes(self) -> tuple[str, ...]:
-        """Names of the probes, sorted."""
         return tuple(sorted({planned.probe for planned in self.cases}))
 
     def validate(self) -> None:
@@ -216,7 +214,6 @@ class Outlook:
         )
 
     def visit_s(self, planned: PlannedCase, process: int) -> float:
-        """The seconds that a visit is expected to take."""
         if planned.key in self._taken_s:
             return self._taken_s[planned.key]
         corrections = self._corrections.get(planned.case.operator)
@@ -224,7 +221,6 @@ class Outlook:
         return self._estimated_s(planned, process) * correction
 
     def learn(self, planned: PlannedCase, process: int, seconds: float) -> None:
-        """Take note of what a visit took."""
         self._taken_s[planned.key] = seconds
         estimated_s = self._estimated_s(planned, process)
         if estimated_s > 0:

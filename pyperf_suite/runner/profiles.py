@@ -26,12 +26,10 @@ class Effort:
         return Effort(replace(self.warm_up, min_time_s=SUSTAINED_S, time_cap_s=2 * SUSTAINED_S), self.stop)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, as it is sent to workers."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Effort:
-        """The inverse of `to_json`."""
         return cls(SteadyRule(**data["warm_up"]), StopRule(**data["stop"]))
 
     @property

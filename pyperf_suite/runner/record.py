@@ -178,7 +178,6 @@ def _is_finite(value: Any) -> bool:
 
 
 def _are_samples(samples: Any) -> bool:
-    """Whether it is a list of numbers, or one of such lists where several ranks measured."""
     if not isinstance(samples, list):
         return False
     return _are_finite(samples) or all(isinstance(of_rank, list) and _are_finite(of_rank) for of_rank in samples)
@@ -220,7 +219,6 @@ class Record:
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON, ready for one line of the journal."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -295,7 +293,6 @@ class Record:
 
     @property
     def label(self) -> str:
-        """What a person reads for the case."""
         return self.parsed_case().label
 
 

@@ -41,12 +41,10 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """The folder's name: when the run began, and four random digits."""
         return self.path.name
 
     @property
     def records_path(self) -> Path:
-        """The journal, which is the only truth."""
         return self.path / "records.jsonl"
 
     def records(self) -> list[Record]:
@@ -182,7 +180,6 @@ class Journal:
             ) from None
 
     def close(self) -> None:
-        """Close the file; appending is over."""
         self._file.close()
 
     def __enter__(self) -> Journal:

@@ -86,7 +86,6 @@ class Session:
         return self
 
     def finish(self) -> None:
-        """Measure the sentinel once more and close."""
         try:
             with WorkerPool(self.plan.device, self.deadline_s) as fresh:
                 self._measure_sentinel(fresh)
@@ -94,7 +93,6 @@ class Session:
             self.close()
 
     def close(self) -> None:
-        """End the workers and close the journal; a second call does nothing."""
         self._resources.close()
 
     def visits(self) -> list[Visit]:

@@ -114,7 +114,6 @@ class Unchecked:
 
 
 def _require_right(prepared: Prepared) -> Verdict:
-    """The whole, done once more. Raises WrongLaunch."""
     verdict = prepared.check()
     if not verdict.passed:
         raise WrongLaunch(verdict)
@@ -133,7 +132,6 @@ def _read(prepared: Prepared) -> dict[str, Any]:
 
 
 def _observe(prepared: Prepared, _measurement: Measurement, result: dict[str, Any]) -> None:
-    """What else is told of the launches."""
     observed = {name: dataclasses.asdict(observed_metric(each)) for name, each in prepared.observed().items()}
     result["metrics"] |= observed
     result["sampling"] |= prepared.sampling
@@ -194,7 +192,6 @@ def observed_metric(observed: Observed, digits: int = 9) -> Metric:
 
 
 def _how_sampled(measurement: Measurement, stopwatch: Stopwatch) -> dict[str, Any]:
-    """Everything about the taking of the samples that a reader needs to judge them."""
     return {
         "stopwatch": stopwatch.name,
         "resolution_s": stopwatch.resolution_s,

@@ -192,9 +192,7 @@ class Workers(Protocol):
         """The measured part of a record; every way a case can end is an outcome."""
         ...
 
-    def close(self) -> None:
-        """End what was started; a second call does nothing."""
-        ...
+    def close(self) -> None: ...
 
 
 class WorkerPool:
@@ -236,7 +234,6 @@ class WorkerPool:
         return answer
 
     def close(self) -> None:
-        """End every worker; a second call does nothing."""
         while self._workers:
             self._workers.popitem()[1].close()
         self._shared.cleanup()
@@ -279,7 +276,6 @@ class GroupWorkers:
         return answer
 
     def close(self) -> None:
-        """Let the other ranks go; a second call does nothing."""
         self._pool.close()
         if not self._lost:
             self._lost = "This run is over."
@@ -294,12 +290,10 @@ class SparingWorkers:
         self._workers, self._refused = workers, refused
 
     def measure(self, process: int, case: Case, effort: Effort | None) -> dict[str, Any]:
-        """`unsupported` with its reason for a case that was refused, else the workers' own answer."""
         reason = self._refused.get(case.case_id)
         if reason is not None:
             return {"outcome": "unsupported", "reason": reason}
         return self._workers.measure(process, case, effort)
 
     def close(self) -> None:
-        """End the workers; a second call does nothing."""
         self._workers.close()
