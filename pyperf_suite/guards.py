@@ -1,4 +1,4 @@
-"""What code that is measured must leave alone, and what tells a kernel that computes from one that remembers.
+"""What code that is measured must leave alone, and how to distinguish a kernel that computes from one that remembers.
 
 Used by the process that runs the kernel, in whatever interpreter, and by the one that judges it: so only the standard
 library is imported, and nothing newer than Python 3.9 is used.

@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     group.addoption("--suite-device", default="auto", metavar="DEVICE", help="auto (default), cpu, or cuda:N.")
     group.addoption("--suite-results", default="bench_results", metavar="FOLDER", help="Where runs are kept.")
     group.addoption(
-        "--suite-seed", default=0, type=int, metavar="N", help="Seed of the order in which cases are visited."
+        "--suite-seed", default=0, type=int, metavar="N", help="Seed of the order in which cases are measured."
     )
     group.addoption(
         "--suite-budget",
@@ -109,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except UserError as error:
         pytest.exit(str(error), returncode=USAGE_ERROR)
     if rank:
-        # One rank of several records and tells; what the others would print is the same lines again.
+        # One rank of several records and reports; what the others would print is the same lines again.
         config.option.verbose, config.option.no_header, config.option.no_summary = -2, True, True
 
 
@@ -214,7 +214,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         return  # what was asked of this probe cannot be; said below if the item is not deselected
     item.stash[_PLANNED] = planned
     _give_clock(item, group=_run(item.config).heading(planned))
-    # A case that failed has nothing to replay; that is told as its failure, not as a warning beside it.
+    # A case that failed has nothing to replay; that is reported as its failure, not as a warning too.
     item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
 
 
@@ -350,7 +350,7 @@ def measured(request: pytest.FixtureRequest, benchmark: Any, case_label: str) ->
         if unsuccessful:
             end_test(unsuccessful[0].outcome, unsuccessful[0].reason)
         if item.stash[_PLANNED].is_exact:
-            return  # figures that are read have no rounds for a table of times; the summary tells of them
+            return  # figures that are read have no rounds for a table of times; the summary shows them
         samples = [sample for record in records for sample in record.kept_seconds]
         benchmark.extra_info.update(extra_info(records, run.records_path))
         run.replayed[benchmark.fullname] = samples

@@ -163,7 +163,7 @@ class Ratio:
 
     @property
     def inverse(self) -> Ratio:
-        """The other one beside the first."""
+        """The first relative to the second, turned round."""
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low, self.processes)
 
 
@@ -175,7 +175,7 @@ def exactly(value: float) -> Ratio:
 def ratio_over_processes(ratios: Sequence[float], within: float = 0.0) -> Ratio:
     """The geometric mean of one ratio a process, with its interval.
 
-    A single process has no spread to tell of; then the interval is its value times and over 1 + `within`, the relative
+    A single process has no spread; then the interval is its value times and over 1 + `within`, the relative
     half-width that its own samples give. Raises ValueError for no ratios.
     """
     from scipy import special
@@ -194,7 +194,7 @@ def ratio_over_processes(ratios: Sequence[float], within: float = 0.0) -> Ratio:
     return Ratio(math.exp(mean), math.exp(mean - half_width), math.exp(mean + half_width), count)
 
 
-# With fewer values neither a drift nor a change can be told from chance.
+# With fewer values neither a drift nor a change can be distinguished from chance.
 FEWEST_VALUES = 8
 
 

@@ -22,7 +22,7 @@ TIME_SHARE = 0.08
 """What checks between blocks may take of the time since they began."""
 
 LAST_CHECKS_S = 0.02
-"""What checks after the last block may take beside that: short measurements would else be hardly checked."""
+"""What checks after the last block may take besides: short measurements would hardly be checked otherwise."""
 
 
 class Verdict(Protocol):

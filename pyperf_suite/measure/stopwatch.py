@@ -17,7 +17,7 @@ Launch = Callable[[int], object]
 
 
 class Stopwatch(Protocol):
-    """Times blocks of samples; `resolution_s` is the shortest time, its own cost included, that it can tell.
+    """Times blocks of samples; `resolution_s` is the shortest time, its own cost included, that it can resolve.
 
     One call to `time` is all that a clock needs to know beforehand, which is what lets the same loop drive
     them all:

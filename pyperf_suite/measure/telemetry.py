@@ -48,7 +48,7 @@ def snapshot() -> dict[str, Any]:
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """The two snapshots with what happened between them, counts and seconds as increments.
 
-    Beside `before` and `after`: `elapsed_s`, increments of every count and time in both, and `steal_share`,
+    Besides `before` and `after`: `elapsed_s`, increments of every count and time in both, and `steal_share`,
     the part of the time wanted by this machine's cores that a hypervisor gave to others.
     """
     between: dict[str, Any] = {"before": before, "after": after}
@@ -188,7 +188,7 @@ class Manager(Protocol):
 
 
 def around_gpu(device: Device) -> AbstractContextManager[AroundGpu | None]:
-    """Telemetry of a device where it is a GPU that tells of itself; else a block that does nothing."""
+    """Telemetry of a device where it is a GPU with NVML; else a block that does nothing."""
     manager = nvml() if device.kind == "cuda" else None
     if manager is None or isinstance(manager, Unavailable):
         return nullcontext()

@@ -165,7 +165,7 @@ def relative_norm_limit(dtype: str, out_dtype: str, inner: int) -> float:
     Then ‖ref‖ is as √K where |A|·|B| is as K, and each of K roundings errs by u times a partial sum of size
     √k: the relative norm is near 0.4·√K·u plus the storing of the result, less than half its unit roundoff on
     average. The limit takes four times the first and once the second: tight enough that a few lost terms show
-    in any dtype. Integers are exact, and so held to what float64 can tell.
+    in any dtype. Integers are exact, and so held to what float64 can resolve.
 
     Raises ValueError as `element_limit` does.
     """

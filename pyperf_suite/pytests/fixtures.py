@@ -61,7 +61,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured of a call: seconds of each sample, what is kept beside them, and what the function returns."""
+    """What was measured of a call: seconds of each sample, what is kept with them, and what the function returns."""
 
     seconds: Sequence[float]
     extra_info: Mapping[str, Any]
@@ -151,12 +151,12 @@ class Result:
 
     @property
     def flop_per_s(self) -> float:
-        """By the FLOP that the test told; 0 where it told none."""
+        """By the test's `flop`; 0 if it gave none."""
         return self._reading.flop_per_s
 
     @property
     def bytes_per_s(self) -> float:
-        """By the bytes that the test told; 0 where it told none."""
+        """By the test's `bytes`; 0 if it gave none."""
         return self._bytes / self.seconds
 
     @property
@@ -287,12 +287,12 @@ class MeasuredBenchmark(BenchmarkFixture):
         self._clock.load(timing.seconds)
         left = len(timing.seconds)
 
-        def told() -> Any:
+        def replayed() -> Any:
             nonlocal left
             left -= 1
             return timing.result if left >= 0 else call.once()  # which only a profiler asks for
 
-        return super().pedantic(told, rounds=len(timing.seconds), iterations=1)
+        return super().pedantic(replayed, rounds=len(timing.seconds), iterations=1)
 
     @property
     def stats(self) -> Any:

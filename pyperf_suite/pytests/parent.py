@@ -53,7 +53,7 @@ class Node:
 
 
 def nodes_of(items: Iterable[pytest.Item]) -> dict[str, Node]:
-    """By node id. Tests whose parameters would be written alike are told apart by pytest's id of them."""
+    """By node id. Tests whose parameters would be written alike are distinguished by pytest's id of them."""
     described = {item.nodeid: (_name_of(item), _parametrisation(item)) for item in items}
     alike = Counter((name, tuple(sorted(values.items()))) for name, values in described.values())
     nodes = {}
@@ -78,7 +78,7 @@ def _parametrisation(item: pytest.Item) -> dict[str, bool | int | float | str]:
 
 
 def _plain(value: Any) -> bool | int | float | str | None:
-    """A value as records hold it; None for an object that no text tells from others."""
+    """A value as records hold it; None for an object that no text distinguishes from others."""
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)

@@ -185,7 +185,7 @@ class Group:
                     raise RanksMissing(STORE_GONE) from None
                 if end is None:
                     continue
-            # From here on this thread tells, and the watchdog only shows that this rank lives.
+            # From here on this thread reports, and the watchdog only shows that this rank lives.
             self.watchdog.hand_over()
             raise RanksMissing(self.watchdog.who_is_missing(doing, deadline_s or 0.0))
 
@@ -251,7 +251,7 @@ class Clock:
 
 
 def machine_id(group: Group) -> str:
-    """Text that ranks share which run on one machine, since it was started; a rank's own where there is no telling."""
+    """Text that ranks share which run on one machine, since it was started; a rank's own where that is unknown."""
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else f"rank {group.rank}"
 
 

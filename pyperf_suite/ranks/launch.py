@@ -45,7 +45,7 @@ class RankEnvironment:
         return self.launcher != "none"
 
 
-# What launchers tell a rank: a process that has none of these is no rank, though its parent may be.
+# What launchers set for a rank: a process that has none of these is no rank, though its parent may be.
 LAUNCHER_VARIABLES = ("RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID")
 
 ALONE = RankEnvironment(0, 1, 0, 1, "localhost", 0, "none")
@@ -102,7 +102,7 @@ def _of_torchrun(environ: Mapping[str, str]) -> RankEnvironment:
 
 
 def _of_slurm(environ: Mapping[str, str]) -> RankEnvironment:
-    """As srun tells it where it starts the ranks itself; rank 0 hosts the store."""
+    """As srun says where it starts the ranks itself; rank 0 hosts the store."""
     job = _number(environ, "SLURM_JOB_ID", 0)
     address = environ.get("MASTER_ADDR") or environ.get("SLURM_LAUNCH_NODE_IPADDR")
     if not address:

@@ -79,7 +79,7 @@ class Starting:
         return self._read(_VERDICT)
 
     def tell(self, sentence: str) -> str:
-        """Have the ranks of this node that still start end with this sentence, or with the one that was told first."""
+        """End the ranks of this node that still start, with this sentence or the one that was published first."""
         self._write(_VERDICT, sentence, first=True)
         return self.told() or sentence
 
@@ -250,7 +250,7 @@ def _launcher() -> int:
 
 
 BEAT_S = 0.25
-# Heartbeats read this far apart tell who lives; long enough for a thread that gets a quarter of a busy core.
+# Heartbeats read this far apart show who lives; long enough for a thread that gets a quarter of a busy core.
 LISTEN_S = 1.0
 # After the sentence is known, so that slower ranks still hear this one live and read the sentence too.
 GRACE_S = 1.0
@@ -302,11 +302,11 @@ class Watchdog:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def hand_over(self) -> None:
-        """The main thread tells and ends by itself from now on; this one only shows that the rank lives."""
+        """The main thread reports and ends by itself from now on; this one only shows that the rank lives."""
         self._handed_over = True
 
     def at_end(self, last_words: Callable[[str], None]) -> None:
-        """Call `last_words(sentence)` before the process is ended, to keep what was measured and tell why."""
+        """Call `last_words(sentence)` before the process is ended, to keep what was measured and say why."""
         self._last_words.append(last_words)
 
     def before_end(self, release: Callable[[str], None]) -> None:

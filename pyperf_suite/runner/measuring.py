@@ -151,7 +151,7 @@ def _agreed_trouble(troubles: Sequence[Sequence[str] | None]) -> dict[str, Any] 
         return None
     rank, outcome, reason = next((each for each in found if each[1] == "failed"), found[0])
     everyone = len(found) == len(troubles) and len({each[2] for each in found}) == 1
-    # What is for outcomes to be told by stands first.
+    # The words by which readers recognise an outcome come first.
     if everyone or reason.startswith(OUT_OF_MEMORY):
         return {"outcome": outcome, "reason": reason if everyone else f"{reason} on rank {rank}"}
     return {"outcome": outcome, "reason": f"Rank {rank}: {reason}"}
@@ -241,7 +241,7 @@ class _Lead(Prepared):
 
     @property
     def kernel(self) -> Kernel:  # type: ignore[override]
-        """As this rank's transfers tell it: only what has run knows all about its kernel."""
+        """As this rank's transfers report it: only what has run knows all about its kernel."""
         return self._rank.transfers.kernel
 
     def launch(self, index: int) -> None:
@@ -311,11 +311,11 @@ class _Lead(Prepared):
         """Publish iterations, run them with the others, and return the seconds of each over ranks."""
         self._group.from_first("next block", [iterations, is_checked], self._deadline_s)
         mine = self._rank.time(iterations, is_checked)
-        told = self._group.to_first("collect times", mine, self._deadline_s)
-        block = [RankTimes(*(np.array(column) for column in columns)) for columns, _ in told]
+        answers = self._group.to_first("collect times", mine, self._deadline_s)
+        block = [RankTimes(*(np.array(column) for column in columns)) for columns, _ in answers]
         self._blocks.append(block)
         if is_checked:
-            verdict = _everywhere([found for _, found in told])
+            verdict = _everywhere([found for _, found in answers])
             self._launches_checked += 1
             self._wrong = self._wrong or (None if verdict.passed else verdict)
         seconds: NDArray[np.float64] = np.mean([times.seconds for times in _busy(block)], axis=0)
@@ -375,7 +375,7 @@ def _seen_by(times: Sequence[RankTimes]) -> dict[str, Any]:
     def quantiles(share: float) -> list[float | None]:
         return [float(np.quantile(each.seconds, share)) if each.seconds.size else None for each in times]
 
-    told: dict[str, Any] = {
+    seen: dict[str, Any] = {
         "ranks": len(times),
         "rank_median_s": quantiles(0.5),
         "rank_q20_s": quantiles(0.2),
@@ -385,5 +385,5 @@ def _seen_by(times: Sequence[RankTimes]) -> dict[str, Any]:
         ],
     }
     if len(times) <= RANKS_KEPT_WHOLE:
-        told["rank_samples_s"] = [[float(f"{value:.4g}") for value in each.seconds] for each in times]
-    return told
+        seen["rank_samples_s"] = [[float(f"{value:.4g}") for value in each.seconds] for each in times]
+    return seen

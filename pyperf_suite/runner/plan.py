@@ -49,7 +49,7 @@ class PlannedCase:
 class Plan:
     """Everything that decides what a run measures; the same plan resumes the same run.
 
-    `asked` is what led to the cases beside probe, profile, device and seed, as it was written: axes that replace a
+    `asked` is what led to the cases besides probe, profile, device and seed, as it was written: axes that replace a
     sweep's, or a study's arguments. It is kept for whoever wants to measure the same again, and decides nothing.
     """
 
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def processes(self) -> int:
-        """How many visit the cases; one alone where nothing is timed."""
+        """How many processes measure each case; one alone where nothing is timed."""
         return 1 if all(planned.is_exact for planned in self.cases) else self.profile.processes
 
     @property
@@ -161,10 +161,10 @@ def _coarse_to_fine(bundles: list[list[PlannedCase]]) -> list[list[PlannedCase]]
 
 
 Visit = tuple[PlannedCase, int]
-"""A case and the number of the process that measures it."""
+"""A trial: a case and the number of the process that measures it."""
 
 Progress = Callable[[int, int, str, Callable[[], float]], None]
-"""Called with the visits done, all visits, what the last one gave, and what estimates the seconds still to go."""
+"""Called with the trials done, all trials, what the last one gave, and what estimates the seconds still to go."""
 
 # How often a run without a terminal says how far it is.
 LINE_EVERY_S = 10.0
@@ -175,7 +175,7 @@ START_OF_A_GROUP_S = 4.0
 # Ranks that are started for one case build its engine, and compare what it computes with a single process.
 START_OF_FRESH_RANKS_S = 6.5
 
-# Inputs, operand sets and telemetry of one visit, whatever its size.
+# Inputs, operand sets and telemetry of one trial, whatever its size.
 AROUND_A_CASE_S = 0.06
 AROUND_WHAT_IS_READ_S = 0.12
 
@@ -187,7 +187,7 @@ LITTLE = 0.02
 # A workload's own check, and the model that it makes, however small.
 AROUND_A_WORKLOAD_S = 0.4
 
-# Launches of a visit that is longer than its caps: one verified, one or two to warm up, the least samples, one checked.
+# Launches of a trial that is longer than its caps: one verified, one or two to warm up, the least samples, one checked.
 LAUNCHES_AT_LEAST = 6
 
 # Passes of a workload's own check, in float64, relative to one step: forward and backward, before timing and after.
@@ -195,12 +195,12 @@ PASSES_OF_A_CHECK = 2.0
 
 
 class Outlook:
-    """Expected seconds of each visit of a plan; `learn` tells it what one really took."""
+    """Expected seconds of each trial of a plan; `learn` is given what one really took."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._taken_s: dict[tuple[str, str], float] = {}
-        # Measured over estimated, by operator, in order: their median corrects the cases not yet visited.
+        # Measured over estimated, by operator, in order: their median corrects the cases not yet measured.
         self._corrections: dict[str, list[float]] = {}
 
     @property
@@ -268,7 +268,7 @@ def ranks_of(planned: PlannedCase) -> int:
 
 
 def in_words(seconds: float) -> str:
-    """A duration as it is said: `48 s`, `12 min`, `3.5 h`."""
+    """A duration in words: `48 s`, `12 min`, `3.5 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
@@ -287,7 +287,7 @@ class ProgressLines:
             return
         self._said_s = now_s
         left = f"about {in_words(left_s())} left" if done < total else "the last one"
-        self._write(f"{done} of {total} visits in {in_words(now_s - self._began_s)}, {left}: {last}")
+        self._write(f"{done} of {total} trials in {in_words(now_s - self._began_s)}, {left}: {last}")
 
 
 @functools.cache

@@ -16,7 +16,7 @@ SUSTAINED_S = 2.0
 
 @dataclass(frozen=True)
 class Effort:
-    """What one visit to a case may spend: on warming up, and on samples."""
+    """What one trial of a case may spend: on warming up, and on samples."""
 
     warm_up: SteadyRule
     stop: StopRule
@@ -34,13 +34,13 @@ class Effort:
 
     @property
     def seconds_at_most(self) -> float:
-        """Warm-up and samples together, for launches that are short beside the caps."""
+        """Warm-up and samples together, for launches that are short compared with the caps."""
         return self.warm_up.time_cap_s + self.stop.time_cap_s
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One way to run every probe. The process is the unit of statistics: `processes` of them visit each case."""
+    """One way to run every probe. The process is the unit of statistics: `processes` of them measure each case."""
 
     name: str
     processes: int

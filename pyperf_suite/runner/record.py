@@ -131,7 +131,7 @@ Outcome = Literal["ok", "failed", "unsupported"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "unsupported")
 
 # "timing" is a measured case, "static" the exact figures of a kernel's machine code; "sentinel" is the fixed kernel at
-# the start and the end of a run that tells machine drift from code.
+# the start and the end of a run that distinguishes drift of the machine from a change of code.
 KINDS = ("timing", "static", "sentinel")
 
 # No unit makes a larger number of anything measured.
@@ -214,7 +214,7 @@ class Record:
     verification: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
-    # Wall seconds of the visit, from asking the worker to its answer, the worker's start included; 0 if not known.
+    # Wall seconds of the trial, from asking the worker to its answer, the worker's start included; 0 if not known.
     visit_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
 
@@ -274,7 +274,7 @@ class Record:
             raise UserError("A timed record took no time, or less than none.")
         discarded = self.quality.get("discarded", [])
         if not isinstance(discarded, list) or not all(isinstance(one, list) and len(one) == 2 for one in discarded):
-            raise UserError("A timed record does not tell which of its samples were discarded, and why.")
+            raise UserError("A timed record does not say which of its samples were discarded, and why.")
 
     def parsed_case(self) -> Case:
         """The case as data again. Raises UserError where this version no longer has its operator."""

@@ -97,9 +97,7 @@ def open_run(path: Path) -> RunFolder:
             f"{path} is not a run's folder: {manifest_path.name} cannot be read ({error.strerror})."
         ) from None
     except (ValueError, RecursionError):
-        raise UserError(
-            f"{manifest_path} is damaged: it does not hold JSON; the records beside it are untouched."
-        ) from None
+        raise UserError(f"{manifest_path} is damaged: it does not hold JSON; its records are untouched.") from None
     if not isinstance(manifest, dict) or "plan_id" not in manifest:
         raise UserError(f"{manifest_path} is not a run's manifest: it names no plan_id.")
     return RunFolder(path, manifest)
@@ -134,7 +132,7 @@ class Journal:
     """records.jsonl of one run, open for appending. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
-        """Open for appending; a torn last line is moved to `<name>.torn` beside it first.
+        """Open for appending; a torn last line is moved to `<name>.torn` first.
 
         Raises UserError where the file cannot be written, or another run is writing it.
         """

@@ -1,4 +1,4 @@
-"""The one way in which launches are measured: check, warm up, sample, check again, and tell how it went.
+"""The one way in which launches are measured: check, warm up, sample, check again, and report how it went.
 
 Whatever is launched, on one process or by a group of ranks, comes through `timed`.
 """
@@ -185,7 +185,7 @@ def time_metric(measurement: Measurement) -> Metric:
 
 
 def observed_metric(observed: Observed, digits: int = 9) -> Metric:
-    """A quantity beside time: its median, and quantiles where it was seen more than once."""
+    """A quantity other than time: its median, and quantiles where it was seen more than once."""
     low, q20, median, q80, high = np.quantile(list(observed.samples), (0.0, 0.2, 0.5, 0.8, 1.0)).tolist()
     samples = [float(f"{value:.{digits}g}") for value in observed.samples]
     return Metric(observed.unit, median, low, high, q20, q80, samples)

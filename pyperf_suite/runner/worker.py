@@ -83,7 +83,7 @@ def _answer(request: dict[str, Any], group: Group | None = None) -> dict[str, An
 
 
 def _measured(request: dict[str, Any], group: Group | None) -> dict[str, Any]:
-    # Here and not above: before this comes the wait for other ranks, in which deaths have to be told.
+    # Here and not above: before this comes the wait for other ranks, in which deaths have to be reported.
     from pyperf_suite.hardware.devices import Device, resolve
     from pyperf_suite.ranks.group import RanksMissing
     from pyperf_suite.runner.measuring import measure_case

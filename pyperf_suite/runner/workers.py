@@ -248,7 +248,7 @@ class WorkerPool:
 
 
 class GroupWorkers:
-    """The group that a session runs in rank 0 of, for all visits. What needs no ranks goes to a pool.
+    """The group that a session runs in rank 0 of, for all trials. What needs no ranks goes to a pool.
 
     Once a rank is lost the case it was in is failed, and whatever is asked next raises UserError.
     """
@@ -284,7 +284,7 @@ class GroupWorkers:
 
 
 class SparingWorkers:
-    """Others' workers, spared the cases that are known not to run here; `refused` has the reason by case id."""
+    """Workers that skip the cases that are known not to run here; `refused` has the reason by case id."""
 
     def __init__(self, workers: Workers, refused: Mapping[str, str]) -> None:
         self._workers, self._refused = workers, refused

@@ -46,7 +46,7 @@ class InThisProcess:
 
 
 class Instant:
-    """Workers whose visits take as long as the test says, by the test's own clock."""
+    """Workers whose trials take as long as the test says, by the test's own clock."""
 
     def __init__(self, seconds: float = 1.0, outcome: str = "unsupported") -> None:
         self.now_s = 0.0
@@ -298,7 +298,7 @@ def test_without_a_terminal_a_line_is_written_every_ten_seconds() -> None:
         now_s += 0.5
         show(done, 100, "matmul: 1 TFLOP/s", lambda: 120.0)
     assert len(lines) == 5
-    assert all("of 100 visits" in line for line in lines)
+    assert all("of 100 trials" in line for line in lines)
 
 
 def test_the_outlook_learns_from_visits_what_the_others_of_an_operator_will_take() -> None:
