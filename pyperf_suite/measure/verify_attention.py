@@ -24,10 +24,10 @@ shares dK and dV, each head's part may be rounded before they are summed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 
@@ -40,11 +40,10 @@ from pyperf_suite.measure.tolerance import (
     computed_anew,
     first_not_finite,
     inner_product,
-    largest,
     like,
     module_of,
 )
-from pyperf_suite.measure.verify import Verification
+from pyperf_suite.measure.verify import Comparison, Method, Place, Verification, named, verdict
 
 PAIR_BUDGET = 1 << 25
 """Pairs of query and key up to which every element is checked: about a second on two cores."""
@@ -107,11 +106,11 @@ def verify_attention(
         pair_budget = PAIR_BUDGET if isinstance(q, np.ndarray) else DEVICE_PAIR_BUDGET
     weight = _BACKWARD_COST if do is not None else 1
     full = case.pairs * q.shape[0] * q.shape[1] * weight <= pair_budget
-    method: Literal["full", "sampled"] = "full" if full else "sampled"
+    method: Method = "full" if full else "sampled"
     for name, out in outputs.items():
         at = first_not_finite(out)
         if at is not None:
-            found = f"{_place(name, at)} is {float(out[at])}"
+            found = f"{named(name, at)} is {float(out[at])}"
             return Verification(False, method, np.inf, 0.0, np.inf, at, found)
 
     generator = np.random.default_rng(seed)
@@ -132,47 +131,16 @@ def verify_attention(
     return case.verdict(method)
 
 
-class _Comparison:
-    """Errors of one output against their limits: sums of squares for the norm, and the worst element."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.squared_error = self.squared_limit = self.squared_reference = 0.0
-        self.worst_ratio = -1.0
-        self.worst_at: tuple[int, ...] = ()
-        self.worst = ""
-
-    def compare(self, out: Array, reference: Array, limit: Array, group: tuple[int, ...], rows: Array) -> Array:
-        """Take in rows of one head, [rows, head_dim]; returns their errors."""
-        error = as_float64(out) - reference
+class _Comparison(Comparison):
+    def compare(self, out: Array, reference: Array, limit: Array, place: Place) -> Array:
         wide_limit = as_float64(limit)
-        self.squared_error += inner_product(error, error)
         self.squared_limit += inner_product(wide_limit, wide_limit)
-        self.squared_reference += inner_product(reference, reference)
-        ratio = abs(error) / wide_limit
-        row, column = largest(ratio)
-        if float(ratio[row, column]) > self.worst_ratio:
-            self.worst_ratio = float(ratio[row, column])
-            self.worst_at = (*group, int(rows[row]), column)
-            right = f"{float(reference[row, column]):.6g} ± {float(limit[row, column]):.1g}"
-            self.worst = f"{_place(self.name, self.worst_at)} is {float(out[row, column]):.6g} where {right} is right"
-        return error
-
-    @property
-    def norm(self) -> float:
-        """‖error‖/‖reference‖; zero for a reference of zeros, whose limit per element is all there is."""
-        return float(np.sqrt(self.squared_error / self.squared_reference)) if self.squared_reference > 0 else 0.0
+        return super().compare(out, reference, wide_limit, place)
 
     @property
     def norm_limit(self) -> float:
         """A quarter of what the limits per element add up to: their width is for the worst of many elements."""
-        if self.squared_reference == 0:
-            return 0.0
-        return float(np.sqrt(self.squared_limit / self.squared_reference)) / 4
-
-    def faults(self) -> list[str]:
-        norms = f"the relative norm of the error of {self.name} is {self.norm:.2g} where {self.norm_limit:.2g} is right"
-        return [self.worst] * (self.worst_ratio > 1) + [norms] * (self.norm > self.norm_limit)
+        return math.sqrt(self.squared_limit / self.squared_reference) / 4 if self.squared_reference else 0.0
 
 
 class _Case:
@@ -224,13 +192,17 @@ class _Case:
         name = "o" if self._do is None else "dq"
         for position, at in enumerate(self._heads_of(group)):
             reference, limit = expected[name][position], expected[f"{name}_limit"][position]
-            error = self._comparisons[name].compare(self._outputs[name][at][queries], reference, limit, at, queries)
+            error = self._comparisons[name].compare(
+                self._outputs[name][at][queries], reference, limit, partial(_place_in, at, queries)
+            )
             if self._do is None:
                 visible = self._visible[queries]
                 self._mask.add(error, reference, limit, expected["mask"][position], visible, self._v[group])
         for name in ("dk", "dv") if in_full and self._do is not None else ():
             reference, limit = expected[name], expected[f"{name}_limit"]
-            self._comparisons[name].compare(self._outputs[name][group], reference, limit, group, np.arange(self.keys))
+            self._comparisons[name].compare(
+                self._outputs[name][group], reference, limit, lambda *place: (*group, *place)
+            )
 
     def _heads_of(self, group: tuple[int, int]) -> list[tuple[int, int]]:
         batch, key_head = group
@@ -296,34 +268,24 @@ class _Case:
                     f"{name} is missed by {ratio:.2g} times its rounding in batch {batch}, key head {key_head}"
                 )
 
-    def verdict(self, method: Literal["full", "sampled"]) -> Verification:
+    def verdict(self, method: Method) -> Verification:
         compared = [each for each in self._comparisons.values() if each.worst_at]
         worst = max(compared, key=lambda each: each.worst_ratio)
         widest = max(compared, key=lambda each: each.norm / max(each.norm_limit, np.finfo(np.float64).tiny))
         mask = self._mask.explanation()
-        faults = [fault for each in compared for fault in each.faults()]
+        faults = [fault for each in compared for fault in each.faults(each.norm_limit)]
         faults += self._broken_identities + ([f"the mask is wrong: {mask}"] if mask else [])
-        element = f"worst element at {worst.worst_ratio:.2g} of its limit"
-        right = f"correct ({method}): relative norm {widest.norm:.2g}, {element}"
-        return Verification(
-            not faults,
-            method,
-            widest.norm,
-            widest.norm_limit,
-            worst.worst_ratio,
-            worst.worst_at,
-            "; ".join(faults) or right,
-        )
+        return verdict(faults, method, widest.norm, widest.norm_limit, worst)
+
+
+def _place_in(head: tuple[int, int], rows: Sequence[int] | Array, row: int, column: int) -> tuple[int, ...]:
+    return (*head, int(rows[row]), column)
 
 
 def _spread_over(count: int, samples: int, generator: np.random.Generator) -> Array:
     """The first, the last and one in each of up to `samples` equal spans, in order."""
     edges = np.linspace(0, count, min(samples, count) + 1).astype(np.int64)
     return np.unique(np.concatenate((generator.integers(edges[:-1], edges[1:]), [0, count - 1])))
-
-
-def _place(name: str, at: tuple[int, ...]) -> str:
-    return f"{name}[{', '.join(map(str, at))}]"
 
 
 SAFETY = 4.0
