@@ -31,7 +31,7 @@ _CLOCK = pytest.StashKey["ReplayClock"]()
 _RUN = pytest.StashKey["SuiteRun"]()
 USAGE_ERROR = 2
 
-# Set by a session that measures tests in this one (pytests/children.py).
+# Set by a session that measures tests in this one (pytests/parent.py).
 CHILD = "PYPERF_PYTEST_CHILD"
 
 

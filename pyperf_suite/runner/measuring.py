@@ -2,7 +2,7 @@
 
 Runs inside the worker process, which owns the device; returns plain JSON, so that the parent never touches a tensor.
 Ranks of a group do every step together, and rank 0 decides each. A failure on any rank is agreed on before the next
-collective, so no rank is ever left in one; a rank that does not answer ends the group by name (ranks/starting.py).
+collective, so no rank is ever left in one; a rank that does not answer ends the group by name (ranks/watchdog.py).
 """
 
 from __future__ import annotations

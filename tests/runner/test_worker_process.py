@@ -37,8 +37,11 @@ def test_a_worker_measures_a_case_and_says_how() -> None:
     worker = WorkerProcess(CPU)
     try:
         answer = worker.measure(CASE, EFFORT, 60)
+        verified = worker.measure(CASE, None, 60)
     finally:
         worker.close()
+    assert verified["outcome"] == "ok"
+    assert "metrics" not in verified, "verifying alone takes no samples"
     assert answer["outcome"] == "ok", answer
     assert answer["verification"]["passed"]
     assert answer["kernel"]["details"]["tile"] == "32x32x32"
@@ -48,16 +51,6 @@ def test_a_worker_measures_a_case_and_says_how() -> None:
     assert 0 < time_metric["low"] <= time_metric["value"] <= time_metric["high"]
     assert answer["sampling"]["operand_sets"] > 1
     assert answer["sampling"]["cache"] == "cold_l2"
-
-
-def test_verifying_alone_takes_no_samples() -> None:
-    worker = WorkerProcess(CPU)
-    try:
-        answer = worker.measure(CASE, None, 60)
-    finally:
-        worker.close()
-    assert answer["outcome"] == "ok"
-    assert "metrics" not in answer
 
 
 @pytest.mark.parametrize(
