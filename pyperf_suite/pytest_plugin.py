@@ -19,8 +19,7 @@ from pyperf_suite.ranks.watchdog import stand_by
 
 if TYPE_CHECKING:
     from pyperf_suite.pytests.child import Child
-    from pyperf_suite.pytests.fixtures import ReplayClock  # noqa: F401 - names inside the keys below, for mypy
-    from pyperf_suite.pytests.parent import MeasuredTests
+    from pyperf_suite.pytests.fixtures import Measurer, ReplayClock  # noqa: F401 - names inside the keys below, for mypy
     from pyperf_suite.pytests.run import SuiteRun
     from pyperf_suite.runner.plan import PlannedCase  # noqa: F401
 
@@ -173,9 +172,9 @@ def _child(config: pytest.Config) -> Child | None:
     return found
 
 
-def _measurer(config: pytest.Config) -> Child | MeasuredTests:
+def _measurer(config: pytest.Config) -> Measurer:
     """Who measures a test that has a clock."""
-    found = _child(config) or _run(config).tests
+    found: Measurer | None = _child(config) or _run(config).tests
     assert found is not None
     return found
 

@@ -68,10 +68,12 @@ class Timing:
     result: Any
 
 
-class Source(Protocol):
-    """Who measures a test's call, here or in processes of its own."""
+class Measurer(Protocol):
+    """Who measures what a fixture is given: fresh processes, or this one for another."""
 
     def time(self, nodeid: str, call: Call) -> Timing: ...
+
+    def measured(self, nodeid: str, launch: api.Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]: ...
 
 
 class ReplayClock:
@@ -182,16 +184,10 @@ def end_test(outcome: str, reason: str) -> None:
     pytest.fail(reason, pytrace=False)
 
 
-class Measurer(Protocol):
-    """Who measures what the fixture is given: fresh processes, this one for another, or nobody."""
-
-    def measured(self, nodeid: str, launch: api.Launch) -> tuple[Result, Sequence[float], Mapping[str, Any]]: ...
-
-
 class SuiteFixture:
     """`suite(function, *args, reference=..., bytes=..., flop=..., modifies=..., check=...)`, as `suite.launch`."""
 
-    def __init__(self, benchmark: Any, measurer: Measurer, clock: ReplayClock | None) -> None:
+    def __init__(self, benchmark: Any, measurer: Measurer | Verifier, clock: ReplayClock | None) -> None:
         self._benchmark, self._measurer, self._clock = benchmark, measurer, clock
         api._outputs.clear()  # of tests before this one
 
@@ -232,14 +228,14 @@ class Verifier:
 class MeasuredBenchmark(BenchmarkFixture):
     """A fixture that asks a source for times and replays them through its own public `pedantic`."""
 
-    _source: Source
+    _source: Measurer
     _clock: ReplayClock
     _is_used = False
     # Whether the test judges, or may judge, by the times themselves.
     looked_at_stats = False
 
     @classmethod
-    def take_over(cls, fixture: BenchmarkFixture, source: Source, clock: ReplayClock) -> MeasuredBenchmark:
+    def take_over(cls, fixture: BenchmarkFixture, source: Measurer, clock: ReplayClock) -> MeasuredBenchmark:
         """The same object, which others hold and look into, as one of this class; `clock` must be its timer."""
         fixture.__class__ = cls
         assert isinstance(fixture, cls)

@@ -127,7 +127,7 @@ def test_tensors_are_judged_on_their_device_as_arrays_are_on_the_host(small, fau
 
 def test_tensors_larger_than_a_block_are_compared_block_by_block(small, monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(verify, "_DEVICE_ELEMENTS", 1000)
+    monkeypatch.setattr(verify, "_DEVICE_ELEMENTS", 10_000)
     a, b, out = small
     faulty = out.copy()
     faulty[131, 157] += 1.0
